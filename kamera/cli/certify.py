@@ -4,40 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from kamera.certify import ITEMS, TRIALS, run_probe
-from kamera.cli.models import load_backbone
-from kamera.cli.options import Device, Dtype, Form, Format, Model, PatchBytes, Precision, Quiet
+from kamera.cli.command import command
+from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet
 from kamera.cli.output import Output, facts, listing
 from kamera.window import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
 
-
-class Probe(str, Enum):
-    """Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
-
-    pages = "pages"
-    world = "world"
+Scenes = Literal["pages", "world"]
+"""Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
 
 
+@command
 def certify(
     model: Model,
+    loading: Loading,
     rank: Annotated[
         int, typer.Option(min=1, help="Rank of the patches; the certificate serves policies of this rank.")
     ] = ReusePolicy.rank,
     patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
     probe: Annotated[
-        Probe | None, typer.Option(help="Questions of the probe (default: pages; world for 'testbed').")
+        Scenes | None, typer.Option(help="Questions of the probe (default: pages; world for 'testbed').")
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Questions to ask about each guarantee.")] = ITEMS,
-    device: Device = None,
-    dtype: Precision = Dtype.auto,
     format: Form = Format.table,
     output: Annotated[
         Path | None,
@@ -58,11 +53,11 @@ def certify(
     if folder is None:  # checked before the model is loaded
         raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
-    chosen = probe or (Probe.world if model == "testbed" and not Path(model).exists() else Probe.pages)
-    backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+    chosen = probe or ("world" if model == "testbed" and not Path(model).exists() else "pages")
+    backbone = loading.load(model, show_progress=out.shows_progress)
     with out.progress(items * len(TRIALS), "question") as bar:
         steps = run_probe(
-            backbone, probe=chosen.value, items=items, rank=rank, patch_bytes=patch_bytes or None, model=model
+            backbone, probe=chosen, items=items, rank=rank, patch_bytes=patch_bytes or None, model=model
         )
         for step in steps:
             if isinstance(step, Certificate):

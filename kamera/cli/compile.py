@@ -13,28 +13,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kamera.cli.models import load_backbone
-from kamera.cli.options import (
-    Device,
-    Dtype,
-    File,
-    Form,
-    Format,
-    Held,
-    KVHeld,
-    Model,
-    PatchBytes,
-    Precision,
-    Quiet,
-    Tenant,
-)
+from kamera.cli.command import command
+from kamera.cli.options import Loading, Model, Owner, PatchBytes
 from kamera.cli.output import Output, facts, size
-from kamera.cli.place import Place, StoreUrl
-from kamera.cli.sealed import KeyFiles, SecretFile
-from kamera.compile import CompileReport, Counts, Here, Job, Plan, Settings, Team, read_plan
+from kamera.cli.place import Coded, StorePlace, StoreUrl
+from kamera.compile import CompileReport, Counts, Job, Plan, Settings, SoloTeam, Team, read_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
-from kamera.compile.plan import Stored
+from kamera.compile.plan import ById
 from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy
@@ -42,6 +28,7 @@ from kamera.window import ReusePolicy
 _SHOWN = 10
 
 
+@command
 def compile_plan(
     model: Model,
     plan: Annotated[
@@ -54,6 +41,9 @@ def compile_plan(
         ),
     ],
     store: StoreUrl,
+    owner: Owner,
+    loading: Loading,
+    out: Output,
     rank: Annotated[int, typer.Option(min=1, help="Directions a patch keeps per layer and channel.")] = 32,
     patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
     layers: Annotated[
@@ -87,22 +77,13 @@ def compile_plan(
             "ray://HOST:PORT. Model, store and media must be reachable from its workers.",
         ),
     ] = None,
-    kv: KVHeld = Held.as_is,
-    device: Device = None,
-    dtype: Precision = Dtype.auto,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
+    kv: Coded = "as-is",
 ) -> None:
     """Form and store canonicals and patches for every chunk of every window of a plan.
 
     Stored objects are not formed again, so a killed run is simply repeated. Exit code 1 if a line failed (the
     others are done), 2 if the plan is invalid (nothing is done).
     """
-    out = Output(format, output, quiet)
     settings = Settings(
         rank=rank,
         patch_bytes=patch_bytes or None,
@@ -116,15 +97,13 @@ def compile_plan(
         settings = replace(settings, tolerance=tolerance or None)
     where = None if cluster is None else Cluster.parse(cluster)
     planned = read_plan(plan)
-    secret = None if secret_file is None else secret_file.absolute()
-    keys = tuple(path.absolute() for path in key_file or ())
-    place = Place(store, tenant, secret, keys, kv.form)
+    place = StorePlace(store, owner, kv)
     if place.there:
         place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
         _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
-    load = partial(load_backbone, model, device, dtype, show_progress=out.shows_progress and where is None)
-    with _team(where, load, place, settings, gpu=(device or "").startswith("cuda")) as (team, opened):
+    load = partial(loading.load, model, show_progress=out.shows_progress and where is None)
+    with _team(where, load, place, settings, gpu=(loading.device or "").startswith("cuda")) as (team, opened):
         job = Job(planned, team, opened, settings)
         with out.progress(job.units, "part") as bar:
             for step in job.steps():
@@ -141,7 +120,7 @@ def compile_plan(
 def _team(
     cluster: Cluster | None,
     load: partial[Backbone],
-    place: Place,
+    place: StorePlace,
     settings: Settings,
     *,
     gpu: bool,
@@ -150,7 +129,7 @@ def _team(
     if cluster is None:
         backbone = load()
         with place.open() as store:
-            yield Here(backbone, store, settings), store
+            yield SoloTeam(backbone, store, settings), store
     else:
         with RayTeam(cluster, load, place.open, settings, gpu=gpu) as team, place.open() as store:
             yield team, store
@@ -163,9 +142,9 @@ def _layers(text: str | None) -> Sequence[int] | str | None:
     return [int(number) for number in text.split(",")]
 
 
-def _refuse_any_id(plan: Plan, settings: Settings, place: Place) -> None:
+def _refuse_any_id(plan: Plan, settings: Settings, place: StorePlace) -> None:
     windows = plan.windows[: settings.limit]
-    ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, Stored)}
+    ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
     refuse_ids(windows, ids, place.url)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -64,44 +64,43 @@ def read_object(path: Path) -> Document:
 
 def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> Document:
     """`read_object` for the bytes of the object ``name``, decoded by ``codec`` (None: the plain one)."""
-    found: Document = {"path": path, "bytes": len(data), "intact": False}
-    codec = Codec() if codec is None else codec
+    codec = codec or Codec()
     try:
         record = codec.decode(data, name, path)
         info = codec.read_info(BytesIO(data), len(data), name, path)
     except (CorruptChunk, StoreVersionError, WrongKey) as error:
-        return {**found, "error": str(error)}
-    header = asdict(info)
-    held = {**found, "intact": True, **header, "info": dict(record.info), "energy": record.info.get("energy")}
+        return {"path": path, "bytes": len(data), "intact": False, "error": str(error)}
+    about = dict(record.info)
+    document: Document = {"path": path, "intact": True, **asdict(info), "info": about}
+    document |= {"energy": about.get("energy"), "kv_bytes": None, "percent_of_kv": None}
     if isinstance(record, CanonicalRecord):
         values = record.kv.dense() if isinstance(record.kv, CodedKV) else record.kv
         layers = [dict(layer) for layer in values]
-        held["kv_bytes"] = kv_bytes(values)
-        coded = record.kv.nbytes if isinstance(record.kv, CodedKV) else held["kv_bytes"]
-        held["percent_of_kv"] = 100.0 * coded / held["kv_bytes"] if held["kv_bytes"] else 100.0
-        held["loss"] = None if record.loss is None else asdict(record.loss)
+        document["kv_bytes"] = kv_bytes(values)
+        coded = record.kv.nbytes if isinstance(record.kv, CodedKV) else document["kv_bytes"]
+        document["percent_of_kv"] = 100.0 * coded / document["kv_bytes"] if document["kv_bytes"] else 100.0
+        document["loss"] = None if record.loss is None else asdict(record.loss)
     else:
         layers = [_factors(layer) for layer in record.patch.layers] if isinstance(record, PatchRecord) else []
-        held["kv_bytes"] = None
-        held["percent_of_kv"] = None
-    held["layers"] = len(layers)
-    held["channels"] = _channels(layers)
-    held["tensor_bytes"] = record.nbytes
-    held["dtype"] = next((c["dtype"] for c in held["channels"].values()), None)
-    return held
+    document["layers"] = len(layers)
+    document["channels"] = _channels(layers)
+    document["tensor_bytes"] = record.nbytes
+    document["dtype"] = next((c["dtype"] for c in document["channels"].values()), None)
+    return document
 
 
-def relate(objects: list[Document], store: Path | None, name: Callable[[str], str] = str) -> None:
+def relate(objects: list[Document], store: Path | None, codec: Codec | None = None) -> None:
     """Add the size of each intact patch relative to its chunk's KV, if the canonical is available.
 
-    ``name`` maps a key to the name of its object.
+    ``codec`` names the objects (None: the plain one).
     """
+    codec = codec or Codec()
     known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
     for patch in objects:
         if not patch["intact"] or patch["kind"] not in PATCH_KINDS:
             continue
         own = patch["context"] | {"anchor": patch["base"] or patch["context"]["anchor"]}
-        key = name(canonical_key(Context(**own), patch["chunk_id"]))
+        key = codec.name(canonical_key(Context(**own), patch["chunk_id"]))
         if key not in known and store is not None:
             beside = store / "objects" / key[:2] / f"{key}.safetensors"
             known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None

@@ -10,25 +10,23 @@ from typing import Annotated
 
 import typer
 
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.command import command
 from kamera.cli.output import Output, listing
 
 
+@command
 def demo(
+    out: Output,
     clips: Annotated[int, typer.Option(min=1, help="Clips to render and walk through.")] = 3,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind after each operation.")] = 8,
     video: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep the rendered clips in this folder.")
     ] = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse."""
     from kamera.engines.hf import hide_progress
     from kamera.eval.demo import Demo, run_demo
 
-    out = Output(format, output, quiet)
     if not out.shows_progress:
         hide_progress()
     started = time.perf_counter()

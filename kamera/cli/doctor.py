@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kamera.cli.models import load_backbone
-from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
+from kamera.cli.command import command
+from kamera.cli.options import Loading, Model
 from kamera.cli.output import Output, facts, listing
 from kamera.engines.hf import Backbone, Proof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
@@ -39,24 +39,21 @@ class _Proven:
         }
 
 
+@command
 def doctor(
     model: Model,
-    device: Device = None,
-    dtype: Precision = Dtype.auto,
+    loading: Loading,
+    out: Output,
     system: Annotated[
         str | None, typer.Option(help="System prompt to cut the chat template with (default: its own).")
     ] = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Probe a model, prove relocation and patching on it, and report supported or refused.
 
     Exit code 0: supported. 1: refused, with the reason.
     """
-    out = Output(format, output, quiet)
     try:
-        backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+        backbone = loading.load(model, show_progress=out.shows_progress)
     except UnsupportedBackbone as error:
         document = {"model": model, "supported": False, "reason": str(error)}
         out.write(document, [f"{model}: refused", f"  {error}"])

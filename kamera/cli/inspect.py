@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from kamera.cli import contents
-from kamera.cli.options import File, Form, Format, Quiet, Tenant
+from kamera.cli.command import command
+from kamera.cli.options import Owner
 from kamera.cli.output import Output, facts, listing, size
-from kamera.cli.place import Place
-from kamera.cli.sealed import KeyFiles, SecretFile
-from kamera.cli.store_options import keys_of, store_url
+from kamera.cli.place import StorePlace, store_url
+from kamera.cli.store_options import keys_of
 from kamera.errors import StoreError
 from kamera.ops import Proof
 from kamera.store import StoreAdmin
@@ -22,7 +22,10 @@ from kamera.store.disk.tier import MARKER
 from kamera.window.file import FILE as WINDOW
 
 
+@command
 def inspect(
+    owner: Owner,
+    out: Output,
     where: Annotated[
         str,
         typer.Argument(
@@ -37,48 +40,38 @@ def inspect(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Show the contents and verify every byte. Changes nothing.
 
     Exit code 1 if something is damaged, if PATH is not Kamera's, or if OBJECT matches none or several.
     """
-    out = Output(format, output, quiet)
-    url = where if where.startswith("@") or "://" in where else None
-    place = None if url is None else Place(store_url(url), tenant, secret_file, tuple(key_file or ()))
-    if place is None and (tenant or secret_file or key_file):
+    url = store_url(where) if where.startswith("@") or "://" in where else None
+    place = None if url is None else StorePlace(url, owner)
+    if place is None and owner != Owner():
         raise ValueError(f"{where!r} is read file by file, and plain: --tenant, secret and keys are for urls")
     path = Path(where if place is None else place.url)
     if of is not None and place is None and not (path / MARKER).is_file():
         raise ValueError(f"{of!r} names an object of a store, and {where!r} is none")
     if place is not None and place.remote:
         document = _remote(place, of, limit, out)
-        out.write(document, _store_tables(document))
-        damaged = document["damaged"] > 0
+        tables = _store_tables(document)
     elif path.is_file():
-        found = contents.read_object(path)
-        contents.relate([found], contents.store_of(path))
-        out.write(found, _object_tables(found))
-        damaged = not found["intact"]
+        document = contents.read_object(path)
+        contents.relate([document], contents.store_of(path))
+        tables = _object_tables(document)
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)
-        out.write(document, _store_tables(document))
-        damaged = document["damaged"] > 0
+        tables = _store_tables(document)
     elif (path / WINDOW).is_file():
         document = contents.read_window(path)
-        out.write(document, _window_tables(document))
-        damaged = False
+        tables = _window_tables(document)
     else:
         raise StoreError(
             f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
             "give one of these"
         )
-    if damaged:
+    out.write(document, tables)
+    if document.get("damaged") or not document.get("intact", True):
         raise typer.Exit(1)
 
 
@@ -90,19 +83,10 @@ def _store(path: Path, of: str | None, limit: int | None, out: Output) -> dict[s
             objects.append(contents.read_object(file))
             bar.update()
     contents.relate(objects, path)
-    return {
-        "path": str(path),
-        "kind": "store",
-        "objects": len(files),
-        "inspected": len(objects),
-        "bytes": sum(o["bytes"] for o in objects),
-        "damaged": sum(not o["intact"] for o in objects),
-        "quarantined": len(list((path / "quarantine").glob("*"))),
-        "contents": objects,
-    }
+    return _document(str(path), len(files), objects, len(list((path / "quarantine").glob("*"))))
 
 
-def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
+def _remote(place: StorePlace, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
     """As `_store`: every blob is read in place, and none is moved."""
     objects = []
     with place.open_answering() as store:
@@ -114,16 +98,20 @@ def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dic
                 if data is not None:  # else it was deleted after the listing
                     objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
                 bar.update()
-        set_aside = len(StoreAdmin(store).quarantine.copies())
-    contents.relate(objects, None, raw.codec.name)
+        copies = len(StoreAdmin(store).quarantine.copies())
+    contents.relate(objects, None, raw.codec)
+    return _document(store.url, len(names), objects, copies)
+
+
+def _document(path: str, count: int, objects: list[dict[str, Any]], copies: int) -> dict[str, Any]:
     return {
-        "path": store.url,
+        "path": path,
         "kind": "store",
-        "objects": len(names),
+        "objects": count,
         "inspected": len(objects),
         "bytes": sum(o["bytes"] for o in objects),
         "damaged": sum(not o["intact"] for o in objects),
-        "quarantined": set_aside,
+        "quarantined": copies,
         "contents": objects,
     }
 
@@ -157,39 +145,39 @@ def _store_tables(document: dict[str, Any]) -> Iterator[Table | str]:
     yield f"verified: {len(intact)} intact, {document['damaged']} damaged"
 
 
-def _object_tables(found: dict[str, Any]) -> Iterator[Table | str]:
-    if not found["intact"]:
-        yield f"damaged: {found['error']}"
+def _object_tables(document: dict[str, Any]) -> Iterator[Table | str]:
+    if not document["intact"]:
+        yield f"damaged: {document['error']}"
         return
-    context = found["context"]
+    context = document["context"]
     yield facts(
-        found["path"],
+        document["path"],
         [
-            ("kind", found["kind"]),
-            ("key", found["key"]),
-            ("chunk", found["chunk_id"]),
+            ("kind", document["kind"]),
+            ("key", document["key"]),
+            ("chunk", document["chunk_id"]),
             ("backbone", context["fingerprint"]),
             ("anchor", context["anchor"]),
             ("tenant", context["tenant"] or "none"),
-            ("behind", "\n".join(found["antecedents"]) or "the anchor alone"),
-            ("tokens", found["tokens"]),
-            ("rank", "" if found["rank"] is None else found["rank"]),
-            ("energy kept", _share(found["energy"])),
-            ("antecedents were", found["formed"] or ""),
-            ("proof", _proof(found["proof"])),
-            ("layers", found["layers"]),
-            ("KV held", _form(context["kv"], found.get("loss"))),
-            ("bytes", f"{found['bytes']} in the file, {found['tensor_bytes']} of tensors"),
+            ("behind", "\n".join(document["antecedents"]) or "the anchor alone"),
+            ("tokens", document["tokens"]),
+            ("rank", "" if document["rank"] is None else document["rank"]),
+            ("energy kept", _share(document["energy"])),
+            ("antecedents were", document["formed"] or ""),
+            ("proof", _proof(document["proof"])),
+            ("layers", document["layers"]),
+            ("KV held", _form(context["kv"], document.get("loss"))),
+            ("bytes", f"{document['bytes']} in the file, {document['tensor_bytes']} of tensors"),
             (
                 "of the chunk's KV",
-                _percent(found["percent_of_kv"]) or "unknown: its canonical is not at hand",
+                _percent(document["percent_of_kv"]) or "unknown: its canonical is not at hand",
             ),
-            ("info", found["info"]),
+            ("info", document["info"]),
             ("verified", "every byte is as it was written"),
         ],
     )
     yield ""
-    yield _channel_table(found["channels"])
+    yield _channel_table(document["channels"])
 
 
 def _window_tables(document: dict[str, Any]) -> Iterator[Table | str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
@@ -14,20 +17,31 @@ from typer.main import get_group
 
 @dataclass(frozen=True)
 class Verb:
-    """A command (a function or a Typer): its location ``module:name``, and the first line of its help."""
+    """A command: its location ``module:name``, a function or a Typer, whose ``help`` has to be given."""
 
     where: str
-    help: str
+    text: str = ""
+
+    @property
+    def help(self) -> str:
+        """The first paragraph of its help, read from the source: to import a command takes seconds."""
+        module, _, attribute = self.where.partition(":")
+        spec = None if self.text else find_spec(module)
+        if spec is None or spec.origin is None:
+            return self.text
+        nodes = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        function = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == attribute)
+        return " ".join((ast.get_docstring(function) or "").split("\n\n")[0].split())
 
     def load(self, name: str) -> Any:
         """The command under the name ``name``; imports its module."""
         module, _, attribute = self.where.partition(":")
-        found = getattr(import_module(module), attribute)
+        verb = getattr(import_module(module), attribute)
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)  # help has [lists] and {objects}
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=name)
+        if isinstance(verb, typer.Typer):
+            holder.add_typer(verb, name=name)
         else:
-            holder.command(name)(found)
+            holder.command(name)(verb)
         return get_group(holder).commands[name]
 
 
@@ -38,7 +52,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in self.verbs.items()}
+        self.commands = {name: TyperCommand(name) for name in self.verbs}
         self._loaded: dict[str, Any] = {}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -49,7 +63,8 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone."""
-        TyperGroup(name=self.name, commands=dict(self.commands)).format_commands(ctx, formatter)
+        commands = [TyperCommand(name, help=verb.help) for name, verb in self.verbs.items()]
+        TyperGroup(name=self.name, commands=commands).format_commands(ctx, formatter)
 
 
 def group(verbs: Mapping[str, Verb]) -> type[LazyGroup]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kamera.store.keys import KVForm
+    from kamera.engines.hf import Backbone
 
 
 class Format(str, Enum):
@@ -26,21 +27,6 @@ class Dtype(str, Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
-
-
-class Held(str, Enum):
-    """Form of stored canonicals: `kamera.store.keys.KV_FORMS`."""
-
-    as_is = "as-is"
-    int8 = "int8"
-    int4 = "int4"
-
-    @property
-    def form(self) -> KVForm:
-        """The argument of `ChunkStore.open`."""
-        from kamera.store.keys import KV_FORMS
-
-        return next(form for form in KV_FORMS if form == self.value)
 
 
 def _usable(device: str | None) -> str | None:
@@ -60,10 +46,16 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
-KVHeld = Annotated[
-    Held,
-    typer.Option("--kv", help="Form of stored KV: as it is, or in codes, which are never exact."),
-]
+def size(text: str) -> int:
+    """Bytes of a size such as 512MiB; `typer.BadParameter` for anything else."""
+    from kamera.store.memory import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a size: give bytes, or 512MiB, 20GiB") from None
+
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
@@ -71,7 +63,6 @@ Device = Annotated[
     str | None, typer.Option(callback=_usable, help="Device of the model: cpu, cuda, cuda:1, …")
 ]
 Precision = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the weights.")]
-Tenant = Annotated[str, typer.Option(help="The tenant whose objects are used.")]
 Form = Annotated[Format, typer.Option("--format", help="Format of the result.")]
 File = Annotated[
     Path | None,
@@ -94,3 +85,43 @@ PatchBytes = Annotated[
         help="Largest patch as a share of the chunk's KV bytes; 0: only the rank limits it.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Where and in which dtype a command's model is loaded."""
+
+    device: Device = None
+    dtype: Precision = Dtype.auto
+
+    def load(self, model: str, *, show_progress: bool) -> Backbone:
+        """As `load_backbone`."""
+        from kamera.cli.models import load_backbone
+
+        return load_backbone(model, self.device, self.dtype, show_progress=show_progress)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose objects are used.
+
+    Secret and keys come from files, never from arguments, which every user of the machine can read. They are
+    read by the process that opens the store.
+    """
+
+    tenant: Annotated[str, typer.Option(help="The tenant whose objects are used.")] = ""
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, resolve_path=True, help="A file whose bytes are the tenant's secret."
+        ),
+    ] = None
+    key_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            resolve_path=True,
+            help="A file with an encryption key of 32 bytes; the current one first, then older ones.",
+        ),
+    ] = None

@@ -8,8 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
-from kamera.cli.options import Format
+from kamera.cli.options import File, Form, Format, Quiet
 
 _PLAIN_WIDTH = 200
 _UNBROKEN = 24  # cells up to this long are never folded
@@ -53,9 +52,9 @@ class _Lines(tqdm):  # type: ignore[type-arg]
 class Output:
     """Output of a verb, from its ``--format``, ``--output`` and ``--quiet``."""
 
-    format: Format = Format.table
-    file: Path | None = None
-    quiet: bool = False
+    format: Form = Format.table
+    output: File = None
+    quiet: Quiet = False
 
     @property
     def shows_progress(self) -> bool:
@@ -66,7 +65,7 @@ class Output:
         """Write the result: ``document`` as JSON, or ``tables`` for people."""
         if self.format is Format.json:
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        elif self.file is None:
+        elif self.output is None:
             # a pipe has no width: folded lines would hide matches from grep
             _print(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
         else:
@@ -85,6 +84,11 @@ class Output:
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
 
+    def report(self, title: str, done: Any, about: Mapping[str, Any], **labels: str) -> None:
+        """Write a dataclass: after ``about`` as the document, as a `summary` for people."""
+        rows, lines = summary(done, labels)
+        self.write({**about, **asdict(done)}, [facts(title, rows), *lines])
+
     @contextmanager
     def counted(self, unit: str) -> Iterator[Callable[[int, int], None]]:
         """A progress bar as a function of the number done and the total."""
@@ -97,11 +101,11 @@ class Output:
             yield show
 
     def _put(self, text: str) -> None:
-        if self.file is None:
+        if self.output is None:
             sys.stdout.write(text)
         else:
-            self.file.write_text(text, encoding="utf-8")
-            self.note(f"wrote {self.file}")
+            self.output.write_text(text, encoding="utf-8")
+            self.note(f"wrote {self.output}")
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
@@ -114,16 +118,33 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
     return table
 
 
+def summary(done: Any, labels: Mapping[str, str]) -> tuple[list[tuple[str, object]], list[str]]:
+    """Rows and lines of a dataclass of counts: fields under their own names or their ``labels``.
+
+    Of a tuple the row is how many there are, and texts in it are lines of their own.
+    """
+    rows: list[tuple[str, object]] = []
+    lines: list[str] = []
+    for field in fields(done):
+        value = getattr(done, field.name)
+        label = labels.get(field.name, field.name.replace("_", " "))
+        if isinstance(value, tuple):
+            lines += [f"{label}: {line}" for line in value if isinstance(line, str)]
+            value = len(value)
+        rows.append((label, size(value) if "bytes" in field.name else value))
+    return rows, lines
+
+
 def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table of many rows; numbers are right-aligned."""
     cells = [list(row) for row in rows]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
-        held = [row[i] for row in cells if row[i] is not None]
+        values = [row[i] for row in cells if row[i] is not None]
         table.add_column(
             column,
-            justify="right" if held and all(isinstance(v, int | float) for v in held) else "left",
-            no_wrap=all(len(str(v)) <= _UNBROKEN for v in held),
+            justify="right" if values and all(isinstance(v, int | float) for v in values) else "left",
+            no_wrap=all(len(str(v)) <= _UNBROKEN for v in values),
             overflow="fold",
         )
     for row in cells:

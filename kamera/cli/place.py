@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
+from kamera.cli.options import Owner
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import MARKER
@@ -33,8 +34,14 @@ def lasting(url: str) -> str:
     return str(path)
 
 
-def _lasting(url: str | None) -> str | None:
-    return None if url is None else lasting(url)
+def store_url(text: str | None) -> str | None:
+    """As `lasting`; ``@FILE`` reads the url from a file, for one that contains a password."""
+    if text is not None and text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise typer.BadParameter(f"no url can be read from it: {error}") from None
+    return None if text is None else lasting(text)
 
 
 StoreUrl = Annotated[
@@ -43,30 +50,29 @@ StoreUrl = Annotated[
         "--store",
         metavar="STORE",
         envvar="KAMERA_STORE",
-        callback=_lasting,
+        callback=store_url,
         help="A directory (created if missing) or a remote: redis://, s3://, gs://, obstore+file://.",
     ),
 ]
 """A url with a password belongs in the environment, which other users of the machine cannot read."""
 
-StoreAsked = Annotated[
-    str | None,
-    typer.Option("--store", metavar="STORE", callback=_lasting, help="A store directory, or a remote."),
+Coded = Annotated[
+    KVForm, typer.Option("--kv", help="Form of stored KV: as it is, or in codes, which are never exact.")
 ]
 
 
+NOBODY = Owner()
+
+
 @dataclass(frozen=True)
-class Place:
+class StorePlace:
     """A store to open, in this process or in a worker: ``url`` is a remote's or a directory.
 
-    Secret and keys are files, read by the process that opens the store; ``cache`` is a directory in front of
-    a remote.
+    ``cache`` is a directory in front of a remote.
     """
 
     url: str
-    tenant: str = ""
-    secret_file: Path | None = None
-    key_files: tuple[Path, ...] = ()
+    owner: Owner = NOBODY
     kv: KVForm = "as-is"
     cache: Path | None = None
 
@@ -84,9 +90,9 @@ class Place:
         """Open the store; a missing directory is created. Raises the errors of `ChunkStore.open`."""
         return ChunkStore.open(
             self.url,
-            tenant=self.tenant,
-            secret=None if self.secret_file is None else self.secret_file.read_bytes(),
-            keys=[path.read_bytes() for path in self.key_files],
+            tenant=self.owner.tenant,
+            secret=None if self.owner.secret_file is None else self.owner.secret_file.read_bytes(),
+            keys=[path.read_bytes() for path in self.owner.key_file or ()],
             kv=self.kv,
             cache=self.cache,
         )
@@ -101,9 +107,8 @@ class Place:
                 f"{self.url!r} is not a kamera store (it has no {MARKER}): give a store's directory"
             )
         parts = urlsplit(self.url)
-        if (
-            parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir()
-        ):  # opening would create it
+        # opening would create it
+        if parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:

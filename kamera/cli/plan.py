@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kamera.cli.options import File, Form, Format, Quiet, Tenant
+from kamera.cli.command import command
+from kamera.cli.options import Owner
 from kamera.cli.output import Output, listing
-from kamera.cli.place import Place, StoreAsked
-from kamera.cli.sealed import KeyFiles, SecretFile
+from kamera.cli.place import StorePlace, store_url
 from kamera.compile.mine import mine, plan_text
 from kamera.compile.placing import place as place_windows
 from kamera.store import ObjectInfo
@@ -19,6 +19,7 @@ from kamera.store import ObjectInfo
 _RUN = ("arrived_forwards", "arrived_tokens", "placed_forwards", "placed_tokens")
 
 
+@command
 def plan_from_trace(
     trace: Annotated[
         Path,
@@ -26,6 +27,8 @@ def plan_from_trace(
             metavar="TRACE", exists=True, dir_okay=False, help="The file of KameraWindow(trace=…)."
         ),
     ],
+    owner: Owner,
+    out: Output,
     plan: Annotated[
         Path | None,
         typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile."),
@@ -42,13 +45,10 @@ def plan_from_trace(
     times: Annotated[int, typer.Option(min=1, help="Fewest equal arrivals of a chunk that count.")] = 2,
     top: Annotated[int | None, typer.Option(min=1, help="At most N windows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="At most N tokens to prefill for them.")] = None,
-    store: StoreAsked = None,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="STORE", callback=store_url, help="A store directory, or a remote."),
+    ] = None,
 ) -> None:
     """Make a plan of the recurring windows, the largest savings first.
 
@@ -58,15 +58,14 @@ def plan_from_trace(
     """
     if place == (plan is not None):
         raise typer.BadParameter("give a PLAN to write, or --place")
-    out = Output(format, output, quiet)
     stored: list[ObjectInfo] | None = None
     if store is not None:
-        with Place(store, tenant, secret_file, tuple(key_file or ())).open_answering() as opened:
+        with StorePlace(store, owner).open_answering() as opened:
             stored = opened.ls()
     if plan is None:
         return _place(out, trace, anchor, stored or [])
-    held = None if stored is None else {row.chunk_id for row in stored if row.kind == "canonical"}
-    mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, held=held)
+    chunks = None if stored is None else {row.chunk_id for row in stored if row.kind == "canonical"}
+    mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
     plan.write_text(plan_text(mined, system), encoding="utf-8")
     rows = [(len(m.chunks), m.times, m.saved_tokens, m.forming_tokens) for m in mined]
     columns = ("chunks", "times", "tokens saved", "tokens to form")

@@ -7,22 +7,23 @@ from typing import Annotated
 
 import typer
 
+from kamera.cli.command import command
 from kamera.cli.output import facts, listing, size
-from kamera.cli.store_options import Asked, Kind, moment, on_store
+from kamera.cli.store_options import Kind, StoreArgument, moment
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 
 
-@on_store
+@command
 def ls(
-    asked: Asked,
+    target: StoreArgument,
     kind: Kind = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N only.")] = None,
 ) -> None:
     """List a store's objects, oldest first."""
-    with asked.opened() as held:
-        count = sum(counted.objects for counted in StoreAdmin(held).census(kind).kinds.values())
-        shown = held.ls(kind, offset=0 if limit is None else max(0, count - limit))
+    with target.opened() as store:
+        count = sum(counted.objects for counted in StoreAdmin(store).census(kind).kinds.values())
+        shown = store.ls(kind, offset=0 if limit is None else max(0, count - limit))
     rows = [
         (
             i.key[:12],
@@ -39,16 +40,16 @@ def ls(
         for i in shown
     ]
     columns = ("key", "kind", "kv", "chunk", "tokens", "rank", "formed", "antecedents", "bytes", "created")
-    title = f"{held.url}: {count} objects" + (f", the newest {len(shown)}" if len(shown) < count else "")
-    document = {"store": held.url, "objects": count, "listed": [asdict(i) for i in shown]}
-    asked.out.write(document, [listing(title, columns, rows)])
+    title = f"{store.url}: {count} objects" + (f", the newest {len(shown)}" if len(shown) < count else "")
+    document = {"store": store.url, "objects": count, "listed": [asdict(i) for i in shown]}
+    target.out.write(document, [listing(title, columns, rows)])
 
 
-@on_store
-def stats(asked: Asked, kind: Kind = None) -> None:
+@command
+def stats(target: StoreArgument, kind: Kind = None) -> None:
     """Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies."""
-    with asked.opened() as held:
-        admin = StoreAdmin(held)
+    with target.opened() as store:
+        admin = StoreAdmin(store)
         census = admin.census(kind)
         pins, cap = admin.pins.list(), admin.pins.cap
         damaged = admin.quarantine.copies()
@@ -57,7 +58,7 @@ def stats(asked: Asked, kind: Kind = None) -> None:
     total = sum(counted.bytes for counted in census.kinds.values())
     pinned = sum(pin.bytes for pin in pins)
     document = {
-        "store": held.url,
+        "store": store.url,
         "objects": objects,
         "bytes": total,
         "chunks": census.chunks,
@@ -81,12 +82,12 @@ def stats(asked: Asked, kind: Kind = None) -> None:
     if remote is not None:
         document["remote"] = {"url": remote.url, "pending": remote.pending}
         rows.append(("waiting to be sent", f"{remote.pending} objects"))
-    asked.out.write(document, [facts(held.url, rows)])
+    target.out.write(document, [facts(store.url, rows)])
 
 
-@on_store
+@command
 def verify(
-    asked: Asked,
+    target: StoreArgument,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="First rebuild the index from the files.")
     ] = False,
@@ -95,23 +96,20 @@ def verify(
 
     Exit code 1 if an object was damaged or cannot be read.
     """
-    with asked.opened() as held, asked.out.counted("object") as progress:
-        if rebuild and asked.place.remote and asked.place.cache is None:
-            raise StoreError(f"{held.url} has no index to rebuild: verify it without --rebuild")
-        report = StoreAdmin(held).verify(rebuild=rebuild, progress=progress)
-    rows: list[tuple[str, object]] = [
-        ("intact", report.ok),
-        ("damaged, now in quarantine", len(report.quarantined)),
-        ("left in place, unreadable here", len(report.refused)),
-        ("files the index did not list", report.orphan_files),
-        ("rows without a file", report.orphan_rows),
-        ("files of dead writers removed", report.stale),
-    ]
-    lines = [f"damaged: {line}" for line in report.quarantined]
-    lines += [f"unreadable: {line}" for line in report.refused]
-    asked.out.write(
-        {"store": held.url, **asdict(report)},
-        [facts(held.url, rows), *lines],
+    with target.opened() as store, target.out.counted("object") as progress:
+        if rebuild and target.place.remote and target.place.cache is None:
+            raise StoreError(f"{store.url} has no index to rebuild: verify it without --rebuild")
+        report = StoreAdmin(store).verify(rebuild=rebuild, progress=progress)
+    target.out.report(
+        store.url,
+        report,
+        {"store": store.url},
+        ok="intact",
+        quarantined="damaged, now in quarantine",
+        refused="left in place, unreadable here",
+        orphan_files="files the index did not list",
+        orphan_rows="rows without a file",
+        stale="files of dead writers removed",
     )
     if report.quarantined or report.refused:
         raise typer.Exit(1)

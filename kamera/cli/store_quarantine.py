@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from kamera.cli.command import command
 from kamera.cli.output import facts, listing
-from kamera.cli.store_options import Asked, Older, moment, on_store
+from kamera.cli.store_options import Older, StoreArgument, moment
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
@@ -22,25 +23,26 @@ Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by
 
 
 @quarantine.command("ls")
-@on_store
-def ls(asked: Asked) -> None:
+@command
+def ls(target: StoreArgument) -> None:
     """List the copies with the reason of each."""
-    with asked.opened() as held:
-        copies = StoreAdmin(held).quarantine.copies()
-    _write(asked, held, copies, 0)
+    with target.opened() as store:
+        copies = StoreAdmin(store).quarantine.copies()
+    _write(target, store, copies, 0)
 
 
 @quarantine.command("show")
-@on_store
+@command
 def show(
-    asked: Asked, copy: Annotated[str, typer.Argument(metavar="COPY", help="The copy, by its file in `ls`.")]
+    target: StoreArgument,
+    copy: Annotated[str, typer.Argument(metavar="COPY", help="The copy, by its file in `ls`.")],
 ) -> None:
     """Read every byte of a copy again and report its contents and its state.
 
     Changes nothing. Exit code 1 if it is damaged.
     """
-    with asked.opened() as held:
-        judged = StoreAdmin(held).quarantine.judge(copy)
+    with target.opened() as store:
+        judged = StoreAdmin(store).quarantine.judge(copy)
     rows: list[tuple[str, object]] = [
         ("object", judged.copy.name),
         ("bytes", judged.copy.bytes),
@@ -50,33 +52,33 @@ def show(
     ]
     if judged.info is not None:
         rows += [("kind", judged.info.kind), ("chunk", judged.info.chunk_id), ("tokens", judged.info.tokens)]
-    asked.out.write({"store": held.url, **asdict(judged)}, [facts(copy, rows)])
+    target.out.write({"store": store.url, **asdict(judged)}, [facts(copy, rows)])
     if not judged.sound:
         raise typer.Exit(1)
 
 
 @quarantine.command("release")
-@on_store
-def release(asked: Asked, copies: Copies) -> None:
+@command
+def release(target: StoreArgument, copies: Copies) -> None:
     """Return sound copies to the store, unless it holds the object again. The others stay, with a reason.
 
     Exit code 1 if one stays.
     """
-    with asked.opened() as held:
-        judged = [StoreAdmin(held).quarantine.release(copy) for copy in copies]
+    with target.opened() as store:
+        judged = [StoreAdmin(store).quarantine.release(copy) for copy in copies]
     rows = [(j.copy.file, "released" if j.released else "stays", j.reason) for j in judged]
-    asked.out.write(
-        {"store": held.url, "copies": [asdict(j) for j in judged]},
-        [listing(held.url, ("file", "now", "why"), rows)],
+    target.out.write(
+        {"store": store.url, "copies": [asdict(j) for j in judged]},
+        [listing(store.url, ("file", "now", "why"), rows)],
     )
     if not all(j.released for j in judged):
         raise typer.Exit(1)
 
 
 @quarantine.command("drop")
-@on_store
+@command
 def drop(
-    asked: Asked,
+    target: StoreArgument,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME…", help="Copies by their file, or objects for all of theirs.")
     ] = [],  # noqa: B006 (never modified)
@@ -85,18 +87,18 @@ def drop(
     """Delete copies permanently, by name or by age."""
     if not names and older is None:
         raise ValueError("nothing to delete: give names, or --older TIME")
-    with asked.opened() as held:
-        ward = StoreAdmin(held).quarantine
+    with target.opened() as store:
+        quarantined = StoreAdmin(store).quarantine
         wanted = list(names)
         if older is not None:
-            wanted += [copy.file for copy in ward.copies() if copy.when < time.time() - older]
-        dropped = sum(ward.drop(name) for name in dict.fromkeys(wanted))
-        copies = ward.copies()
-    _write(asked, held, copies, dropped)
+            wanted += [copy.file for copy in quarantined.copies() if copy.when < time.time() - older]
+        count = sum(quarantined.drop(name) for name in dict.fromkeys(wanted))
+        copies = quarantined.copies()
+    _write(target, store, copies, count)
 
 
-def _write(asked: Asked, held: ChunkStore, copies: list[Quarantined], dropped: int) -> None:
+def _write(target: StoreArgument, store: ChunkStore, copies: list[Quarantined], dropped: int) -> None:
     rows = [(copy.file, copy.bytes, moment(copy.when), copy.reason) for copy in copies]
-    title = f"{held.url}: {len(copies)} damaged copies" + (f", {dropped} deleted" if dropped else "")
-    document = {"store": held.url, "dropped": dropped, "copies": [asdict(copy) for copy in copies]}
-    asked.out.write(document, [listing(title, ("file", "bytes", "set aside (UTC)", "why"), rows)])
+    title = f"{store.url}: {len(copies)} damaged copies" + (f", {dropped} deleted" if dropped else "")
+    document = {"store": store.url, "dropped": dropped, "copies": [asdict(copy) for copy in copies]}
+    target.out.write(document, [listing(title, ("file", "bytes", "set aside (UTC)", "why"), rows)])

@@ -4,7 +4,7 @@ from kamera.compile.job import Job, Step, run_plan
 from kamera.compile.plan import Plan, PlannedWindow, read_plan
 from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure, Probes
 from kamera.compile.settings import Settings
-from kamera.compile.team import Here, Team
+from kamera.compile.worker import SoloTeam, Team
 from kamera.errors import PlanError
 
 __all__ = [
@@ -13,13 +13,13 @@ __all__ = [
     "CompileReport",
     "Counts",
     "Failure",
-    "Here",
     "Job",
     "Plan",
     "PlanError",
     "PlannedWindow",
     "Probes",
     "Settings",
+    "SoloTeam",
     "Step",
     "Team",
     "read_plan",

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
-from kamera.compile.tasks import Cost
+from kamera.compile.tasks import TaskCost
+from kamera.engines.hf import Observer
 
 
 class Clock:
-    """Wall time of one device."""
+    """Wall time of one device; ``name`` is for a report."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.name = "wall time" if device.type == "cpu" else f"wall time, {device.type} waited for"
 
     def now(self) -> float:
         """Seconds since an arbitrary moment, read after the work launched on the GPU has ended."""
@@ -24,13 +27,30 @@ class Clock:
         return time.perf_counter()
 
     @contextmanager
-    def adding(self, cost: Cost, field: str) -> Iterator[None]:
+    def adding(self, cost: TaskCost, field: str) -> Iterator[None]:
         """Add the seconds of the block to a field of ``cost``; nothing if the block raises."""
         started = self.now()
         yield
         setattr(cost, field, getattr(cost, field) + self.now() - started)
 
-    @property
-    def name(self) -> str:
-        """Name of the clock, for a report."""
-        return "wall time" if self._device.type == "cpu" else f"wall time, {self._device.type} waited for"
+    @contextmanager
+    def inside(self, decoder: nn.Module, cost: TaskCost) -> Iterator[None]:
+        """Add the seconds that a decoder runs within the block to ``cost``."""
+        started = 0.0
+
+        def begin(*_: object) -> None:
+            nonlocal started
+            started = self.now()
+
+        def end(*_: object) -> None:
+            cost.decoder_seconds += self.now() - started
+
+        hooks = [
+            decoder.register_forward_pre_hook(Observer(begin)),
+            decoder.register_forward_hook(Observer(end)),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

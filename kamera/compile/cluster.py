@@ -11,15 +11,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import TracebackType
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from kamera.compile.settings import Settings
-from kamera.compile.team import Result, Task
-from kamera.compile.worker import Worker
+from kamera.compile.worker import Result, Task, Worker
 from kamera.engines.hf import Backbone
 from kamera.errors import ClusterError, quote
 from kamera.store import ChunkStore
@@ -65,32 +63,24 @@ class _Actor:
         settings: Settings,
         threads: int,
     ) -> None:
-        self._make = partial(self._worker_of, load, open_store, settings, threads)
-        self._worker: Worker | None = None
+        self._load = load
+        self._open_store = open_store
+        self._settings = settings
+        self._threads = threads
 
-    def do(self, work: Callable[[Worker, Any], Any], task: Any) -> tuple[str, Any]:
+    @cached_property
+    def _worker(self) -> Worker:
+        # Ray sets one thread; their number may change the last bit of a sum
+        torch.set_num_threads(self._threads)
+        return Worker(self._load(), self._open_store(), self._settings)
+
+    def answer(self, work: Callable[[Worker, Any], Any], task: Any) -> tuple[str, Any]:
         """The backbone's fingerprint, and the result of ``work`` on ``task``."""
-        worker = self._ready()
-        return worker.backbone.fingerprint, work(worker, task)
+        return self._worker.backbone.fingerprint, work(self._worker, task)
 
-    def introduce(self) -> tuple[int, str]:
-        """Process id and fingerprint."""
-        return os.getpid(), self._ready().backbone.fingerprint
 
-    def _ready(self) -> Worker:
-        if self._worker is None:
-            self._worker = self._make()
-        return self._worker
-
-    @staticmethod
-    def _worker_of(
-        load: Callable[[], Backbone],
-        open_store: Callable[[], ChunkStore],
-        settings: Settings,
-        threads: int,
-    ) -> Worker:
-        torch.set_num_threads(threads)  # Ray sets one; the number of threads may change the last bit of a sum
-        return Worker(load(), open_store(), settings)
+def _process(worker: Worker, task: None) -> int:
+    return os.getpid()
 
 
 class RayTeam:
@@ -125,19 +115,16 @@ class RayTeam:
             self._connect(cluster)
         self.reruns = 0
         self._fingerprint: str | None = None
+        self._actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=1 if gpu else 0)
+        self._given = (load, open_store, settings, threads or torch.get_num_threads())
         count = cluster.workers or self._default_size(gpu)
-        actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=1 if gpu else 0)
-        given = (load, open_store, settings, threads or torch.get_num_threads())
-        self._new: Callable[[], Any] = lambda: actor.remote(*given)
-        self._actors: list[Any] = [self._new() for _ in range(count)]
+        self._actors: list[Any] = [self._actor.remote(*self._given) for _ in range(count)]
         try:
-            met = [self._result(a.introduce.remote()) for a in self._actors]
-            for _, fingerprint in met:
-                self._check(fingerprint)
+            references = [actor.answer.remote(_process, None) for actor in self._actors]
+            self.pids = tuple(map(self._result, references))
         except BaseException:
             self.close()
             raise
-        self.pids = tuple(pid for pid, _ in met)
 
     @property
     def size(self) -> int:
@@ -155,7 +142,7 @@ class RayTeam:
         def send() -> None:
             while waiting and idle:
                 i, (task, deaths) = idle.pop(), waiting.popleft()
-                busy[self._actors[i].do.remote(work, task)] = (i, task, deaths)
+                busy[self._actors[i].answer.remote(work, task)] = (i, task, deaths)
 
         send()
         while busy:
@@ -163,13 +150,12 @@ class RayTeam:
             i, task, deaths = busy.pop(done)
             idle.append(i)
             try:
-                fingerprint, result = self._result(done)
+                result = self._result(done)
             except self._ray.exceptions.RayActorError as error:
                 self._replace(i, deaths + 1, error)
                 waiting.appendleft((task, deaths + 1))
                 send()
                 continue
-            self._check(fingerprint)
             send()  # keeps the worker busy while the caller handles the result
             yield task, result
 
@@ -184,12 +170,7 @@ class RayTeam:
     def __enter__(self) -> RayTeam:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------
@@ -222,9 +203,16 @@ class RayTeam:
 
     def _result(self, reference: Any) -> Any:
         try:
-            return self._ray.get(reference)
+            fingerprint, result = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from error  # the worker's own exception
+        self._fingerprint = self._fingerprint or fingerprint
+        if fingerprint != self._fingerprint:
+            raise ClusterError(
+                f"workers loaded different models ({self._fingerprint[:12]} and {fingerprint[:12]}): give "
+                "one directory all of them see, or the same files on every machine"
+            )
+        return result
 
     def _replace(self, i: int, deaths: int, error: Exception) -> None:
         reason = " ".join(str(error).split())[:200]
@@ -235,12 +223,4 @@ class RayTeam:
             ) from error
         logger.warning("a worker died, its task is done again: %s", reason)
         self.reruns += 1
-        self._actors[i] = self._new()
-
-    def _check(self, fingerprint: str) -> None:
-        self._fingerprint = self._fingerprint or fingerprint
-        if fingerprint != self._fingerprint:
-            raise ClusterError(
-                f"workers loaded different models ({self._fingerprint[:12]} and {fingerprint[:12]}): give "
-                "one directory all of them see, or the same files on every machine"
-            )
+        self._actors[i] = self._actor.remote(*self._given)

@@ -1,7 +1,7 @@
 """Run a plan: form and store the missing objects of each line's window.
 
 First every chunk's canonical, then the patches, window by window in the order of a trie over antecedents
-(`ordering`), so that common antecedents are prefilled once for any order of the plan's lines. Patches are
+(`trie`), so that common antecedents are prefilled once for any order of the plan's lines. Patches are
 formed behind *exact* antecedents (policy minimum "exact"), so the result does not depend on the store's
 earlier contents, on interruptions, on the order of runs, or on the division of work. The store is the record
 of progress: a job that was killed is run again and continues.
@@ -13,19 +13,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kamera.compile.ledger import Ledger, System
-from kamera.compile.plan import Plan, PlannedWindow, Stored
+from kamera.compile.plan import ById, Plan, PlannedWindow
+from kamera.compile.progress import Progress, System
 from kamera.compile.report import Batches, BreakEven, CompileReport, Probes
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import Cost, Sources
-from kamera.compile.team import Here, Team
-from kamera.compile.worker import Worker
+from kamera.compile.tasks import Sources, TaskCost
+from kamera.compile.worker import SoloTeam, Team, Worker
 from kamera.engines.hf import Backbone
 from kamera.errors import PlanError
 from kamera.store import ChunkStore
-
-_PARTS = 4
-"""Tasks per worker in a team of several: few repeat little prefill, many end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ def run_plan(
 ) -> CompileReport:
     """Compile a plan completely in this process and report. Raises the errors of `Job`."""
     settings = settings or Settings()
-    job = Job(plan, Here(backbone, store, settings), store, settings)
+    job = Job(plan, SoloTeam(backbone, store, settings), store, settings)
     for _ in job.steps():
         pass
     return job.report()
@@ -54,7 +50,7 @@ def refuse_ids(windows: Iterable[PlannedWindow], missing: Collection[tuple[Syste
         "model and system prompt: give the chunk's content, or an id of kamera store ls"
         for planned in windows
         for i, source in enumerate(planned.chunks)
-        if isinstance(source, Stored) and (planned.system, source.chunk_id) in missing
+        if isinstance(source, ById) and (planned.system, source.chunk_id) in missing
     ]
     if unknown:
         raise PlanError(unknown)
@@ -69,32 +65,23 @@ class Job:
     """
 
     def __init__(self, plan: Plan, team: Team, store: ChunkStore, settings: Settings) -> None:
-        self.plan = plan
         self.team = team
-        self.store = store
         self.settings = settings
         self.windows = plan.windows[: settings.limit]
-        self._ledger = Ledger(self.windows, settings)
-        self._cost = Cost()
-        self._check_ids()
-        ((_, about),) = team.run(Worker.about, [Sources(None, ())])
-        self._clock = about.clock
-        self._check_layers(about.layers)
+        self.chunks = sum(len(window.chunks) for window in self.windows)  # positions in all windows
+        self._progress = Progress(self.windows, settings)
+        self._cost = TaskCost()
+        self._clock = self._check(store.url)
         self._started = time.perf_counter()
-
-    @property
-    def chunks(self) -> int:
-        """Number of positions in all windows."""
-        return sum(len(window.chunks) for window in self.windows)
 
     @property
     def units(self) -> int:
         """Amount of work in the units of `steps`: distinct chunks, and positions."""
-        return sum(len(sources) for sources in self._ledger.sources.values()) + self.chunks
+        return sum(len(sources) for sources in self._progress.sources.values()) + self.chunks
 
     def steps(self) -> Iterator[Step]:
         """Do the work."""
-        systems = list(self._ledger.sources)
+        systems = list(self._progress.sources)
         # one worker goes prompt by prompt, so that it prefills each anchor once; several do not wait at each
         for group in [[s] for s in systems] if self.team.size == 1 else [systems]:
             yield from self._locate(group)
@@ -102,14 +89,14 @@ class Job:
 
     def report(self) -> CompileReport:
         """The report up to now."""
-        ledger, cost = self._ledger, self._cost
-        saved = ledger.formed_tokens()
+        progress, cost = self._progress, self._cost
+        saved = progress.formed_tokens()
         return CompileReport(
             windows=len(self.windows),
             chunks=self.chunks,
-            canonicals=ledger.canonicals(),
-            patches=ledger.patches(),
-            orbits=ledger.orbits(),
+            canonicals=progress.canonicals(),
+            patches=progress.patches(),
+            orbits=progress.orbits(),
             refused=cost.refused,
             forwards=cost.forwards,
             tokens=cost.tokens,
@@ -125,48 +112,40 @@ class Job:
             break_even=BreakEven.of(cost, saved) if saved else None,
             workers=self.team.size,
             reruns=self.team.reruns,
-            failures=ledger.failures(),
+            failures=progress.failures(),
         )
 
     # -- inside --------------------------------------------------------------------------------
 
     def _locate(self, systems: Sequence[System]) -> Iterator[Step]:
-        tasks = [task for s in systems for task in self._ledger.locating(s, self._parts)]
-        for task, located in self.team.run(Worker.locate, tasks):
-            self._cost.add(located.cost)
-            for found in located.found:
-                self._ledger.enter_found(task.system, found)
+        tasks = [task for s in systems for task in self._progress.locating(s, self.team.size)]
+        for task, (locations, cost) in self.team.run(Worker.locate, tasks):
+            self._cost.add(cost)
+            for location in locations:
+                self._progress.enter_location(task.system, location)
             yield Step("canonicals", len(task.sources))
 
     def _compile(self, systems: Sequence[System]) -> Iterator[Step]:
-        tasks = [task for s in systems for task in self._ledger.compiling(s, self._parts)]
-        yield Step("patches", sum(self._ledger.cut_off(s) for s in systems))
-        for task, compiled in self.team.run(Worker.compile, tasks):
-            self._cost.add(compiled.cost)
-            settled = [self._ledger.enter_grown(b, g) for b, g in zip(task, compiled.grown, strict=True)]
-            yield Step("patches", sum(settled))
+        tasks = [task for s in systems for task in self._progress.compiling(s, self.team.size)]
+        yield Step("patches", sum(self._progress.cut_off(s) for s in systems))
+        for task, (growths, cost) in self.team.run(Worker.compile, tasks):
+            self._cost.add(cost)
+            yield Step("patches", sum(map(self._progress.enter_growth, task, growths)))
 
-    @property
-    def _parts(self) -> int:
-        """Number of tasks per system prompt; 0 for one per chunk and window."""
-        return 0 if self.team.size == 1 else _PARTS * self.team.size
-
-    def _check_layers(self, depth: int) -> None:
+    def _check(self, store: str) -> str:
+        """Refuse ids that the store lacks and layers that the model lacks; returns the workers' clock."""
+        tasks = [
+            Sources(system, tuple(source for source in sources if isinstance(source, ById)))
+            for system, sources in self._progress.sources.items()
+        ]
+        prospects = list(self.team.run(Worker.prospect, tasks))
+        refuse_ids(self.windows, {(task.system, i) for task, p in prospects for i in p.missing}, store)
         problems = []
         for planned in self.windows:
             try:
-                self.settings.budget_of(planned).check(depth)
+                self.settings.budget_of(planned).check(prospects[0][1].layers)
             except ValueError as error:
                 problems.append(f"{planned.where}: {error}")
         if problems:
             raise PlanError(problems)
-
-    def _check_ids(self) -> None:
-        tasks = []
-        for system, sources in self._ledger.sources.items():
-            stored = tuple(source for source in sources if isinstance(source, Stored))
-            tasks += [Sources(system, stored)] if stored else []
-        missing = {
-            (task.system, chunk_id) for task, ids in self.team.run(Worker.missing, tasks) for chunk_id in ids
-        }
-        refuse_ids(self.windows, missing, self.store.url)
+        return prospects[0][1].clock

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path as FilePath
 
-from kamera.compile.mine import windows_of
-from kamera.compile.ordering import Path
+from kamera.compile.mine import Operation, operations
+from kamera.compile.trie import Path
 from kamera.store import ObjectInfo
 from kamera.window import NamedRows
 
@@ -35,12 +35,13 @@ def place(
     begin with what ``rows`` of a store hold behind the same anchor. Chunks run one forward each. ``anchor``
     and errors as in `mine`.
     """
-    windows = windows_of(path, anchor)
+    lines = operations(path, anchor)
     arrivals, placements = NamedRows(), NamedRows()
     for known in (arrivals, placements):
-        known.take(row for row in rows if windows and row.context.anchor == windows[0][0])
+        known.take(row for row in rows if lines and row.context.anchor == lines[0].anchor)
     made = []
-    for tokens in _whole(windows):
+    for line in _whole(lines):
+        tokens = dict(zip(line.chunks, line.tokens, strict=True))
         old, new = arrivals.assembled(tokens, "given"), placements.assembled(tokens, "free")
         arrivals.keep(old.order)
         placements.keep(new.order)
@@ -49,13 +50,12 @@ def place(
     return made
 
 
-def _whole(windows: Iterable[tuple[str, dict[str, int], bool]]) -> Iterator[dict[str, int]]:
-    """The windows that chunks were placed into, the last of each that grew."""
-    end: tuple[str, dict[str, int], bool] = ("", {}, False)
+def _whole(lines: Sequence[Operation]) -> Iterator[Operation]:
+    """The operations whose window had chunks placed into it, the last of each that grew."""
     new = False
-    for (_, window, placed), (_, following, _) in pairwise([*windows, end]):
-        new = new or placed
-        grows = [*following][: len(window)] == [*window]
+    for line, following in zip_longest(lines, lines[1:]):
+        new = new or line.placed < len(line.chunks)
+        grows = following is not None and following.chunks[: len(line.chunks)] == line.chunks
         if new and not grows:
-            yield window
+            yield line
         new = new and grows

@@ -29,7 +29,7 @@ _WAYS = 'give text, {"text": …}, {"image": path}, {"video": path}, {"chunk_id"
 
 
 @dataclass(frozen=True)
-class Described:
+class ByContent:
     """A chunk given by its content; ``key`` is equal for equal descriptions."""
 
     items: tuple[Mapping[str, Any], ...] = field(compare=False)
@@ -37,13 +37,13 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Stored:
+class ById:
     """A chunk given by its id in the store."""
 
     chunk_id: str
 
 
-ChunkSource = Described | Stored
+ChunkSource = ByContent | ById
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ def _source(content: Any, base: Path) -> ChunkSource:
         chunk_id = content["chunk_id"]
         if not isinstance(chunk_id, str) or not chunk_id:
             raise _Bad(f"chunk_id {_short(chunk_id)} is not an id: give a stored chunk's (kamera store ls)")
-        return Stored(chunk_id)
+        return ById(chunk_id)
     parts = content if isinstance(content, list) else [content]
     if not parts:
         raise _Bad(f"an empty list is not a chunk: {_WAYS}")
     items = tuple(_item(part, base) for part in parts)
-    return Described(items, json.dumps(items, sort_keys=True))
+    return ByContent(items, json.dumps(items, sort_keys=True))
 
 
 def _item(part: Any, base: Path) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from kamera.compile.tasks import Cost
+from kamera.compile.tasks import TaskCost
 from kamera.engines import Spent, Usage
-
-Outcome = Literal["formed", "reused", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class BreakEven:
     forming_seconds: float
 
     @classmethod
-    def of(cls, cost: Cost, tokens: int) -> BreakEven:
+    def of(cls, cost: TaskCost, tokens: int) -> BreakEven:
         """Break-even of a run that formed patches of ``tokens`` tokens."""
         serving = tokens * cost.applied_seconds / cost.applied_tokens if cost.applied_tokens else 0.0
         saved = cost.context_seconds - serving

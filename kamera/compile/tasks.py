@@ -1,17 +1,17 @@
-"""Tasks and results of workers: ids, counts and descriptions, no tensors."""
+"""Tasks of workers and their results: ids, counts and descriptions, no tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kamera.compile.ordering import Path
 from kamera.compile.plan import ChunkSource
+from kamera.compile.trie import Path
 from kamera.ops import PatchBudget
 
 
 @dataclass(eq=False)
-class Cost:
+class TaskCost:
     """Work done: counts by hooks on the model, seconds by the worker's `Clock`.
 
     ``seconds`` is the total of a task. Of these, ``decoder_seconds`` were inside the decoder,
@@ -46,30 +46,31 @@ class Cost:
     bytes: int = 0
     refused: int = 0
 
-    def add(self, other: Cost) -> None:
+    def add(self, other: TaskCost) -> None:
         """Add the counts of ``other``."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True)
-class About:
-    """Layers of a worker's model, and the name of its clock."""
-
-    layers: int
-    clock: str
-
-
-@dataclass(frozen=True)
 class Sources:
-    """A task: canonicals of these chunks under one system prompt."""
+    """A task: the chunks of these sources under one system prompt."""
 
     system: str | None
     sources: tuple[ChunkSource, ...]
 
 
 @dataclass(frozen=True)
-class Found:
+class Prospect:
+    """What a job asks first: ids of sources that the store lacks, the model's layers, the worker's clock."""
+
+    missing: tuple[str, ...]
+    layers: int
+    clock: str
+
+
+@dataclass(frozen=True)
+class Location:
     """One chunk of `Sources`: its id and tokens, and True in ``formed`` if it was formed now; or an error."""
 
     source: ChunkSource
@@ -81,14 +82,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Branch:
-    """A window to compile: path ``index`` of a walk, its chunk ids, and the source of each.
+    """A task: a window to compile, its chunk ids, and the source of each.
 
     The chunks before ``first`` belong to another branch: they are only prefilled. ``budgets`` are those of
     every chunk's patch; ``orbits`` maps the positions that need an orbit patch to its budget.
     """
 
     system: str | None
-    index: int
     path: Path
     sources: tuple[ChunkSource, ...]
     first: int
@@ -97,29 +97,12 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Grown:
+class Growth:
     """Result of a `Branch`: the positions whose patch and whose orbit patch were formed now.
 
-    ``failed`` is the first chunk that failed, with ``error``; the chunks after it were not compiled.
+    ``failure`` is the first chunk that failed, with its error; the chunks after it were not compiled.
     """
 
     patches: frozenset[int]
     orbits: frozenset[int]
-    failed: int | None = None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Located:
-    """Results for every source of a task, in order, and the cost."""
-
-    found: tuple[Found, ...]
-    cost: Cost
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """Results for every branch of a task, in order, and the cost."""
-
-    grown: tuple[Grown, ...]
-    cost: Cost
+    failure: tuple[int, str] | None = None

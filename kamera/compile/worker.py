@@ -6,23 +6,21 @@ antecedents. So the same objects are stored for any division of a plan into task
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
 
 from kamera.compile.canonicals import Canonicals
 from kamera.compile.clock import Clock
-from kamera.compile.locating import Locator, NotStored, not_stored
-from kamera.compile.lookup import Lookup, context_of
-from kamera.compile.ordering import Path
-from kamera.compile.plan import Stored
-from kamera.compile.reuse import time_serving
+from kamera.compile.plan import ById
+from kamera.compile.prompt import Prompt
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.compile.tasks import Branch, Growth, Location, Prospect, Sources, TaskCost
+from kamera.compile.trie import Path
 from kamera.content import common_prefix
-from kamera.engines import Span
-from kamera.engines.hf import Backbone, Observer
+from kamera.engines.hf import Backbone
 from kamera.errors import (
     CorruptChunk,
     KameraError,
@@ -31,55 +29,16 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.patches import Before, Copy, Facts, Former, compact_positions, form_orbit, prefill_anchor
-from kamera.store import ChunkStore, ObjectInfo
+from kamera.ops import kv_map, uniform_offset
+from kamera.ops.kernels import serve
+from kamera.patches import Copy, Facts, Former, form_orbit
+from kamera.store import ChunkStore
 
 FLUSH_SECONDS = 60.0
 """Seconds a remote may take to store the objects of a task."""
 
-
-@dataclass(eq=False)
-class _Open:
-    """The current window, all of it exact. Branches with a common prefix share its KV."""
-
-    system: str | None
-    former: Former
-    chunks: list[Facts] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.live = self.former.backbone.live()
-
-    @property
-    def path(self) -> Path:
-        """The ids of its chunks."""
-        return tuple(chunk.chunk_id for chunk in self.chunks)
-
-    def before(self, place: int) -> Before:
-        """What stands before the chunk at ``place``, which was prefilled there."""
-        still = (0,) * self.former.backbone.axes
-        held = [self.former.anchor.kv, *(copy.kv for copy in self.copies[:place])]
-        spans = tuple(Span(kv, None, still) for kv in held)
-        return Before(spans, tuple(self.chunks[:place]), still, still)
-
-    def keep(self, count: int) -> None:
-        """Drop all but the first ``count`` chunks."""
-        del self.chunks[count:], self.copies[count:]
-
-    def grow(self, facts: Facts) -> Copy:
-        """Append a chunk, prefilled in context; the leading one is its canonical, if that is exact."""
-        former, path = self.former, self.path
-        copy = None if path else former.leading(facts)
-        if copy is None or copy.lossy:
-            backbone = former.backbone
-            place = compact_positions(backbone, former.anchor.input_ids, [*self.chunks, facts])[-1]
-            before = [former.anchor.kv, *(held.kv for held in self.copies)]
-            self.live.show([Span(kv, None, (0,) * backbone.axes) for kv in before], room=facts.length)
-            kv = backbone.prefill(facts.encoded, place, self.live)
-            copy = Copy(kv, place, None, "exact", path, canonical=False)
-        self.chunks.append(facts)
-        self.copies.append(copy)
-        return copy
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class Worker:
@@ -92,110 +51,90 @@ class Worker:
         self.store = store
         self.settings = settings
         self.clock = Clock(backbone.device)
-        self._locator = Locator(backbone, store, Canonicals(backbone, settings.batch, self.clock))
-        self._lookups: dict[str | None, Lookup] = {}
-        self._open: _Open | None = None
-        self._broken: dict[tuple[str | None, Path], str] = {}
+        self._canonicals = Canonicals(backbone, settings.batch, self.clock)
+        self._prompt = self._prompt_of(None)
+        self._errors: dict[tuple[str | None, Path], str] = {}
 
-    def about(self, task: Sources) -> About:
-        """Facts of the model and the clock that a job needs."""
-        return About(len(self.backbone.layout), self.clock.name)
+    def prospect(self, task: Sources) -> Prospect:
+        """What is missing of the chunks that sources name, and facts of the model and the clock."""
+        ids = [source.chunk_id for source in task.sources if isinstance(source, ById)]
+        prompt = self._opened(task.system)
+        missing = tuple(chunk_id for chunk_id in ids if not prompt.has_canonical(chunk_id))
+        return Prospect(missing, len(self.backbone.layout), self.clock.name)
 
-    def missing(self, task: Sources) -> list[str]:
-        """The ids, among those that sources name, of chunks that are not stored."""
-        lookup = self._lookup(task.system)
-        ids = [source.chunk_id for source in task.sources if isinstance(source, Stored)]
-        return [chunk_id for chunk_id in ids if not lookup.has_canonical(chunk_id)]
-
-    def locate(self, task: Sources) -> Located:
+    def locate(self, task: Sources) -> tuple[tuple[Location, ...], TaskCost]:
         """Determine the id of each chunk, and form its canonical if that is not stored."""
-        cost = Cost()
-        with self._measured(task.system, cost):
-            try:
-                lookup = self._lookup(task.system)
-            except KameraError as error:  # this model cannot have such a prompt
-                return Located(tuple(Found(source, error=str(error)) for source in task.sources), cost)
-            found = self._locator.locate(lookup, partial(self._former, task.system), task, cost)
-        return Located(found, cost)
+        prompt = self._opened(task.system)
+        with self._measured(prompt) as cost:
+            locations = self._canonicals.locate(prompt, task.sources, cost)
+        return locations, cost
 
-    def compile(self, branches: Sequence[Branch]) -> Compiled:
+    def compile(self, branches: Sequence[Branch]) -> tuple[tuple[Growth, ...], TaskCost]:
         """Form the patches of each branch that are not stored."""
-        cost = Cost()
-        with self._measured(branches[0].system, cost):
-            grown = tuple(self._grow(branch, cost) for branch in branches)
-        return Compiled(grown, cost)
+        prompt = self._opened(branches[0].system)
+        with self._measured(prompt) as cost:
+            growths = tuple(self._grow(prompt, branch, cost) for branch in branches)
+        return growths, cost
 
     # -- patches -------------------------------------------------------------------------------
 
-    def _grow(self, branch: Branch, cost: Cost) -> Grown:
-        lookup = self._lookup(branch.system)
+    def _grow(self, prompt: Prompt, branch: Branch, cost: TaskCost) -> Growth:
         patches: set[int] = set()
         orbits: set[int] = set()
         i = 1  # a leading chunk has no antecedents
         try:
             for i in range(1, len(branch.path)):
-                chunk_id, before = branch.path[i], branch.path[:i]
-                self._check_unbroken(branch, i)
+                path = branch.path[: i + 1]
+                if (branch.system, path) in self._errors:  # of an earlier branch: it would fail again
+                    raise KameraError(self._errors[branch.system, path])
                 if i < branch.first:
                     continue
-                wanted = i not in patches and not lookup.has_patch(chunk_id, before, branch.budgets[i])
-                if wanted:
-                    self._reach(lookup, branch, i, patches, cost)
-                if i in branch.orbits and not lookup.has_orbit(chunk_id, before, branch.orbits[i]):
-                    opened = self._reach(lookup, branch, i, patches, cost)
-                    form_orbit(
-                        opened.former.within(branch.orbits[i]),
-                        opened.chunks[i],
-                        opened.chunks[:i],
-                        samples=self.settings.samples,
-                        seed=self.settings.seed,
-                    )
-                    cost.bytes += self._kept(lookup, chunk_id, before, "orbit").bytes
+                if i not in patches and not prompt.has_patch(path, branch.budgets[i]):
+                    self._walk(prompt, branch, i, patches, cost)
+                if i in branch.orbits and not prompt.has_patch(path, branch.orbits[i], "orbit"):
+                    self._form_orbit(prompt, branch, i, patches, cost)
                     orbits.add(i)
         except (StoreError, StoreVersionError):
             raise
         except KameraError as error:
-            self._broken[branch.system, branch.path[: i + 1]] = str(error)
-            return Grown(frozenset(patches), frozenset(orbits), i, str(error))
-        return Grown(frozenset(patches), frozenset(orbits))
+            self._errors[branch.system, branch.path[: i + 1]] = str(error)
+            return Growth(frozenset(patches), frozenset(orbits), (i, str(error)))
+        return Growth(frozenset(patches), frozenset(orbits))
 
-    def _check_unbroken(self, branch: Branch, i: int) -> None:
-        error = self._broken.get((branch.system, branch.path[: i + 1]))
-        if error is not None:  # it failed in an earlier branch and would fail again
-            raise KameraError(error)
+    def _walk(
+        self, prompt: Prompt, branch: Branch, i: int, formed: set[int], cost: TaskCost
+    ) -> Sequence[Facts]:
+        """Walk the line to the branch's chunk ``i``; adds patches formed on the way to ``formed``.
 
-    def _reach(self, lookup: Lookup, branch: Branch, i: int, formed: set[int], cost: Cost) -> _Open:
-        """Extend the open window to the branch's chunk ``i``; adds patches formed on the way to ``formed``.
-
-        The common prefix stays.
+        What it has in common with the line stays. Returns the chunks of the line.
         """
-        opened = self._opened(branch.system)
-        same = common_prefix(opened.path, branch.path[: i + 1])
-        opened.keep(same)
+        line = prompt.line
+        chunks = line.before.chunks
+        same = common_prefix([chunk.chunk_id for chunk in chunks], branch.path[: i + 1])
+        line.stand(chunks[:same])
         for place in range(same, i + 1):
-            facts = self._facts_of(lookup, opened.former, branch, place)
-            prefill = Cost()
+            facts, before = self._facts_of(prompt, branch, place), line.before
+            prefill = TaskCost()
             with self.clock.adding(prefill, "context_seconds"):
-                copy = opened.grow(facts)
-            chunk_id, before, budget = branch.path[place], branch.path[:place], branch.budgets[place]
-            if place and not lookup.has_patch(chunk_id, before, budget):
+                copy = line.append(facts)
+            budget = branch.budgets[place]
+            if place and not prompt.has_patch(branch.path[: place + 1], budget):
                 cost.add(prefill)
-                former = opened.former.within(budget)
+                former = prompt.former.within(budget)
                 with self.clock.adding(cost, "forming_seconds"):
-                    former.harvest(facts, copy, "exact", opened.before(place))
+                    former.harvest(facts, copy, "exact", before)
                 formed.add(place)
-                cost.bytes += self._kept(lookup, chunk_id, before, "exact").bytes
-                time_serving(former, facts, copy, self.clock, cost)
-        return opened
+                cost.bytes += prompt.row_of(facts.chunk_id, copy.antecedents, "exact").bytes
+                self._time_serving(former, facts, copy, cost)
+        return line.before.chunks
 
-    def _kept(self, lookup: Lookup, chunk_id: str, before: Path, kind: str) -> ObjectInfo:
-        """The row of a patch that was put. Raises NotStored if the store does not hold it."""
-        info = self.store.info(lookup.context, chunk_id, before, kind)
-        if info is None:
-            raise NotStored(not_stored(chunk_id, self.store))
-        return info
+    def _form_orbit(self, prompt: Prompt, branch: Branch, i: int, formed: set[int], cost: TaskCost) -> None:
+        *antecedents, facts = self._walk(prompt, branch, i, formed, cost)
+        former, settings = prompt.former.within(branch.orbits[i]), self.settings
+        form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
+        cost.bytes += prompt.row_of(facts.chunk_id, branch.path[:i], "orbit").bytes
 
-    def _facts_of(self, lookup: Lookup, former: Former, branch: Branch, place: int) -> Facts:
+    def _facts_of(self, prompt: Prompt, branch: Branch, place: int) -> Facts:
         """A chunk from its stored canonical; built again from its content if that is damaged or missing.
 
         Raises WrongKey for an object under a missing encryption key: it is not replaced, so a patch would
@@ -203,57 +142,49 @@ class Worker:
         """
         source = branch.sources[place]
         try:
-            return former.known(branch.path[place])
+            return prompt.former.known(branch.path[place])
         except WrongKey as error:
-            lookup.refuse(error)
+            prompt.refuse(error)
             raise
         except (CorruptChunk, UnknownChunk) as error:
             if isinstance(error, CorruptChunk):
-                lookup.refuse(error)
-            if isinstance(source, Stored):
+                prompt.refuse(error)
+            if isinstance(source, ById):
                 raise
-            facts = self._locator.facts(source, former)
-            former.canonical(facts)
+            facts = self._canonicals.facts(source, prompt.former)
+            prompt.former.canonical(facts)
             return facts
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- measurement ---------------------------------------------------------------------------
 
-    def _opened(self, system: str | None) -> _Open:
-        if self._open is None or self._open.system != system:
-            self._open = None  # let go of the old KV first
-            anchor = prefill_anchor(self.backbone, system, self.store)
-            self._open = _Open(
-                system,
-                Former(
-                    self.backbone,
-                    self.store,
-                    anchor,
-                    self.settings.budget,
-                    tolerance=self.settings.tolerance,
-                ),
-            )
-        return self._open
+    def _time_serving(self, former: Former, facts: Facts, copy: Copy, cost: TaskCost) -> None:
+        """Time serving a chunk's patch from memory at the position of ``copy``, as a window does.
 
-    def _former(self, system: str | None) -> Former:
-        return self._opened(system).former
-
-    def _lookup(self, system: str | None) -> Lookup:
-        if system not in self._lookups:
-            context = context_of(self.backbone, self.store, system)
-            self._lookups[system] = Lookup(
-                self.store, context, self.settings.samples, self.settings.tolerance is not None
-            )
-        return self._lookups[system]
+        Once per task: the cost of a reuse is about equal for every token.
+        """
+        if cost.applied_tokens:
+            return
+        record = former.store.get_patch(former.context, facts.chunk_id, copy.antecedents)
+        if record is None:
+            return
+        canonical = former.canonical(facts)
+        offset = uniform_offset(canonical.positions, copy.positions)
+        assert offset is not None, "compact places of one chunk differ by one offset per axis"
+        layout, room = self.backbone.layout, kv_map(copy.kv, torch.empty_like)
+        serve(room, canonical.kv, record.patch, layout, offset)  # untimed: the first touch of the room
+        with self.clock.adding(cost, "applied_seconds"):
+            serve(room, canonical.kv, record.patch, layout, offset)
+        cost.applied_tokens = facts.length
 
     @contextmanager
-    def _measured(self, system: str | None, cost: Cost) -> Iterator[None]:
+    def _measured(self, prompt: Prompt) -> Iterator[TaskCost]:
         """Count and time the block, and check that its objects are stored."""
-        started = self.clock.now()
-        before = self._refused(system)
+        cost = TaskCost()
+        started, refused = self.clock.now(), prompt.refused
         backbone = self.backbone
         every, own = backbone.measure(probes=True), backbone.measure()
-        with every as all_work, own as work, self._timing_the_decoder(cost):
-            yield
+        with every as all_work, own as work, self.clock.inside(backbone.decoder, cost):
+            yield cost
         flushed = self.store.flush(FLUSH_SECONDS)
         if lost := (*flushed.unsaved, *flushed.dropped):
             raise StoreError(
@@ -265,30 +196,51 @@ class Worker:
         cost.probe_forwards = all_work.forwards - work.forwards
         cost.probe_tokens = all_work.tokens - work.tokens
         cost.probe_encodes = all_work.vision_encodes - work.vision_encodes
-        cost.refused += self._refused(system) - before
+        cost.refused = prompt.refused - refused
         cost.seconds = self.clock.now() - started
 
-    def _refused(self, system: str | None) -> int:
-        return self._lookups[system].refused if system in self._lookups else 0
+    # -- inside --------------------------------------------------------------------------------
 
-    @contextmanager
-    def _timing_the_decoder(self, cost: Cost) -> Iterator[None]:
-        started = 0.0
+    def _prompt_of(self, system: str | None) -> Prompt:
+        return Prompt(self.backbone, self.store, system, self.settings)
 
-        def begin(*_: object) -> None:
-            nonlocal started
-            started = self.clock.now()
+    def _opened(self, system: str | None) -> Prompt:
+        """The prompt; its objects of another one are let go of first."""
+        if self._prompt.system != system:
+            self._prompt = self._prompt_of(system)
+        return self._prompt
 
-        def end(*_: object) -> None:
-            cost.decoder_seconds += self.clock.now() - started
 
-        decoder = self.backbone.decoder
-        hooks = [
-            decoder.register_forward_pre_hook(Observer(begin)),
-            decoder.register_forward_hook(Observer(end)),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+class Team(Protocol):
+    """Interface of a job to its workers.
+
+    ``size`` is the number of workers, ``reruns`` the number of tasks repeated because a worker died.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def reruns(self) -> int: ...
+
+    def run(
+        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Run each task on some worker; results arrive as they complete."""
+        ...
+
+
+class SoloTeam:
+    """A team of one, in this process; its window stays open from task to task."""
+
+    size = 1
+    reruns = 0
+
+    def __init__(self, backbone: Backbone, store: ChunkStore, settings: Settings) -> None:
+        self._worker = Worker(backbone, store, settings)
+
+    def run(
+        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Run the tasks in their order."""
+        for task in tasks:
+            yield task, work(self._worker, task)

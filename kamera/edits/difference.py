@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kamera.content import Rendered, Segment, common_prefix
-from kamera.edits.directive import Directive, Mode
 
 
 @dataclass(frozen=True)
@@ -23,11 +22,6 @@ class Difference:
     moved: tuple[tuple[int, int], ...]
     removed: tuple[int, ...]
     inserted: tuple[int, ...]
-
-    @property
-    def appended_only(self) -> bool:
-        """True if the prompt before is a prefix of the one after."""
-        return not self.removed and not self.moved and all([i == j for i, j in self.kept])
 
 
 def difference(before: Rendered, after: Rendered) -> Difference:
@@ -54,23 +48,6 @@ def difference(before: Rendered, after: Rendered) -> Difference:
         tuple(sorted(old - {i for i, _ in moved})),
         tuple(sorted(new - {j for _, j in moved})),
     )
-
-
-def directives(before: Rendered, after: Rendered, mode: Mode = "repair") -> tuple[Directive, ...]:
-    """Directives, in segments, that turn ``before`` into ``after``.
-
-    A moved segment is removed at its old position and inserted as a replacement at its new one; `difference`
-    names such segments for callers that hold their KV.
-    """
-    pairs = [*difference(before, after).kept, (len(before.segments), len(after.segments))]
-    out = []
-    i = j = 0
-    for next_i, next_j in pairs:
-        if i < next_i or j < next_j:
-            ids = [t for s in after.segments[j:next_j] for t in after.tokens(s).tolist()]
-            out.append(Directive(i, next_i, ids, mode, "segments"))
-        i, j = next_i + 1, next_j + 1
-    return tuple(out)
 
 
 def _heaviest(before: Sequence[Segment], after: Sequence[Segment]) -> list[tuple[int, int]]:
@@ -103,8 +80,3 @@ def _heaviest(before: Sequence[Segment], after: Sequence[Segment]) -> list[tuple
         pair, node = node
         out.append(pair)
     return out[::-1]
-
-
-def is_permutation(before: Rendered, after: Rendered) -> bool:
-    """True if both hold the same segments equally often, in any order."""
-    return Counter(before.segment_ids()) == Counter(after.segment_ids())

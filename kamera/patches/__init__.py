@@ -11,6 +11,7 @@ from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
 from kamera.patches.identity import Identity, identify
 from kamera.patches.later import Later, Piece, Worth, later_of
+from kamera.patches.line import Line
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import patch_dropped
 from kamera.patches.near import Near, equal_left
@@ -37,6 +38,7 @@ __all__ = [
     "Guarantee",
     "Identity",
     "Later",
+    "Line",
     "Losses",
     "Near",
     "Owed",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import Batches, Counts, Here, Job, Settings, read_plan, run_plan
+from kamera.compile import Batches, Counts, Job, Settings, SoloTeam, read_plan, run_plan
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.compile.test_team import Several
@@ -29,7 +29,7 @@ def frames(tmp_path) -> list[list]:
 
 def compiled(folder, plan, settings, team_of=None):
     with ChunkStore.open(folder) as store:
-        team = team_of(store) if team_of else Here(vision_backbone(), store, settings)
+        team = team_of(store) if team_of else SoloTeam(vision_backbone(), store, settings)
         job = Job(plan, team, store, settings)
         done = sum(step.units for step in job.steps())
         assert done == job.units

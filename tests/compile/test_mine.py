@@ -8,8 +8,8 @@ from itertools import chain, permutations
 import pytest
 
 from kamera.compile import read_plan
-from kamera.compile.mine import Mined, mine, plan_text
-from kamera.compile.plan import Stored
+from kamera.compile.mine import Recurrence, mine, plan_text
+from kamera.compile.plan import ById
 from kamera.errors import TraceError
 
 TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40, "e": 50}
@@ -44,17 +44,17 @@ def filled(chunks: str) -> list[dict]:
 def test_what_recurred_is_a_window_and_its_worth_is_its_arrivals(trace):
     path = trace(*filled("abc"), *filled("abc"), *filled("abd"))
     # b came behind a three times, c behind ab twice, d behind ab once
-    assert mine(path) == [Mined(("a", "b", "c"), 2, saved_tokens=3 * 20 + 2 * 30, forming_tokens=50)]
+    assert mine(path) == [Recurrence(("a", "b", "c"), 2, saved_tokens=3 * 20 + 2 * 30, forming_tokens=50)]
     assert [m.chunks for m in mine(path, times=1)] == [tuple("abc"), tuple("abd")]
-    assert mine(path, times=3) == [Mined(("a", "b"), 3, 60, 20)]
+    assert mine(path, times=3) == [Recurrence(("a", "b"), 3, 60, 20)]
     assert mine(path, times=4) == []
 
 
 def test_what_a_window_brings_with_it_is_not_counted_again(trace):
     path = trace(*filled("abc"), *filled("abc"), *filled("abd"), *filled("abd"))
     first, second = mine(path)
-    assert first == Mined(tuple("abd"), 2, saved_tokens=4 * 20 + 2 * 40, forming_tokens=60)
-    assert second == Mined(tuple("abc"), 2, saved_tokens=2 * 30, forming_tokens=30)
+    assert first == Recurrence(tuple("abd"), 2, saved_tokens=4 * 20 + 2 * 40, forming_tokens=60)
+    assert second == Recurrence(tuple("abc"), 2, saved_tokens=2 * 30, forming_tokens=30)
 
 
 def test_survivors_and_leading_chunks_want_no_patch(trace):
@@ -64,7 +64,7 @@ def test_survivors_and_leading_chunks_want_no_patch(trace):
 
 def test_a_reorder_wants_patches_from_the_first_moved_chunk_on(trace):
     moved = line("acb", 1, "reorder")
-    assert mine(trace(moved, moved)) == [Mined(tuple("acb"), 2, saved_tokens=100, forming_tokens=50)]
+    assert mine(trace(moved, moved)) == [Recurrence(tuple("acb"), 2, saved_tokens=100, forming_tokens=50)]
 
 
 def test_the_most_saving_windows_are_chosen_within_the_budget(trace):
@@ -82,8 +82,8 @@ def test_the_plan_does_not_depend_on_the_order_of_the_lines(trace):
 
 def test_a_window_ends_where_a_chunk_is_gone(trace):
     path = trace(*filled("abc") * 2)
-    assert mine(path, held={"a", "b"}) == [Mined(("a", "b"), 2, 40, 20)]
-    assert mine(path, held={"b", "c"}) == []
+    assert mine(path, stored={"a", "b"}) == [Recurrence(("a", "b"), 2, 40, 20)]
+    assert mine(path, stored={"b", "c"}) == []
 
 
 def test_several_prompts_have_to_be_told_apart(trace):
@@ -114,7 +114,7 @@ def test_the_plan_reads_as_one(trace, tmp_path):
     path = tmp_path / "plan.jsonl"
     path.write_text(plan_text(mine(trace(*filled("ab") * 2)), "You watch a camera."))
     (window,) = read_plan(path).windows
-    assert (window.system, window.chunks) == ("You watch a camera.", (Stored("a"), Stored("b")))
+    assert (window.system, window.chunks) == ("You watch a camera.", (ById("a"), ById("b")))
     path.write_text(plan_text(mine(trace(*filled("ab") * 2)), None))
     assert read_plan(path).windows[0].system is None
 

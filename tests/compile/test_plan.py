@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kamera.compile import PlanError, read_plan
-from kamera.compile.plan import Described, Stored
+from kamera.compile.plan import ByContent, ById
 from tests.compile.saved import pictures, write_plan
 
 GOOD = {"chunks": ["hello"]}
@@ -110,7 +110,7 @@ def test_all_content_is_read_with_paths_relative_to_the_plan(tmp_path, monkeypat
     (window,) = read_plan(path).windows
     assert window.where == f"{path}:1"
     assert window.system is None
-    described = [list(c.items) for c in window.chunks if isinstance(c, Described)]
+    described = [list(c.items) for c in window.chunks if isinstance(c, ByContent)]
     assert described == [
         [{"type": "text", "text": "plain"}],
         [{"type": "text", "text": "item"}],
@@ -119,7 +119,7 @@ def test_all_content_is_read_with_paths_relative_to_the_plan(tmp_path, monkeypat
         [{"type": "video", "video": [picture, picture], "fps": 1}],
         [{"type": "image", "image": picture}, {"type": "text", "text": "caption"}],
     ]
-    assert window.chunks[-1] == Stored("ab")
+    assert window.chunks[-1] == ById("ab")
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path):

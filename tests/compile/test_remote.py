@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kamera import ChunkStore, KameraWindow
-from kamera.cli.place import Place
-from kamera.compile import Counts, Here, Job, Settings, read_plan, run_plan
+from kamera.cli.options import Owner
+from kamera.cli.place import StorePlace
+from kamera.compile import Counts, Job, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile import worker as working
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
@@ -73,7 +74,7 @@ def test_a_redis_gets_a_directorys_objects_and_fills_windows(tmp_path, server, p
 def test_a_dying_redis_ends_the_job_and_the_next_completes_it(tmp_path, server, plan, monkeypatch):
     want = directory(tmp_path / "s", plan)
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.1")) as store:
-        job = Job(read_plan(plan), Here(vision_backbone(), store, SETTINGS), store, SETTINGS)
+        job = Job(read_plan(plan), SoloTeam(vision_backbone(), store, SETTINGS), store, SETTINGS)
         steps = job.steps()
         assert next(steps).doing == "canonicals"
         server.kill()
@@ -178,7 +179,7 @@ def test_workers_open_the_redis_themselves(capsys, tmp_path, server, plan):
     done = kamera(capsys, "compile", vision_model(), plan, *given, "--cluster", "local:2")
     assert done.code == 0, done.err
     assert (done.document["workers"], done.document["patches"]["formed"]) == (2, 3)
-    place = Place(url, "acme", tmp_path / "secret", (tmp_path / "key",))
+    place = StorePlace(url, Owner("acme", tmp_path / "secret", [tmp_path / "key"]))
     with place.open_answering() as store, ChunkStore.open(tmp_path / "one", tenant="acme") as alone:
         run_plan(read_plan(plan), vision_backbone(), alone, SETTINGS)
         assert contents(store) == contents(alone)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import BreakEven, Counts, Here, Job, Settings, read_plan, run_plan
-from kamera.compile.tasks import Cost
+from kamera.compile import BreakEven, Counts, Job, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile.tasks import TaskCost
 from kamera.compile.worker import Worker
 from kamera.errors import StoreError
 from tests.compile.same import contents
@@ -50,8 +50,8 @@ def compiled(folder, plan, team_of, settings=ORBITS):
         return contents(store), job.report()
 
 
-def here(store) -> Here:
-    return Here(vision_backbone(), store, ORBITS)
+def here(store) -> SoloTeam:
+    return SoloTeam(vision_backbone(), store, ORBITS)
 
 
 def test_the_order_of_the_lines_changes_no_byte_and_no_count(tmp_path, frames):
@@ -163,7 +163,7 @@ def test_break_even_is_what_is_extra_over_what_a_reuse_saves(tmp_path, frames):
 
 
 def test_break_even_counts_context_only_if_it_is_extra():
-    cost = Cost(seconds=100.0, context_seconds=30.0, canonical_seconds=20.0, forming_seconds=5.0)
+    cost = TaskCost(seconds=100.0, context_seconds=30.0, canonical_seconds=20.0, forming_seconds=5.0)
     cost.applied_tokens, cost.applied_seconds = 100, 2.0
     even = BreakEven.of(cost, 500)  # all patches are five times those that were tried
     assert even.serving_seconds == 10.0

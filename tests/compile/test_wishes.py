@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import Counts, Here, PlanError, Settings, read_plan, run_plan
+from kamera.compile import Counts, PlanError, Settings, SoloTeam, read_plan, run_plan
 from kamera.window import grounds_of
 from tests.compile.saved import SYSTEM, pictures, vision_backbone
 from tests.compile.test_team import compiled
@@ -114,7 +114,7 @@ def test_lines_that_share_a_place_get_the_least_that_meets_both(tmp_path, frames
 
 
 def _here(store):
-    return Here(vision_backbone(), store, Settings(rank=3))
+    return SoloTeam(vision_backbone(), store, Settings(rank=3))
 
 
 def test_orbit_patches_are_formed_for_the_lines_that_ask(tmp_path, store, frames):

@@ -1,0 +1,106 @@
+"""One system prompt for a worker: what the store has under it, and what forms the rest."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+
+from kamera.compile.settings import Settings
+from kamera.compile.trie import Path
+from kamera.engines.hf import Backbone
+from kamera.errors import CorruptChunk, KameraError, WrongKey
+from kamera.ops import PatchBudget, tensor_digest
+from kamera.patches import Former, Line, anchor_ids, how_many, prefill_anchor, stored_patch
+from kamera.store import ChunkStore, Context, ObjectInfo
+
+logger = logging.getLogger(__name__)
+
+
+class NotStored(KameraError):
+    """An archived object is not in the store afterwards."""
+
+
+def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Context:
+    """The context of a window under ``system``; its anchor is tokenised, not prefilled."""
+    ids = anchor_ids(backbone, system)
+    return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
+
+
+class Prompt:
+    """Objects of one context. Look-ups go by ids alone, without a forward; a suitable patch is also verified.
+
+    The anchor is prefilled with the first use of ``former`` or ``line``. ``refused`` counts stored objects
+    that were not accepted.
+    """
+
+    def __init__(self, backbone: Backbone, store: ChunkStore, system: str | None, settings: Settings) -> None:
+        self.backbone = backbone
+        self.store = store
+        self.system = system
+        self.settings = settings
+        self.refused = 0
+
+    @cached_property
+    def context(self) -> Context:
+        """Raises the KameraError of a model that cannot have such a prompt."""
+        return context_of(self.backbone, self.store, self.system)
+
+    @cached_property
+    def former(self) -> Former:
+        """Reads and forms the objects."""
+        anchor = prefill_anchor(self.backbone, self.system, self.store)
+        settings = self.settings
+        return Former(self.backbone, self.store, anchor, settings.budget, tolerance=settings.tolerance)
+
+    @cached_property
+    def line(self) -> Line:
+        """The window that was walked to last, all of it exact."""
+        return Line(self.former)
+
+    def has_canonical(self, chunk_id: str) -> bool:
+        """True if the chunk's canonical is stored."""
+        return self.store.has(self.context, chunk_id)
+
+    def has_patch(self, path: Path, budget: PatchBudget, kind: str = "exact") -> bool:
+        """True if the patch of a node is stored, of at least the budget.
+
+        It was formed behind exact antecedents, and asked enough where patches prove themselves; an
+        ``"orbit"`` patch is the mean over enough orderings. Raises WrongKey for one under a missing key.
+        """
+        # the row decides if it is suitable; a suitable one is read once, because it may be damaged
+        *antecedents, chunk_id = path
+        try:
+            row = self.store.info(self.context, chunk_id, antecedents, kind)
+            if row is None or not self._suits(row, budget):
+                return False
+            return self.store.get_patch(self.context, chunk_id, antecedents, kind) is not None
+        except CorruptChunk as error:  # quarantined by the read, and formed again
+            self.refuse(error)
+            return False
+        except WrongKey as error:  # readable by its owner, so it is not replaced
+            self.refuse(error)
+            raise
+
+    def row_of(self, chunk_id: str, antecedents: Path | None = None, kind: str | None = None) -> ObjectInfo:
+        """The row of an object that was put. Raises NotStored if the store does not hold it."""
+        row = self.store.info(self.context, chunk_id, antecedents, kind)
+        if row is None:
+            raise NotStored(
+                f"chunk {chunk_id[:12]} was prefilled but {self.store!r} does not hold the result: a memory "
+                "store evicted it; give the store more memory"
+            )
+        return row
+
+    def refuse(self, error: KameraError) -> None:
+        """Count and log an object that was not accepted."""
+        self.refused += 1
+        logger.warning("a stored object was refused: %s", error)
+
+    def _suits(self, row: ObjectInfo, budget: PatchBudget) -> bool:
+        orbit = row.kind == "orbit"
+        proving = self.settings.tolerance is not None and not orbit
+        # an empty patch has no number of tokens: its rank stands in
+        patch = stored_patch(row, budget, row.tokens or budget.rank, proving=proving)
+        if patch is None or not patch.serves or patch.formed != "exact":
+            return False
+        return not orbit or (row.orderings or 0) >= how_many(len(row.antecedents), self.settings.samples)
