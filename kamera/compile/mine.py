@@ -5,13 +5,12 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
 
 from kamera.compile.ordering import Path, walk
-from kamera.errors import TraceError
+from kamera.window import Event, read_trace
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,11 @@ def mine(
             raise ValueError(f"{name} {value} must be at least 1")
     length: dict[str, int] = {}
     arrivals: Counter[Path] = Counter()
-    for line in _behind(path, anchor):
-        chunks = _held(line["chunks"], held)
-        length.update(zip(line["chunks"], line["tokens"], strict=True))
+    for event in _behind(path, anchor):
+        chunks = _held([slot.chunk_id for slot in event.report.slots], held)
+        length.update(_lengths(event))
         # a leading chunk has no antecedents
-        arrivals.update(chunks[: i + 1] for i in range(max(1, line["placed"]), len(chunks)))
+        arrivals.update(chunks[: i + 1] for i in range(max(1, event.placed), len(chunks)))
     recurred = {path: count for path, count in arrivals.items() if count >= times}
     return _chosen(recurred, length, top, tokens)
 
@@ -67,12 +66,8 @@ def windows_of(path: str | FilePath, anchor: str | None) -> list[tuple[str, dict
     ``anchor`` and errors as in `mine`.
     """
     return [
-        (
-            line["anchor"],
-            dict(zip(line["chunks"], line["tokens"], strict=True)),
-            line["placed"] < len(line["chunks"]),
-        )
-        for line in _behind(path, anchor)
+        (event.anchor, _lengths(event), event.placed < len(event.report.slots))
+        for event in _behind(path, anchor)
     ]
 
 
@@ -117,11 +112,16 @@ def _held(chunks: list[str], held: Collection[str] | None) -> Path:
     return tuple(chunks[:gone])
 
 
-def _behind(path: str | FilePath, anchor: str | None) -> list[dict[str, Any]]:
-    """The lines of the system prompt that is asked for."""
-    lines = list(_lines(FilePath(path)))
-    wanted = _anchor([line["anchor"] for line in lines], anchor)
-    return [line for line in lines if line["anchor"] == wanted]
+def _behind(path: str | FilePath, anchor: str | None) -> list[Event]:
+    """The operations of the system prompt that is asked for."""
+    events = list(read_trace(path))
+    wanted = _anchor([event.anchor for event in events], anchor)
+    return [event for event in events if event.anchor == wanted]
+
+
+def _lengths(event: Event) -> dict[str, int]:
+    """The chunks in the window after an operation, in order, and their tokens."""
+    return {slot.chunk_id: slot.length for slot in event.report.slots}
 
 
 def _anchor(anchors: list[str], asked: str | None) -> str | None:
@@ -131,26 +131,3 @@ def _anchor(anchors: list[str], asked: str | None) -> str | None:
         known = ", ".join(f"{a[:12]} ({count} operations)" for a, count in seen.most_common())
         raise ValueError(f"anchor {asked!r} chooses {len(matching)} system prompts of the trace: {known}")
     return matching[0] if matching else None
-
-
-def _lines(path: FilePath) -> Iterator[dict[str, Any]]:
-    *whole, last = path.read_bytes().split(b"\n")
-    for number, data in enumerate([*whole, last], start=1):
-        try:
-            line = json.loads(data)
-            ok = (
-                isinstance(line["anchor"], str)
-                and all(isinstance(chunk_id, str) for chunk_id in line["chunks"])
-                and all(type(n) is int and n >= 0 for n in (line["placed"], *line["tokens"]))
-                and len(line["tokens"]) == len(line["chunks"])
-            )
-            if not ok:
-                raise ValueError("fields of the wrong form")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number > len(whole):  # the last line may be incomplete: it is still being written
-                continue
-            raise TraceError(
-                f"{path}:{number}: not a window's operation ({type(error).__name__}: {error}): give a file "
-                "that KameraWindow(trace=…) wrote"
-            ) from None
-        yield line
