@@ -115,6 +115,10 @@ VERBS = {
         "kamera.cli.plan:plan_from_trace",
         "Make a plan of the recurring windows, the largest savings first.",
     ),
+    "view": Verb(
+        "kamera.cli.view:view",
+        "Show a window's life: every chunk over time, what ran, and what a prefix cache would have run.",
+    ),
     "serve": Verb(
         "kamera.cli.serve:serve",
         "Serve /v1/chat/completions, /v1/responses and /v1/messages; an agent changes its URL only.",

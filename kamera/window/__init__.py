@@ -29,7 +29,7 @@ from kamera.window.requests import (
 from kamera.window.rows import NamedRows
 from kamera.window.slots import Shown, Slot
 from kamera.window.steps import Cost, Offer, Plan, Reason
-from kamera.window.trace import Trace, read_trace
+from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "grounds_of",
     "library_versions",
     "policy_of",
+    "read_events",
     "read_trace",
     "well_formed",
 ]

@@ -47,7 +47,12 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[Event]:
 
     Raises TraceError naming the line for a file that is not a trace, OSError if it cannot be read.
     """
-    *whole, last = Path(path).read_bytes().split(b"\n")
+    return read_events(Path(path).read_bytes(), str(path))
+
+
+def read_events(data: bytes, where: str) -> Iterator[Event]:
+    """The events of a trace's ``data``, as `read_trace`; ``where`` names it in errors."""
+    *whole, last = data.split(b"\n")
     for number, line in enumerate([*whole, last], start=1):
         try:
             event = Event.from_json(line)
@@ -55,7 +60,7 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[Event]:
             if number > len(whole):
                 continue
             raise TraceError(
-                f"{path}:{number}: not a window's operation ({error}): give a file that "
+                f"{where}:{number}: not a window's operation ({error}): give a file that "
                 "KameraWindow(trace=…) wrote"
             ) from None
         yield event

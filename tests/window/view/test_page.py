@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -12,6 +11,7 @@ import pytest
 from kamera.window import Outcome
 from kamera.window.view import page
 from tests.window.told import event, slot
+from tests.window.view.browsing import chromium
 from tests.window.view.test_story import walk
 
 HOSTILE = """</script><img src=x onerror="window.hit=1"><!--data--><!-- & ' \u2028"""
@@ -56,14 +56,8 @@ def test_a_hostile_text_is_data_and_ends_no_element():
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (kamera[test])")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -163,7 +157,7 @@ def test_ten_thousand_operations_are_drawn_as_far_as_they_are_in_sight(look):
     assert "frame 0000270f" in tab.locator("#lanes").inner_html()
     assert tab.evaluate("document.querySelectorAll('*').length") < 3_000
     tab.evaluate("document.getElementById('grid').scrollLeft = 5000 * 64")
-    tab.wait_for_function("document.getElementById('lanes').innerHTML.includes('>5002<')")
+    tab.locator("#lanes text", has_text="5002").wait_for()
     assert tab.evaluate("document.querySelectorAll('*').length") < 3_000
 
 
