@@ -51,6 +51,7 @@ VERBS = {
     "certify": Verb("kamera.cli.certify:certify"),
     "compile": Verb("kamera.cli.compile:compile_plan"),
     "plan": Verb("kamera.cli.plan:plan_from_trace"),
+    "view": Verb("kamera.cli.view:view"),
     "serve": Verb("kamera.cli.serve:serve"),
     "inspect": Verb("kamera.cli.inspect:inspect"),
     "store": Verb("kamera.cli.app:store", "A store's contents and its upkeep."),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path as FilePath
-from typing import Any
 
 from kamera.compile.trie import Path, leaves
-from kamera.errors import TraceError
+from kamera.window import Event, read_trace
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,6 @@ class Recurrence:
     times: int
     saved_tokens: int
     forming_tokens: int
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A line of a trace: the system prompt's digest, the window's chunks afterwards, in order, the tokens of
-    each, and the first position that was placed anew.
-    """
-
-    anchor: str
-    chunks: Path
-    tokens: tuple[int, ...]
-    placed: int
-
-    @classmethod
-    def parse(cls, line: Any) -> Operation:
-        """From a line's JSON. Raises ValueError, KeyError or TypeError for another."""
-        anchor, chunks, tokens, placed = (line[name] for name in ("anchor", "chunks", "tokens", "placed"))
-        names = all(isinstance(name, str) for name in (anchor, *chunks))
-        counts = all(type(n) is int and n >= 0 for n in (placed, *tokens))
-        if not (names and counts and len(tokens) == len(chunks)):
-            raise ValueError("fields of the wrong form")
-        return cls(anchor, tuple(chunks), tuple(tokens), placed)
 
 
 def mine(
@@ -75,11 +52,12 @@ def mine(
             raise ValueError(f"{name} {value} must be at least 1")
     length: dict[str, int] = {}
     arrivals: Counter[Path] = Counter()
-    for operation in operations(path, anchor):
-        chunks = tuple(takewhile(lambda c: stored is None or c in stored, operation.chunks))
-        length.update(zip(operation.chunks, operation.tokens, strict=True))
+    for event in operations(path, anchor):
+        slots = event.report.slots
+        chunks = tuple(takewhile(lambda c: stored is None or c in stored, (slot.chunk_id for slot in slots)))
+        length.update((slot.chunk_id, slot.length) for slot in slots)
         # a leading chunk has no antecedents
-        arrivals.update(chunks[: i + 1] for i in range(max(1, operation.placed), len(chunks)))
+        arrivals.update(chunks[: i + 1] for i in range(max(1, event.placed), len(chunks)))
     recurrent = {path: count for path, count in arrivals.items() if count >= times}
     return _choose(recurrent, length, top, tokens)
 
@@ -118,26 +96,12 @@ def _choose(
     return chosen
 
 
-def operations(path: str | FilePath, anchor: str | None) -> list[Operation]:
+def operations(path: str | FilePath, anchor: str | None) -> list[Event]:
     """The operations of a trace under one system prompt. ``anchor`` and errors as in `mine`."""
-    lines = list(_lines(FilePath(path)))
-    seen = Counter(line.anchor for line in lines)
+    events = list(read_trace(path))
+    seen = Counter(event.anchor for event in events)
     matching = [a for a in seen if a.startswith(anchor or "")]
     if len(matching) > 1 or (anchor and not matching):
         known = ", ".join(f"{a[:12]} ({count} operations)" for a, count in seen.most_common())
         raise ValueError(f"anchor {anchor!r} chooses {len(matching)} system prompts of the trace: {known}")
-    return [line for line in lines if line.anchor in matching]
-
-
-def _lines(path: FilePath) -> Iterator[Operation]:
-    *whole, last = path.read_bytes().split(b"\n")
-    for number, data in enumerate([*whole, last], start=1):
-        try:
-            yield Operation.parse(json.loads(data))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number > len(whole):  # the last line may be incomplete: it is still being written
-                continue
-            raise TraceError(
-                f"{path}:{number}: not a window's operation ({type(error).__name__}: {error}): give a file "
-                "that KameraWindow(trace=…) wrote"
-            ) from None
+    return [event for event in events if event.anchor in matching]

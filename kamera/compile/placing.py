@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path as FilePath
 
-from kamera.compile.mine import Operation, operations
+from kamera.compile.mine import operations
 from kamera.compile.trie import Path
 from kamera.store import ObjectInfo
-from kamera.window import NamedRows
+from kamera.window import Event, NamedRows
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ def place(
     begin with what ``rows`` of a store hold behind the same anchor. Chunks run one forward each. ``anchor``
     and errors as in `mine`.
     """
-    lines = operations(path, anchor)
+    events = operations(path, anchor)
     arrivals, placements = NamedRows(), NamedRows()
     for known in (arrivals, placements):
-        known.take(row for row in rows if lines and row.context.anchor == lines[0].anchor)
+        known.take(row for row in rows if events and row.context.anchor == events[0].anchor)
     made = []
-    for line in _whole(lines):
-        tokens = dict(zip(line.chunks, line.tokens, strict=True))
+    for event in _whole(events):
+        tokens = {slot.chunk_id: slot.length for slot in event.report.slots}
         old, new = arrivals.assembled(tokens, "given"), placements.assembled(tokens, "free")
         arrivals.keep(old.order)
         placements.keep(new.order)
@@ -50,12 +50,17 @@ def place(
     return made
 
 
-def _whole(lines: Sequence[Operation]) -> Iterator[Operation]:
+def _whole(events: Sequence[Event]) -> Iterator[Event]:
     """The operations whose window had chunks placed into it, the last of each that grew."""
     new = False
-    for line, following in zip_longest(lines, lines[1:]):
-        new = new or line.placed < len(line.chunks)
-        grows = following is not None and following.chunks[: len(line.chunks)] == line.chunks
+    for event, following in zip_longest(events, events[1:]):
+        chunks = _chunks(event)
+        new = new or event.placed < len(chunks)
+        grows = following is not None and _chunks(following)[: len(chunks)] == chunks
         if new and not grows:
-            yield line
+            yield event
         new = new and grows
+
+
+def _chunks(event: Event) -> Path:
+    return tuple(slot.chunk_id for slot in event.report.slots)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from kamera.content.chunk import TOKEN_TYPES, Chunk
@@ -138,7 +139,12 @@ class ChunkBuilder:
         return ids.to(device="cpu", dtype=torch.int64, copy=True)
 
     def from_tensors(
-        self, input_ids: Any, inputs: Mapping[str, Any], fingerprint: str, label: str = ""
+        self,
+        input_ids: Any,
+        inputs: Mapping[str, Any],
+        fingerprint: str,
+        label: str = "",
+        picture: Image.Image | None = None,
     ) -> Chunk:
         """Build a chunk from token ids ``[tokens]`` (or ``[1, tokens]``) and the model's own inputs."""
         ids = self.checked_ids(input_ids)
@@ -161,7 +167,7 @@ class ChunkBuilder:
             tensors[name] = tensor
         self._check_grids(tensors)
         tensors.update(self._token_types(ids, tensors))
-        return Chunk(ids, tensors, fingerprint, label)
+        return Chunk(ids, tensors, fingerprint, label, picture)
 
     def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
         """Token ids of trusted ``text``, int64 ``[tokens]``: special tokens in it count.
@@ -281,7 +287,15 @@ class ChunkBuilder:
         if written.hidden:
             ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
         inputs = {k: v for k, v in inputs.items() if k in self.accepted and k != "input_ids"}
-        return self.from_tensors(ids, inputs, fingerprint, label)
+        picture = next(
+            (
+                i["image"] if i["type"] == "image" else i["video"].frames[0]
+                for i in items
+                if i["type"] != "text"
+            ),
+            None,
+        )
+        return self.from_tensors(ids, inputs, fingerprint, label, picture)
 
 
 def _placeholder(item: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 
 from kamera.ops import chunk_id, whole_lists
 
@@ -49,7 +50,8 @@ class Chunk:
     ``id`` is a digest of the token ids and of every model input (processed pixels included), so two
     chunks of equal content are one chunk. ``input_ids`` is int64 ``[tokens]`` on the CPU; ``inputs``
     are the model's keyword arguments for it, per-token ones as ``[tokens]``. ``fingerprint`` is that
-    of the backbone that built it.
+    of the backbone that built it. ``picture`` is the first picture in it as it was given, to be looked at
+    only: None of text, and of tensors.
 
     A chunk is a value: it copies its tensors on construction, ``input_ids`` and ``inputs`` return copies, and
     the id is a digest of its own. So an id always matches the content.
@@ -59,13 +61,24 @@ class Chunk:
     fingerprint: str
     label: str
     inputs: Mapping[str, torch.Tensor]
+    picture: Image.Image | None
     _ids: torch.Tensor
 
     def __init__(
-        self, input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor], fingerprint: str, label: str = ""
+        self,
+        input_ids: torch.Tensor,
+        inputs: Mapping[str, torch.Tensor],
+        fingerprint: str,
+        label: str = "",
+        picture: Image.Image | None = None,
     ) -> None:
         ids, held = input_ids.clone(), _Copies(inputs)
-        own = {"id": chunk_id(ids, held.own), "fingerprint": fingerprint, "label": label}
+        own = {
+            "id": chunk_id(ids, held.own),
+            "fingerprint": fingerprint,
+            "label": label,
+            "picture": picture,
+        }
         for name, value in (own | {"inputs": held, "_ids": ids}).items():
             object.__setattr__(self, name, value)
 

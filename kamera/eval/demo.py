@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, Report, ReusePolicy
+from kamera.window import Event, KameraWindow, Report, ReusePolicy
 
 SEED = 700_000
 LAYOUT = "LLILIL"
@@ -59,11 +60,13 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, and what the slots of the first clip were worth: after which operation, in which arm."""
+    """The table, what the slots of the first clip were worth (after which operation, in which arm), and the
+    events of its windows, whose sessions are the arms."""
 
     rows: tuple[DemoRow, ...]
     clips: int
     guarantees: tuple[tuple[str, str, str], ...]
+    events: tuple[Event, ...] = ()
 
 
 def run_demo(
@@ -78,12 +81,16 @@ def run_demo(
     scorer = Scorer(backbone.tokenize)
     costs: dict[tuple[str, str], list[DemoCost]] = {}
     shown: list[tuple[str, str, str]] = []
+    events: list[Event] = []
     for clip in range(clips):
         episode = testbed.World(SEED).episode(clip, layout=LAYOUT)
         path = directory / f"clip{clip}.mp4"
         testbed.render_video(episode.frames, path)
         frames = testbed.read_frames(path)
         walk = _Walk(backbone, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
+        if clip == 0:
+            for arm, window in walk.windows.items():
+                window.on_event(partial(_hear, events, arm))
         for operation, reports in walk.operations():
             yield f"clip {clip + 1} of {clips}: {operation}"
             arms, cost = walk.arms(reports)
@@ -95,7 +102,14 @@ def run_demo(
                 for arm, window in walk.windows.items():
                     shown.append((operation, arm, " ".join(s.guarantee for s in window.slots)))
     rows = _rows(scorer.scores(), costs)
-    yield Demo(tuple(rows), clips, tuple(shown))
+    yield Demo(tuple(rows), clips, tuple(shown), tuple(events))
+
+
+def _hear(events: list[Event], arm: str, event: Event) -> None:
+    """Note an event of an arm's own window; those of its forks are another arm's."""
+    own = next((each.window for each in events if each.session == arm), event.window)
+    if event.window == own:
+        events.append(replace(event, session=arm))
 
 
 class _Walk:

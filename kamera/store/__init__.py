@@ -31,7 +31,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit, NearDuplicate
-from kamera.store.store import ChunkStore, signature
+from kamera.store.store import ChunkStore, memory_of, signature
 
 __all__ = [
     "VISION_TOKENS",
@@ -71,6 +71,7 @@ __all__ = [
     "is_key",
     "kept",
     "mean_features",
+    "memory_of",
     "object_key",
     "patch_key",
     "probe_text",

@@ -18,7 +18,7 @@ from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.encoding import EncodingRecord
-from kamera.store.info import FlushReport, ObjectInfo, Put, StoreStats
+from kamera.store.info import FlushReport, MemoryStats, ObjectInfo, Put, StoreStats
 from kamera.store.keys import (
     PATCH_KINDS,
     Context,
@@ -381,6 +381,11 @@ class ChunkStore:
 def signature(store: ChunkStore, text: str) -> str:
     """A digest of a text and the store's tenant; with a secret, one that only who holds it can make."""
     return store._codec.sign_row(digest("kamera.sign.v1", store.tenant, text))
+
+
+def memory_of(store: ChunkStore) -> MemoryStats:
+    """What a store holds in memory, and its look-ups there."""
+    return store._memory.stats()
 
 
 def _stats(store: ChunkStore) -> StoreStats:

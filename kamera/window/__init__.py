@@ -3,7 +3,7 @@
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
-from kamera.window.events import Event
+from kamera.window.events import Event, Outcome
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
@@ -12,7 +12,7 @@ from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
 from kamera.window.recipe import Recipe
-from kamera.window.report import Report, SlotReport
+from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import (
     Append,
     Arrange,
@@ -28,7 +28,8 @@ from kamera.window.requests import (
 )
 from kamera.window.rows import NamedRows
 from kamera.window.slots import Shown, Slot
-from kamera.window.steps import Cost, Offer, Plan
+from kamera.window.steps import Cost, Offer, Plan, Reason
+from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
 
 __all__ = [
@@ -57,7 +58,9 @@ __all__ = [
     "Offer",
     "OnLeave",
     "OnMiss",
+    "Outcome",
     "Plan",
+    "Reason",
     "Recall",
     "Recipe",
     "Reorder",
@@ -68,6 +71,8 @@ __all__ = [
     "Slide",
     "Slot",
     "SlotReport",
+    "Times",
+    "Trace",
     "Verdict",
     "WindowMemory",
     "certified_by_default",
@@ -75,5 +80,7 @@ __all__ = [
     "grounds_of",
     "library_versions",
     "policy_of",
+    "read_events",
+    "read_trace",
     "well_formed",
 ]

@@ -97,9 +97,13 @@ def carried_out(
     differs from its row, the row is refused and the request planned again.
     """
     plan = plan or bounds.plan(named, stage, before, policy)
+    tally.passed("plan")
     facts = {**facts_of(named, before), **named.encoded(stage.former)}
+    tally.passed("encode")
     while True:
         try:
-            return Done(plan, *run(plan, before, facts, stage, tally, inquiry))
+            ran = run(plan, before, facts, stage, tally, inquiry)
+            tally.passed("run")
+            return Done(plan, *ran)
         except RowLied:
             plan = bounds.plan(named, stage, before, policy)

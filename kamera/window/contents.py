@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import overload
 
 from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Account, Engine, Usage
 from kamera.patches import Anchor, Guarantee, weakest
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, memory_of
 from kamera.window.bounds import Bounds
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms
+from kamera.window.events import Event, Listener, outcomes, tell
 from kamera.window.html import slot_table
 from kamera.window.memory import Holdings, WindowMemory
+from kamera.window.naming import Pictures
 from kamera.window.policy import ReusePolicy
+from kamera.window.report import Report
 from kamera.window.slots import Slot
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
+from kamera.window.steps import Cost, Plan
+from kamera.window.thumbnails import thumbnails
 
 
 class Contents:
@@ -37,6 +44,8 @@ class Contents:
     _account: Account
     _notes: list[str]  # for the next report
     _family: weakref.WeakSet[Contents]  # it and its forks
+    _listeners: tuple[Listener, ...]
+    _name: str = ""  # in events
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
     @property
@@ -108,6 +117,18 @@ class Contents:
         """Bytes it holds: live cache, copies, encodings, and the part of them that its forks hold too."""
         return self._holdings().memory(w._holdings() for w in self._family if w is not self)
 
+    def on_event(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with the `Event` of each operation; returns a function that ends this.
+
+        Forks made from now on call it too. An error in it costs a warning, never the operation.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            self._listeners = tuple(heard for heard in self._listeners if heard is not listener)
+
+        return end
+
     def __len__(self) -> int:
         return len(self._state.residents)
 
@@ -146,3 +167,27 @@ class Contents:
 
     def _holdings(self) -> Holdings:
         return Holdings.of(self.anchor, self._state, self._stage.live)
+
+    def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
+        if not self._listeners:
+            return
+        self._name = self._name or secrets.token_hex(4)
+        media = [bool(resident.facts.encoded.tensors) for resident in self._state.residents]
+        event = Event(
+            operation=report.operation,
+            time=time.time(),
+            anchor=self.anchor.digest,
+            plan=plan,
+            report=report,
+            before=before,
+            window=self._name,
+            anchor_tokens=self.anchor.length,
+            max_tokens=self.max_tokens,
+            usage=self.usage(),
+            memory=self._holdings().memory([]),
+            cached=memory_of(self.store).bytes,
+            outcomes=() if plan is None else outcomes(plan, before, report.slots, media),
+            later=Cost() if plan is None else plan.later,
+            pictures=thumbnails(pictures, report.slots, before),
+        )
+        tell(self._listeners, event)

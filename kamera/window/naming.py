@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from PIL import Image
 
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
@@ -32,17 +33,22 @@ from kamera.window.requests import (
 from kamera.window.slots import Slot
 from kamera.window.state import WindowState, indices
 
+Pictures = Mapping[str, Image.Image]
+"""The first picture of chunks, by id."""
+
 
 @dataclass(frozen=True, eq=False)
 class Named:
     """A request with names alone, the facts of its incoming chunks by id, and those still to encode.
 
     The facts of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
+    ``pictures`` are those of chunks that were given, for events.
     """
 
     request: Request
     coming: Mapping[str, Facts] = field(default_factory=dict)
     unseen: Mapping[str, Chunk] = field(default_factory=dict)
+    pictures: Pictures = field(default_factory=dict)
 
     def encoded(self, former: Former) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
@@ -294,4 +300,5 @@ def _named(
     }
     for name, others in heads.items():
         coming[name] = dataclasses.replace(coming[name], heads=others)
-    return Named(request, coming, {chunk.id: chunk for chunk, facts in found if facts is None})
+    unseen = {chunk.id: chunk for chunk, facts in found if facts is None}
+    return Named(request, coming, unseen, {c.id: c.picture for c, _ in found if c.picture is not None})

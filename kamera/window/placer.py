@@ -23,6 +23,7 @@ from kamera.window.steps import (
     Offer,
     Place,
     Prefill,
+    Reason,
     Rows,
     Sample,
     Step,
@@ -99,7 +100,8 @@ class Placer:
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
         elif found is not None and self._leads(chunk, before, spot, found):
             home = None if any(before.frame) else found[0]
-            seat = self._prefill(chunk, before, spot, number=number, leading=home)
+            why: Reason = "new" if was is None else "no canonical"
+            seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
                 self.owed.append(Archive(seat.number, False, later=True))
                 seat = replace(seat, archived=True)
@@ -109,9 +111,11 @@ class Placer:
             computes = not (offer and offer.base) and self._computes(chunk)
             self.steps.append(Place(seat, offer, computes))
         else:
-            archived = archived if was is None else was.archived
-            sampled = self._sample(chunk, before, spot, was, archived, number)
-            seat = sampled or self._prefill(chunk, before, spot, archived=archived, number=number)
+            archived, reason = archived if was is None else was.archived, self._reason(chunk, before)
+            sampled = self._sample(chunk, before, spot, was, archived, number, reason)
+            seat = sampled or self._prefill(
+                chunk, before, spot, archived=archived, number=number, reason=reason
+            )
             if sampled or self.policy.on_miss == "form":
                 self._miss(seat)
         return seat if was is None or was.clean is None else self.switch(seat, False)
@@ -155,6 +159,26 @@ class Placer:
             return source, None
         return None
 
+    def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
+        """Why no stored KV serves a chunk behind ``before``; the rows are those that `_best` looked at."""
+        policy, rows = self.policy, self.rows
+        if policy.minimum == "exact" or not (policy.patches or policy.moves):
+            return "policy"
+        if self.limits.glue(chunk.chunk_id):
+            return "glue"
+        there = self.base(chunk.chunk_id)
+        anchor = "" if there is None else there.context.anchor
+        if there is None and not rows.has_canonical(chunk.chunk_id):
+            return "no canonical"
+        behind = before.chunk_ids
+        if rows.refused(chunk.chunk_id, behind, "exact", anchor):
+            return "refused"
+        row = rows.patch(chunk.chunk_id, behind, "exact", anchor)
+        if row is None:
+            return "no patch"
+        proved = row.proof is not None and policy.keeps_patch(row.proof)
+        return "budget" if proved or policy.tolerance is None else "unproved"
+
     def _prefill(
         self,
         chunk: Newcomer | Seat,
@@ -164,6 +188,7 @@ class Placer:
         archived: bool = False,
         number: int | None = None,
         leading: Source | None = None,
+        reason: Reason = "",
     ) -> Seat:
         """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact".
 
@@ -182,7 +207,7 @@ class Placer:
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
         head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
         joined = head is None and self._follows(before)
-        step = Prefill(seat, before, new, () if head is None else (head,), joined)
+        step = Prefill(seat, before, new, () if head is None else (head,), joined, reason)
         self.steps.append(step)
         self.price.ran(chunk, step.held, joined)
         return seat
@@ -195,6 +220,7 @@ class Placer:
         was: Seat | None,
         archived: bool,
         number: int,
+        reason: Reason,
     ) -> Seat | None:
         """Plan a forward of a few of a chunk's tokens: None if the policy or its own estimate refuses.
 
@@ -226,7 +252,7 @@ class Placer:
         source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
         joined = self._joins_sample()
-        self.steps.append(Sample(seat, before, size, base, own, joined))
+        self.steps.append(Sample(seat, before, size, base, own, joined, reason))
         self.price.sampled(size.tokens, joined)
         return seat
 
@@ -257,7 +283,7 @@ class Placer:
         if taken is None or (stored and self._best(chunk, before, None) is not None):
             return None
         seat = taken.seat(chunk, spot)
-        self.steps.append(Prefill(seat, before, heads=taken.heads))
+        self.steps.append(Prefill(seat, before, heads=taken.heads, reason="edited"))
         self.price.ran(chunk, sum(head.tokens for head in taken.heads))
         return seat
 

@@ -67,7 +67,7 @@ class Planner(Placer):
         if not state.seats:  # leading: its prefill behind the anchor is the canonical itself
             seat = self.bring(chunk, state, spot)
         else:
-            seat = self._prefill(chunk, state, spot, new=True)
+            seat = self._prefill(chunk, state, spot, new=True, reason="new")
             if archive == "now" or (archive is None and self.policy.forms == "always"):
                 seat = self.archived(seat)
         return state.joined(seat), seat.number

@@ -6,10 +6,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kamera.engines import Engine, Work, Written
 from kamera.window.html import slot_table, table
 from kamera.window.slots import Slot
+
+
+class Times(NamedTuple):
+    """Seconds of an operation by part.
+
+    ``plan``: contents become chunks, rows are looked up, the plan is made. ``encode``: new pictures go
+    through the vision tower. ``run``: the plan's forwards, reads and puts. ``show``: the live KV is written.
+    """
+
+    plan: float = 0.0
+    encode: float = 0.0
+    run: float = 0.0
+    show: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,7 +34,8 @@ class Report:
     window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
     through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
     written. ``tokens_held`` are those of new texts whose KV stood where they need it: the beginning of an
-    edited text, or what was said behind the window (`KameraWindow.respond`).
+    edited text, or what was said behind the window (`KameraWindow.respond`). ``times`` are parts of
+    ``seconds``; an answer's own time is in neither.
     ``notes`` name objects that were refused (a damaged patch, say) or not stored (on a full disk, say).
     """
 
@@ -36,6 +51,7 @@ class Report:
     seconds: float
     notes: tuple[str, ...] = ()
     tokens_held: int = 0
+    times: Times = field(default_factory=Times)
 
     @property
     def _costs(self) -> list[tuple[str, str]]:
@@ -82,6 +98,15 @@ class Tally:
     seconds: float = 0.0
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
+    times: Times = field(default_factory=Times)
+    _at: float = field(default_factory=time.perf_counter)
+
+    def passed(self, part: str) -> None:
+        """Count the time since the last call, or since the beginning, to a part of `Times`."""
+        now = time.perf_counter()
+        end = now if self.ended is None else min(self.ended, now)
+        self.times = self.times._replace(**{part: getattr(self.times, part) + max(0.0, end - self._at)})
+        self._at = now
 
     def add(self, written: Written) -> None:
         """Count bytes that were written."""
@@ -102,7 +127,7 @@ class Tally:
     ) -> Report:
         """The finished report."""
         counts = (self.forwards, self.tokens, self.vision_encodes, self.bytes_rotated, self.bytes_patched)
-        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.held)
+        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.held, self.times)
         return Report(operation, None, *rest) if slot is None else SlotReport(operation, slot, *rest)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kamera.engines import Stand
 from kamera.ops import PatchBudget, Proof, SampleSize
@@ -13,6 +13,16 @@ from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.requests import Request
 from kamera.window.seats import Offset, Seat, Seats, Source, Spot
+
+Reason = Literal[
+    "", "new", "edited", "policy", "glue", "no canonical", "no patch", "refused", "unproved", "budget"
+]
+"""Why a chunk runs although stored KV could serve.
+
+It was never seen. It begins as another text, and its end is new. The policy serves no stored patch. It is a
+text too short to keep. No canonical is stored, or no patch behind these antecedents. The patch was refused,
+has not proved itself, or is smaller than the policy asks. "" for none of these: its KV was not to be had.
+"""
 
 
 class Rows(Protocol):
@@ -150,7 +160,8 @@ class Head:
 class Prefill:
     """A conditioned forward behind ``before``, of the tokens after ``heads``; ``new``: it was unseen.
 
-    ``joined``: in one forward with the step before, whose chunk stands right in front of it.
+    ``joined``: in one forward with the step before, whose chunk stands right in front of it. ``reason``: why
+    no stored KV serves.
     """
 
     seat: Seat
@@ -158,6 +169,7 @@ class Prefill:
     new: bool = False
     heads: tuple[Head, ...] = ()
     joined: bool = False
+    reason: Reason = ""
 
     @property
     def held(self) -> int:
@@ -170,7 +182,8 @@ class Sample:
     """``size`` of a chunk's tokens run behind ``before``; the others are completed from ``base``.
 
     ``base`` is the KV that it has in the window if it is its ``own``, else its canonical. ``joined``: in one
-    forward with the prefills and samples before it, back to the first of them that is not joined.
+    forward with the prefills and samples before it, back to the first of them that is not joined. ``reason``
+    as for `Prefill`.
     """
 
     seat: Seat
@@ -179,6 +192,7 @@ class Sample:
     base: Source
     own: bool
     joined: bool = False
+    reason: Reason = ""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
-from kamera.window.events import Event, Listener, tell
 from kamera.window.inquiry import Inquiry
 from kamera.window.lookback import check_cosine, found, note_duplicate
 from kamera.window.naming import check_rule
@@ -54,8 +52,8 @@ class KameraWindow(Assembling):
     constructor looks for one beside the store and in the user's directory, once. See `ReusePolicy.certified`.
     Raises CertificateMismatch or InvalidCertificate for a given one that does not apply.
 
-    ``trace`` is a file to which each operation is written, ids and times only; `kamera plan` makes a plan
-    from it.
+    ``trace`` is a file to which the event of each operation is written, without content (`Trace`); `kamera
+    plan` makes a plan from it, `kamera view` a page.
 
     An operation succeeds whole or leaves the window as it was. Operations and questions of several threads on
     one window run one after another; different windows and forks, although they share KV, run concurrently.
@@ -77,7 +75,7 @@ class KameraWindow(Assembling):
         check_rule(positions)
         self._lock = forks.Lock("this window")
         check_parts(backbone, store)
-        self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
+        self._listeners = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
         self._account, self._notes, self._ahead = Account(), [], Departures(backbone)
@@ -227,21 +225,9 @@ class KameraWindow(Assembling):
         with self._counting() as tally:
             form_orbit(self._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
         report = tally.report("form_orbit", self.slots[index], self.slots)
-        self._tell(None, report, self.slots)
+        self._tell(None, report, self.slots, {})
         assert isinstance(report, SlotReport)
         return report
-
-    def on_event(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with the `Event` of each operation; returns a function that ends this.
-
-        Forks made from now on call it too. An error in it costs a warning, never the operation.
-        """
-        self._listeners = (*self._listeners, listener)
-
-        def end() -> None:
-            self._listeners = tuple(heard for heard in self._listeners if heard is not listener)
-
-        return end
 
     @serial
     def fork(self, *, apart: bool = False) -> KameraWindow:
@@ -252,6 +238,7 @@ class KameraWindow(Assembling):
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
         branch._account, branch._notes, branch._ahead = Account(), [], Departures(self.backbone)
+        branch._name = ""
         live = self.backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
@@ -338,12 +325,13 @@ class KameraWindow(Assembling):
                     note_duplicate(former, state.residents, state.residents[-1].facts, least, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
+            tally.passed("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
         after = {slot.number: slot for slot in self.slots}
         evicted = tuple(slot for slot in old if slot.number not in after)
         slot = None if plan.arrived is None else after[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
-        self._tell(plan, report, old)
+        self._tell(plan, report, old, named.pictures)
         return report, answer
 
     def _perform_on_slot(self, request: Request | Search) -> SlotReport:
@@ -364,7 +352,3 @@ class KameraWindow(Assembling):
                 former = self._stage.former
                 with former.losses.told_to(tally.notes), former.operation():
                     yield tally
-
-    def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
-        now = time.time()
-        tell(self._listeners, Event(report.operation, now, self.anchor.digest, plan, report, before))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
+from functools import partial
 from itertools import chain, permutations
 
 import pytest
@@ -11,32 +12,30 @@ from kamera.compile import read_plan
 from kamera.compile.mine import Recurrence, mine, plan_text
 from kamera.compile.plan import ById
 from kamera.errors import TraceError
+from kamera.window import Event
+from tests.window.told import event, slot, write_trace
 
 TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40, "e": 50}
 
 
-def line(chunks: str, placed: int | None = None, operation: str = "append", anchor: str = "a0") -> dict:
-    return {
-        "time": 1.0,
-        "operation": operation,
-        "anchor": anchor,
-        "chunks": list(chunks),
-        "tokens": [TOKENS[c] for c in chunks],
-        "placed": len(chunks) - 1 if placed is None else placed,
-    }
+def line(chunks: str, placed: int | None = None, operation: str = "append", anchor: str = "a0") -> Event:
+    """An operation after which the window has these chunks, those from index ``placed`` on placed anew."""
+    placed = len(chunks) - 1 if placed is None else placed
+    after = [slot(c, i, length=TOKENS[c]) for i, c in enumerate(chunks)]
+    if placed == len(chunks):
+        return event(operation, after, after, anchor=anchor)
+    if placed == len(chunks) - 1:
+        return event("append", after[:-1], after, concerns=after[-1], anchor=anchor)
+    before = [*after[:placed], *(replace(s, number=s.number + 100) for s in after[placed:])]
+    return event("reorder", before, after, anchor=anchor)
 
 
 @pytest.fixture
 def trace(tmp_path):
-    def write(*lines: dict):
-        path = tmp_path / "trace.jsonl"
-        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-        return path
-
-    return write
+    return partial(write_trace, tmp_path / "trace.jsonl")
 
 
-def filled(chunks: str) -> list[dict]:
+def filled(chunks: str) -> list[Event]:
     """A window that was filled chunk by chunk."""
     return [line(chunks[: i + 1]) for i in range(len(chunks))]
 
@@ -95,11 +94,12 @@ def test_several_prompts_have_to_be_told_apart(trace):
         mine(path, anchor="zz")
 
 
-@pytest.mark.parametrize("bad", ["{}", "7", "no json", '{"chunks": ["a"]}', "wrong"])
+@pytest.mark.parametrize("bad", ["{}", "7", "no json", '{"format": 1}', "wrong", "other"])
 def test_a_file_that_is_no_trace_is_refused_by_line(trace, bad):
     path = trace(line("a"))
-    spoilt = json.dumps({**line("ab"), "tokens": [1]}) if bad == "wrong" else bad
-    path.write_text(path.read_text() + spoilt + "\n" + json.dumps(line("a")) + "\n")
+    good = line("ab").to_json()
+    spoilt = {"wrong": good.replace('"length":10', '"length":"10"'), "other": good.replace(":1,", ":2,", 1)}
+    path.write_text(path.read_text() + spoilt.get(bad, bad) + "\n" + good + "\n")
     with pytest.raises(TraceError, match=r"trace\.jsonl:2: not a window's operation"):
         mine(path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,16 +10,12 @@ import pytest
 from kamera.compile.placing import place
 from tests.cli.run import kamera
 from tests.compile.test_mine import TOKENS, filled, line
+from tests.window.told import write_trace
 
 
 @pytest.fixture
 def trace(tmp_path):
-    def write(*lines: dict):
-        path = tmp_path / "trace.jsonl"
-        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-        return path
-
-    return write
+    return partial(write_trace, tmp_path / "trace.jsonl")
 
 
 def runs(made) -> list[tuple]:

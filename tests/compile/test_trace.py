@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import stat
 
@@ -11,6 +10,7 @@ import pytest
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import Counts, read_plan, run_plan
 from kamera.compile.mine import mine, plan_text
+from kamera.window import read_trace
 from tests.cli.run import kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
 
@@ -21,10 +21,6 @@ BLIND = ReusePolicy(on_miss="prefill", forms="always")
 @pytest.fixture
 def frames(tmp_path) -> list[list]:
     return [[{"image": str(tmp_path / n)}, f"{SECRET} {n}\n"] for n in pictures(tmp_path, 4)]
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
@@ -45,7 +41,8 @@ def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
         loaded.recall(c)
         window.generate("what is it?", max_new_tokens=1)
         d = branch.slots[-1].chunk_id
-    found = [(x["operation"], x["chunks"], x["placed"]) for x in lines(path)]
+    events = list(read_trace(path))
+    found = [(x.operation, [s.chunk_id for s in x.report.slots], x.placed) for x in events]
     assert found == [
         ("append", [a], 0),
         ("append", [a, b], 1),
@@ -58,12 +55,13 @@ def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
         ("append", [b, a, d], 2),
         ("recall", [b, a, c], 2),
     ]
-    assert {x["anchor"] for x in lines(path)} == {window.anchor.digest}
-    assert lines(path)[2]["tokens"] == [slot.length for slot in appended]
+    assert {x.anchor for x in events} == {window.anchor.digest}
+    assert [slot.length for slot in events[2].report.slots] == [slot.length for slot in appended]
+    assert len({x.window for x in events}) == 3  # window, fork, loaded
     text = path.read_text()
     assert SECRET not in text
     assert SYSTEM not in text
-    assert set(lines(path)[0]) == {"time", "operation", "anchor", "chunks", "tokens", "placed"}
+    assert not any(x.pictures or any(s.label for s in x.report.slots) for x in events)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -75,7 +73,8 @@ def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
         tight = window.anchor.length + 2 * length + 2
         window = KameraWindow(vision_backbone(), store, SYSTEM, max_tokens=tight, trace=path)
         ids = [window.append(frame).slot.chunk_id for frame in frames[:3]]
-    assert [(x["chunks"], x["placed"]) for x in lines(path)[-2:]] == [(ids[:2], 1), (ids[1:], 1)]
+    last = [([s.chunk_id for s in x.report.slots], x.placed) for x in read_trace(path)][-2:]
+    assert last == [(ids[:2], 1), (ids[1:], 1)]
 
 
 def test_an_unwritable_trace_only_warns(tmp_path, frames, caplog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from random import Random
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
-from kamera.window import Cost, Plan
+from kamera.window import Cost, Plan, read_trace
 from tests.window.rig import FULL_RANK, SYSTEM, is_a_reprefill, live, make, rig, same_bits, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always", on_miss="form", certified=False)
@@ -136,8 +135,8 @@ def test_a_trace_tells_which_chunks_an_assembly_placed(tmp_path):
     backbone, chunks = rig("qwen2_5_vl", 4)
     window = make(backbone, None, *chunks[:2], policy=SERVING, trace=tmp_path / "t")
     window.assemble([*chunks[:2], chunks[2]])
-    line = json.loads((tmp_path / "t").read_text().splitlines()[-1])
-    assert (line["operation"], line["placed"], len(line["chunks"])) == ("assemble", 2, 3)
+    *_, event = read_trace(tmp_path / "t")
+    assert (event.operation, event.placed, len(event.report.slots)) == ("assemble", 2, 3)
 
 
 # -- cascades ----------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
 from kamera.patches import later_of
-from kamera.window import Report, SlotReport, WindowMemory
-from kamera.window.trace import Trace
+from kamera.window import Report, SlotReport, Trace, WindowMemory, read_trace
 from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Snapshot, guarantees, make, rig, watching
 from tests.window.test_errors import assert_refused
@@ -97,7 +96,7 @@ def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
     assert report.slot == branch[1] and report.evicted == ()
     (note,) = report.notes
     assert "in view at slot 1" in note and "move=True" in note
-    assert '"placed":4' in (tmp_path / "trace").read_text()  # nothing came to a place
+    assert [event.placed for event in read_trace(tmp_path / "trace")] == [4]  # nothing came to a place
 
 
 def test_recall_moves_a_chunk_in_view_if_asked(window):

@@ -1,0 +1,67 @@
+"""A saved window, or the window of a saved session, as the one event that it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kamera.cli.contents import read_window
+from kamera.engines import Spent, Usage
+from kamera.errors import StoreError
+from kamera.store import chunks_of
+from kamera.window import Event, Outcome, Report, Slot, WindowMemory
+from kamera.window.file import FILE
+
+
+def saved_events(directory: Path) -> list[Event]:
+    """The event of a saved window: "saved", without work; of a saved session, that of its window.
+
+    Nothing of how it came to be is saved. Raises StoreError for a directory that holds neither, CorruptChunk
+    and StoreVersionError as `read_window`.
+    """
+    if (directory / FILE).is_file():
+        return [_saved(read_window(directory), directory, session="")]
+    found = sorted(directory.glob(f"window-*/{FILE}"))
+    if not found:
+        raise StoreError(f"{str(directory)!r} is no saved window or session: give one, or a trace")
+    return [_saved(read_window(file.parent), file.parent, directory.name) for file in found]
+
+
+def _saved(window: dict[str, Any], directory: Path, session: str) -> Event:
+    start, slots = window["anchor_tokens"], list[Slot]()
+    for number, chunk in enumerate(window["chunks"]):
+        copies = chunk["copies"]
+        clean = copies.get("clean")
+        copy = clean or copies["copy"]
+        slots.append(
+            Slot(
+                chunk_id=chunk["chunk_id"],
+                start=start,
+                length=chunk["tokens"],
+                guarantee="blind" if clean and number else chunk["guarantee"],
+                antecedents=chunks_of(copy["antecedents"]),
+                rank=copy["rank"],
+                bytes=copy["kv_bytes"],
+                number=number,
+                position=start,
+                conditioned=clean is None,
+                label=chunk["label"],
+            )
+        )
+        start += chunk["tokens"]
+    return Event(
+        operation="saved",
+        time=(directory / FILE).stat().st_mtime,
+        anchor=window["fingerprint"],
+        plan=None,
+        report=Report("saved", None, tuple(slots), (), 0, 0, 0, 0, 0, 0.0),
+        before=tuple(slots),
+        window=directory.name,
+        session=session,
+        anchor_tokens=window["anchor_tokens"],
+        max_tokens=window["max_tokens"],
+        usage=Usage(Spent(), Spent()),
+        memory=WindowMemory(live=0, copies=window["bytes"], encodings=0, shared=0),
+        cached=0,
+        outcomes=tuple(Outcome("kept") for _ in slots),
+    )

@@ -1,0 +1,289 @@
+"""Decides what a page shows: events become lives of windows, with lanes, spans, marks and numbers.
+
+It runs nothing and draws nothing. Beside what ran stands what two others would have run for the same windows:
+a prefix cache that forgets nothing, and a prefill of everything.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kamera.window.events import Event, Outcome
+from kamera.window.slots import Slot
+
+MOST_PICTURES = 2_000
+"""Pictures of a page; those of later chunks are left out."""
+
+
+class Rival(NamedTuple):
+    """Tokens and vision encodes that another way would have run for an operation."""
+
+    tokens: int
+    encodes: int
+
+
+class Lane(NamedTuple):
+    """One chunk of a life: its id, text, tokens, and a small JPEG file in base64, "" for none."""
+
+    chunk_id: str
+    label: str
+    tokens: int
+    picture: str
+
+
+class Span(NamedTuple):
+    """A lane's chunk from one operation to another, both included, as long as its KV is the same.
+
+    ``rank`` is that of a patch that serves it, ``patch_bytes`` its size; ``share`` and ``error`` are those of
+    a sample. ``remembers`` are the lanes of antecedents that are not in front of it any more. ``clean``: it
+    shows its canonical for the time being.
+    """
+
+    lane: int
+    first: int
+    last: int
+    guarantee: str
+    rank: int | None
+    patch_bytes: int
+    bytes: int
+    share: float | None
+    error: float | None
+    kl: float | None
+    remembers: tuple[int, ...]
+    clean: bool
+
+
+class Mark(NamedTuple):
+    """What an operation did with a lane's chunk, unless it stayed as it was."""
+
+    operation: int
+    lane: int
+    how: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Deed:
+    """One operation, with the window's lanes in order afterwards, and those that left.
+
+    ``prefix`` is what a prefix cache would have run, ``whole`` a prefill of everything. ``later`` are the
+    tokens that ran as later work of the window until then. ``memory``: bytes of live KV, copies, encodings,
+    and of the store's objects in memory.
+    """
+
+    name: str
+    time: float
+    order: tuple[int, ...]
+    left: tuple[int, ...]
+    forwards: int
+    tokens: int
+    encodes: int
+    taken: int
+    prefix: Rival
+    whole: Rival
+    later: int
+    seconds: float
+    times: tuple[float, ...]
+    turned: int
+    patched: int
+    memory: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Life:
+    """All operations on one window, or on the windows of one session."""
+
+    name: str
+    anchor_tokens: int
+    max_tokens: int | None
+    lanes: tuple[Lane, ...]
+    deeds: tuple[Deed, ...]
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+    later: tuple[int, int]
+
+    def to_document(self) -> dict[str, Any]:
+        """The life as JSON types: rows of values, their names once."""
+        return {
+            "name": self.name,
+            "anchor": self.anchor_tokens,
+            "max": self.max_tokens,
+            "later": self.later,
+            "lanes": [list(lane) for lane in self.lanes],
+            "deeds": [list(vars(deed).values()) for deed in self.deeds],
+            "spans": [list(span) for span in self.spans],
+            "marks": [list(mark) for mark in self.marks],
+        }
+
+
+FIELDS = {
+    "lane": tuple(Lane.__annotations__),
+    "span": tuple(Span.__annotations__),
+    "mark": tuple(Mark.__annotations__),
+    "deed": tuple(Deed.__annotations__),
+}
+"""Names of the values in the rows of a document."""
+
+
+def lives(events: Iterable[Event]) -> list[Life]:
+    """The lives that events tell, in the order in which they begin."""
+    told: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        told[event.session or event.window].append(event)
+    cached = _Prefixes()
+    return [_Teller(name, cached).life(those) for name, those in told.items()]
+
+
+@dataclass
+class _Prefixes:
+    """The prompts that a prefix cache has seen: one tree for each system prompt, and it forgets nothing."""
+
+    _roots: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
+        """How many of the first chunks it has; from now on it has all."""
+        node, count, seen = self._roots.setdefault(anchor, {}), 0, True
+        for chunk_id in chunk_ids:
+            seen = seen and chunk_id in node
+            count += seen
+            node = node.setdefault(chunk_id, {})
+        return count
+
+
+@dataclass
+class _Teller:
+    """Tells one life, event by event."""
+
+    name: str
+    prefixes: _Prefixes
+    lanes: list[Lane] = field(default_factory=list)
+    deeds: list[Deed] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
+    _open: dict[int, Span] = field(default_factory=dict)
+    _patches: dict[int, int] = field(default_factory=dict)
+    _later: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def life(self, events: Sequence[Event]) -> Life:
+        for event in events:
+            self._tell(event)
+        self._close(self._open)
+        last = events[-1]
+        forwards, tokens = (sum(part) for part in zip(*self._later.values(), strict=True))
+        return Life(
+            self.name,
+            last.anchor_tokens,
+            last.max_tokens,
+            tuple(self.lanes),
+            tuple(self.deeds),
+            tuple(sorted(self.spans, key=lambda span: (span.first, span.lane))),
+            tuple(self.marks),
+            (forwards, tokens),
+        )
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        report, at = event.report, len(self.deeds)
+        after = report.slots
+        order = self._order(after, event)
+        outcomes = event.outcomes or tuple(Outcome("kept") for _ in after)
+        now: dict[int, Span] = {}
+        front: set[str] = set()
+        for lane, slot, outcome in zip(order, after, outcomes, strict=True):
+            if outcome.how not in ("kept", "moved"):
+                self._patches[lane] = outcome.patch_bytes
+            now[lane] = self._span(lane, slot, at, front)
+            front.add(slot.chunk_id)
+            if outcome.how != "kept":
+                self.marks.append(Mark(at, lane, outcome.how, outcome.tokens, outcome.reason))
+        self._close({lane: span for lane, span in self._open.items() if lane not in now})
+        for lane, span in now.items():
+            old = self._open.get(lane)
+            if old is not None and span[3:] == old[3:]:  # all behind lane, first and last
+                now[lane] = old._replace(last=at)
+            elif old is not None:
+                self._close({lane: old})
+        self._open = now
+        spent = event.usage.later
+        self._later[event.window] = spent.forwards, spent.tokens
+        self.deeds.append(
+            Deed(
+                event.operation,
+                event.time,
+                order,
+                self._order(report.evicted, event),
+                report.forwards,
+                report.tokens_recomputed,
+                report.vision_encodes,
+                report.tokens_held,
+                *self._rivals(event, outcomes),
+                sum(tokens for _, tokens in self._later.values()),
+                report.seconds,
+                tuple(report.times),
+                report.bytes_rotated,
+                report.bytes_patched,
+                (event.memory.live, event.memory.copies, event.memory.encodings, event.cached),
+                report.notes,
+            )
+        )
+
+    def _order(self, slots: Sequence[Slot], event: Event) -> tuple[int, ...]:
+        """Lanes of slots; a chunk that stands twice in a window has two."""
+        met: dict[str, int] = defaultdict(int)
+        order = []
+        for slot in slots:
+            order.append(self._lane(slot, met[slot.chunk_id], event))
+            met[slot.chunk_id] += 1
+        return tuple(order)
+
+    def _lane(self, slot: Slot, nth: int, event: Event) -> int:
+        known = self._numbers.get((slot.chunk_id, nth))
+        if known is None:
+            known = self._numbers[slot.chunk_id, nth] = len(self.lanes)
+            self.lanes.append(Lane(slot.chunk_id, slot.label, slot.length, ""))
+        data, lane = event.pictures.get(slot.chunk_id), self.lanes[known]
+        if data is not None and not lane.picture and known < MOST_PICTURES:
+            self.lanes[known] = lane._replace(picture=base64.b64encode(data).decode())
+        return known
+
+    def _span(self, lane: int, slot: Slot, at: int, front: Collection[str]) -> Span:
+        gone = [name for name in slot.antecedents if name not in front]
+        patched = slot.rank is not None and slot.rank > 0
+        return Span(
+            lane,
+            at,
+            at,
+            slot.guarantee,
+            slot.rank if patched else None,
+            self._patches.get(lane, 0) if patched else 0,
+            slot.bytes,
+            slot.share,
+            slot.error,
+            None if slot.proof is None else slot.proof.kl,
+            tuple(self._numbers[name, 0] for name in gone if (name, 0) in self._numbers),
+            not slot.conditioned,
+        )
+
+    def _rivals(self, event: Event, outcomes: Sequence[Outcome]) -> tuple[Rival, Rival]:
+        """What a prefix cache and a prefill of everything run; nothing where the window holds the same."""
+        after = event.report.slots
+        ids = [slot.chunk_id for slot in after]
+        known = self.prefixes.known(event.anchor, ids)
+        same = [slot.chunk_id for slot in event.before] == ids
+
+        def of(first: int, extra: int) -> Rival:
+            tokens = sum(slot.length for slot in after[first:])
+            return Rival(extra + tokens, sum(outcome.media for outcome in outcomes[first:]))
+
+        return of(known, 0), Rival(0, 0) if same else of(0, event.anchor_tokens)
+
+    def _close(self, spans: dict[int, Span]) -> None:
+        self.spans.extend(spans.values())

@@ -1,0 +1,131 @@
+"""kamera view: a trace, a saved window or session becomes a page; one that grows is served."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from http.client import HTTPConnection
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from kamera import ChunkStore, ReusePolicy
+from kamera.cli.snapshot import saved_events
+from kamera.cli.view_live import Handler
+from tests.cli.run import kamera
+from tests.window.rig import make, rig
+from tests.window.told import write_trace
+from tests.window.view.browsing import chromium
+from tests.window.view.test_story import walk
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write_trace(tmp_path / "walk.jsonl", *walk())
+
+
+def data_of(path) -> dict:
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_a_trace_becomes_a_page_that_is_named(capsys, trace, tmp_path):
+    done = kamera(capsys, "view", trace)
+    assert (done.code, done.out, done.err) == (0, "walk.html\n", "5 operations\n")
+    assert [len(life["deeds"]) for life in data_of(tmp_path / "walk.html")["lives"]] == [5]
+    done = kamera(capsys, "view", trace, "--output", tmp_path / "x.html", "--title", "<b>", "-q")
+    assert (done.out, done.err) == (f"{tmp_path / 'x.html'}\n", "")
+    assert "<title>&lt;b&gt;" in (tmp_path / "x.html").read_text()
+
+
+def test_other_viewers_get_their_forms(capsys, trace, tmp_path):
+    assert kamera(capsys, "view", trace, "--as", "perfetto").out == "walk.perfetto.json\n"
+    assert json.loads((tmp_path / "walk.perfetto.json").read_text())["traceEvents"]
+    pytest.importorskip("opentelemetry.sdk", reason="needs kamera[telemetry]")
+    assert kamera(capsys, "view", trace, "--as", "spans").code == 0
+    spans = [json.loads(line) for line in (tmp_path / "walk.spans.json").read_text().splitlines()]
+    assert [span["name"] for span in spans][-1] == "kamera recall"
+
+
+def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backbone, chunks = rig("qwen2_5_vl")
+    policy = ReusePolicy.streaming()
+    window = make(backbone, ChunkStore.open("memory://"), *chunks[:3], policy=policy)
+    window.slide()
+    window.condition(1, False)
+    window.save(tmp_path / "w")
+    (event,) = saved_events(tmp_path / "w")
+    told = [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in event.report.slots]
+    assert told == [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in window.slots]
+    assert [s.conditioned for s in event.report.slots] == [True, False]
+    assert kamera(capsys, "view", tmp_path / "w").out == "w.html\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "what"),
+    [
+        ("nothing", 1, "nothing is at 'nothing'"),
+        (".", 1, "no saved window or session"),
+        ("no.jsonl", 1, "no.jsonl:1: not a window's operation"),
+        ("http://127.0.0.1:9/trace", 1, "does not answer"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_a_line(capsys, tmp_path, monkeypatch, source, code, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no.jsonl").write_text("{}\n{}\n")
+    done = kamera(capsys, "view", source)
+    assert (done.code, done.out) == (code, "")
+    assert what in done.err and done.err.count("\n") == 1
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.fixture
+def server(trace):
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, trace, "walk")) as served:
+        served.daemon_threads = True
+        thread = threading.Thread(target=served.serve_forever, daemon=True)
+        thread.start()
+        yield served.server_port
+        served.shutdown()
+        thread.join()
+
+
+def test_a_live_page_is_told_what_comes(capsys, trace, server):
+    asked = HTTPConnection("127.0.0.1", server, timeout=30)
+    asked.request("GET", "/")
+    assert b'"live":true' in asked.getresponse().read()
+    asked = HTTPConnection("127.0.0.1", server, timeout=30)
+    asked.request("GET", "/events")
+    answer = asked.getresponse()
+
+    def deeds() -> int:
+        line = answer.readline()
+        answer.readline()
+        return len(json.loads(line.removeprefix(b"data: "))["lives"][0]["deeds"])
+
+    assert deeds() == 5
+    with trace.open("a") as file:
+        file.write(walk()[0].to_json() + "\n")
+    assert deeds() == 6
+    asked.close()
+
+
+def test_a_live_page_goes_on_in_a_browser(trace, server):
+    with chromium() as browser:
+        tab = browser.new_page()
+        tab.goto(f"http://127.0.0.1:{server}/")
+        assert "5 operations on 3 chunks · live" in tab.locator("#when").inner_text()
+        with trace.open("a") as file:
+            file.write(walk()[0].to_json() + "\n")
+        tab.locator("#detail h3", has_text="6. append").wait_for()
+        tab.close()
+
+
+@pytest.mark.parametrize(("host", "path", "status"), [("evil.example", "/", 403), ("127.0.0.1:1", "/x", 404)])
+def test_a_live_page_answers_this_machine_alone(server, host, path, status):
+    asked = HTTPConnection("127.0.0.1", server, timeout=30)
+    asked.request("GET", path, headers={"Host": host})
+    assert asked.getresponse().status == status

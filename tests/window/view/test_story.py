@@ -1,0 +1,137 @@
+"""Events become lanes, spans, marks and numbers: what a page shows is decided here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+
+from kamera.engines import Spent, Usage
+from kamera.window import Outcome
+from kamera.window.view.page import document
+from kamera.window.view.story import FIELDS, Rival, lives
+from tests.window.told import event, slot
+
+NEW = Outcome("prefilled", 10, "new", media=True)
+KEPT = Outcome("kept", media=True)
+
+
+def walk():
+    """A and b come, a leaves, c comes, a comes back by a patch."""
+    a, b = slot("a", 1, 5), slot("b", 2, 15, antecedents=("a",))
+    moved = replace(b, start=5, position=5, guarantee="survivor")
+    c = slot("c", 3, 15, antecedents=("b",))
+    back = slot("a", 4, 25, antecedents=("b", "c"), guarantee="patched", rank=4)
+    patched = Outcome("patched", patch_bytes=50, media=True)
+    spent = Usage(Spent(), Spent(2, 30, 0, 0.0))
+    return [
+        event(
+            "append", [], [a], outcomes=[NEW], concerns=a, costs={"vision_encodes": 1}, pictures={"a": b"jpg"}
+        ),
+        event("append", [a], [a, b], outcomes=[KEPT, NEW], concerns=b),
+        event("slide", [a, b], [moved], outcomes=[Outcome("moved", media=True)], concerns=a),
+        event("append", [moved], [moved, c], outcomes=[KEPT, NEW], concerns=c),
+        event(
+            "recall", [moved, c], [moved, c, back], outcomes=[KEPT, KEPT, patched], concerns=back, usage=spent
+        ),
+    ]
+
+
+def spans(life) -> list[tuple]:
+    return [(life.lanes[s.lane].chunk_id, s.first, s.last, s.guarantee) for s in life.spans]
+
+
+def test_a_lane_is_a_chunk_and_a_span_lasts_while_its_kv_is_the_same():
+    (life,) = lives(walk())
+    assert [lane.chunk_id for lane in life.lanes] == ["a", "b", "c"]
+    assert spans(life) == [
+        ("a", 0, 1, "exact"),
+        ("b", 1, 1, "exact"),
+        ("b", 2, 4, "survivor"),
+        ("c", 3, 4, "exact"),
+        ("a", 4, 4, "patched"),
+    ]
+    assert [deed.order for deed in life.deeds] == [(0,), (0, 1), (1,), (1, 2), (1, 2, 0)]
+    assert [deed.left for deed in life.deeds] == [(), (), (0,), (), ()]
+
+
+def test_a_survivor_is_told_with_what_it_still_knows():
+    (life,) = lives(walk())
+    assert [(s.lane, s.remembers) for s in life.spans if s.remembers] == [(1, (0,))]
+
+
+def test_marks_are_what_was_done_and_why():
+    (life,) = lives(walk())
+    assert [tuple(mark) for mark in life.marks] == [
+        (0, 0, "prefilled", 10, "new"),
+        (1, 1, "prefilled", 10, "new"),
+        (2, 1, "moved", 0, ""),
+        (3, 2, "prefilled", 10, "new"),
+        (4, 0, "patched", 0, ""),
+    ]
+    assert life.spans[-1].patch_bytes == 50
+
+
+def test_the_rivals_run_what_is_not_the_beginning_of_a_prompt_they_saw():
+    (life,) = lives(walk())
+    assert [deed.prefix for deed in life.deeds] == [(10, 1), (10, 1), (10, 1), (10, 1), (10, 1)]
+    assert [deed.whole for deed in life.deeds] == [(15, 1), (25, 2), (15, 1), (25, 2), (35, 3)]
+    assert [deed.tokens for deed in life.deeds] == [10, 10, 0, 10, 0]
+
+
+def test_a_prefix_cache_forgets_nothing_and_knows_no_other_system_prompt():
+    a, b = slot("a", 1), slot("b", 2, 10)
+    both = [event("append", [], [a]), event("append", [a], [a, b])]
+    left = event("evict", [a, b], [b])
+    again = event("insert", [b], [a, b])
+    elsewhere = event("insert", [b], [a, b], anchor="other")
+    told = lives([*both, left, again, elsewhere])
+    assert [deed.prefix.tokens for deed in told[0].deeds] == [10, 10, 10, 0, 20]
+
+
+def test_an_operation_that_leaves_the_window_as_it_is_costs_the_rivals_nothing():
+    a = slot("a", 1)
+    (life,) = lives([event("append", [], [a]), event("condition", [a], [replace(a, conditioned=False)])])
+    assert (life.deeds[1].prefix, life.deeds[1].whole) == (Rival(0, 0), Rival(0, 0))
+    assert [span.clean for span in life.spans] == [False, True]
+
+
+def test_windows_are_lives_of_their_own_and_those_of_a_session_are_one():
+    a, b = slot("a", 1), slot("b", 2, 10)
+    events = [
+        event("append", [], [a], window="w1", usage=Usage(Spent(), Spent(1, 7, 0, 0.0))),
+        event("append", [a], [a, b], window="w2", usage=Usage(Spent(), Spent(2, 9, 0, 0.0))),
+    ]
+    assert [(life.name, len(life.deeds)) for life in lives(events)] == [("w1", 1), ("w2", 1)]
+    (life,) = lives([replace(each, session="chat") for each in events])
+    assert (life.name, len(life.deeds), life.later) == ("chat", 2, (3, 16))
+    assert spans(life) == [("a", 0, 1, "exact"), ("b", 1, 1, "exact")]
+
+
+def test_a_chunk_that_stands_twice_has_two_lanes():
+    (life,) = lives([event("append", [], [slot("a", 1), slot("a", 2, 10)])])
+    assert [lane.chunk_id for lane in life.lanes] == ["a", "a"]
+    assert life.deeds[0].order == (0, 1)
+
+
+def test_a_document_is_json_with_a_name_for_each_value():
+    made = json.loads(json.dumps(document(walk())))
+    (life,) = made["lives"]
+    for kind in ("lane", "span", "mark", "deed"):
+        assert {len(row) for row in life[f"{kind}s"]} == {len(FIELDS[kind])}
+    assert base64.b64decode(life["lanes"][0][FIELDS["lane"].index("picture")]) == b"jpg"
+    assert life["deeds"][2][FIELDS["deed"].index("prefix")] == [10, 1]
+
+
+def test_nothing_has_no_life():
+    assert lives([]) == []
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_spans_of_a_long_life_are_few(count):
+    a = slot("a", 1)
+    events = [event("append", [], [a]), *[event("condition", [a], [a]) for _ in range(count)]]
+    (life,) = lives(events)
+    assert [(span.first, span.last) for span in life.spans] == [(0, count)]
