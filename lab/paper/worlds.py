@@ -54,7 +54,7 @@ def _page(found: Sequence[Found]) -> Iterator[str]:
     yield ""
     yield (
         "`python -m lab.paper --families FAMILY --world WORLD --dtype DTYPE --output FOLDER` measures a "
-        "cell: one backbone in one world and dtype. The cells lie in [`cells/`](cells/), each with its "
+        "cell: one backbone in one world and dtype. The cells lie in `cells/`, each with its "
         "command, commit and machine; `python -m lab.paper.worlds` makes this page of them. The claims, and "
         "what counts as agreement, are those of [`paper.md`](paper.md)."
     )
