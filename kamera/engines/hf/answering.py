@@ -1,12 +1,18 @@
-"""Answers: ``generate`` behind a cache, whose first forward runs the spans in front of the question, too."""
+"""Answers: ``generate`` behind a cache, whose first forward runs the spans in front of the question, too.
+
+Of one sequence ``generate`` of transformers reads the options and makes the logits processors and stopping
+criteria; the loop over its tokens is `_Decoding`, whose steps share forwards with other answers.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import StopStringCriteria
 from transformers.generation.configuration_utils import GenerationMode
 
 from kamera.content import Encoded
@@ -18,19 +24,21 @@ from kamera.ops import KV, check_finite, kv_copy
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
+    from kamera.engines.hf.steps import Row
 
 _ONE_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def answer(
     backbone: Backbone,
+    row: Row,
     ids: torch.Tensor,
     positions: torch.Tensor,
     past: model_cache.ModelCache,
     spans: Sequence[Encoded],
     sampling: Mapping[str, Any],
 ) -> Answer:
-    """As `Engine.decode`, behind ``past``, which is extended.
+    """As `Engine.decode`, behind ``past``, which is extended; the ``row`` is its place among other answers.
 
     Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
     """
@@ -44,11 +52,68 @@ def answer(
         kvs = _one_by_one(backbone, spans, parts, past, keeps=not alone)
     watch = _FirstLogits(backbone, past, stop if whole is None else start, stop)
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
-    tokens = backbone.generate(ids, positions, past, whole, **options)
     if not alone:
+        tokens = backbone.generate(ids, positions, past, **options)
         return Answer(tokens, kvs, None, len(spans), watch.time)
+    loop = _Decoding(backbone, row, positions, past, whole, sampling.get("streamer"))
+    with nullcontext() if backbone.quiet else backbone.alone():
+        tokens = backbone.generate(
+            ids, positions, past, custom_generate=loop.tokens, **_without_tokenizer(backbone.model, options)
+        )
     tail = kv_copy(model_cache.read(past, backbone.layout, backbone.groups, stop))
     return Answer(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
+
+
+class _Decoding:
+    """The loop over the tokens of one answer, a decoding method of ``generate``."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        row: Row,
+        positions: torch.Tensor,
+        past: model_cache.ModelCache,
+        coming: Encoded | None,
+        streamer: Any,
+    ) -> None:
+        self._backbone, self._row, self._past, self._coming = backbone, row, past, coming
+        self._positions, self._streamer = positions, streamer
+
+    def tokens(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Prompt and answer ``[1, tokens]``. The first forward runs what the cache has not, alone."""
+        streamer = self._streamer  # ``generate`` hands it to its own decoding methods alone
+        start = model_cache.cache_length(self._past)
+        places = self._positions[:, start:]
+        logits = self._backbone.next_logits(
+            input_ids[:, start:], places[:, None], self._past, coming=self._coming
+        )
+        places = places[:, -1:]
+        self._row.begin()
+        while True:
+            scores = logits_processor(input_ids, logits.to(input_ids.device, torch.float32, copy=True))
+            if generation_config.do_sample:
+                token = torch.multinomial(scores.softmax(-1), 1)
+            else:
+                token = scores.argmax(-1, keepdim=True)
+            input_ids = torch.cat([input_ids, token], dim=-1)
+            done = bool(stopping_criteria(input_ids, None).all())
+            if streamer is not None:
+                streamer.put(token[0].cpu())
+            if done:
+                break
+            places = places + 1
+            logits = self._row.step(token, places, self._past)
+        if streamer is not None:
+            streamer.end()
+        return input_ids
 
 
 class _FirstLogits:
@@ -69,8 +134,26 @@ class _FirstLogits:
         return scores
 
 
+def _without_tokenizer(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options, but for stop strings: ``generate`` gives their tokenizer to no loop of others."""
+    rest = {name: value for name, value in options.items() if name != "tokenizer"}
+    config = options.get("generation_config") or model.generation_config
+    strings = options.get("stop_strings") or config.stop_strings
+    if not strings:
+        return rest
+    tokenizer: Any = options.get("tokenizer")
+    stops = StopStringCriteria(tokenizer, strings)
+    return {
+        **rest,
+        "stop_strings": None,
+        "stopping_criteria": [*(rest.get("stopping_criteria") or ()), stops],
+    }
+
+
 def _makes_one_row(model: Any, sampling: Mapping[str, Any]) -> bool:
     """True if ``generate`` makes one sequence token by token, all of the prompt in its first forward."""
+    if sampling.get("custom_generate"):
+        return False
     config = sampling.get("generation_config") or model.generation_config
     settings = {name: value for name, value in sampling.items() if hasattr(config, name)}
     whole = {**config.to_dict(), **settings}

@@ -22,12 +22,13 @@ from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
-from kamera.engines.hf.live import LiveCache
+from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.sampling import check_options
+from kamera.engines.hf.steps import Steps
 from kamera.engines.touching import refuse_touching
 from kamera.engines.values import Answer, Named, Probe
 from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
@@ -51,13 +52,15 @@ class Backbone(Model):
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its backbones and
     threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
-    seen to leave no state behind in the model. Operations without a forward never wait.
+    seen to leave no state behind in the model; answers that are decoded at once share their forwards (see
+    ``serial_decode``). Operations without a forward never wait.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         super().__init__(model, processor)
         self._extents = Extents(self.positions)
         self._prober = Prober(self)
+        self._steps = Steps(self)
         self._vocabulary: tuple[str, str] | None = None
         kind = type(self.model).__name__
         try:
@@ -322,12 +325,21 @@ class Backbone(Model):
         self.check_sampling(sampling)
         if "stop_strings" in sampling:
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
-        with self._cache_of(behind) as cache:
+        tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or SLACK)
+        with self._steps.row(tokens) as row, self._cache_of(behind) as cache:
             start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
-            said = answer(self, ids, positions, cache, spans, sampling)
+            said = answer(self, row, ids, positions, cache, spans, sampling)
             if not spans or said.kvs:
                 return said
             return said._replace(kvs=self._kept(behind, cache, start, lengths))
+
+    @property
+    def serial_decode(self) -> str:
+        """Why answers that several threads `decode` at once share no forwards; "" if they do.
+
+        Proved on a few tokens when it is asked first, or when two answers first meet.
+        """
+        return self._steps.serial
 
     def can_sample(self, span: Encoded) -> bool:
         """As `Engine.can_sample`."""

@@ -226,6 +226,69 @@ def spread(cache: ModelCache, rows: int) -> ModelCache:
     return cache
 
 
+def side_by_side(
+    caches: Sequence[ModelCache], device: torch.device
+) -> tuple[ModelCache, torch.Tensor | None]:
+    """One cache whose rows are ``caches``, for one forward of one token a row, which extends each of them.
+
+    With it comes the mask ``[rows, longest + 1]`` of the places that a row has; None if it has all.
+    """
+    rows = _SideBySide(caches)
+    if not any(rows.gaps):
+        return rows, None
+    seen = torch.ones(len(caches), rows.get_seq_length() + 1, dtype=torch.int64)
+    for row, gap in zip(seen, rows.gaps, strict=True):
+        row[:gap] = 0
+    return rows, seen.to(device)
+
+
+class _SideBySide(DynamicCache):
+    """Several caches as rows, each filled up in front to the longest: so all go on at the same place.
+
+    What fills up is copied for one layer at a time; the mask hides it.
+    """
+
+    def __init__(self, caches: Sequence[ModelCache]) -> None:
+        super().__init__()
+        self.layers = caches[0].layers  # for their kinds
+        self._caches = caches
+        lengths = [cache_length(cache) for cache in caches]
+        self._longest = max(lengths)
+        self.gaps = [self._longest - length for length in lengths]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the longest row before the forward."""
+        return self._longest
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Tokens that the forward attends to, and the place of the first."""
+        return self._longest + query_length, 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Extend each cache by its row ``[1, heads, 1, dim]``; all that the rows attend to."""
+        rows = zip(self._caches, key_states.split(1), value_states.split(1), strict=True)
+        pairs = [cache.update(keys, values, layer_idx, *args, **kwargs) for cache, keys, values in rows]
+        keys, values = zip(*pairs, strict=True)
+        return self._filled_up(keys), self._filled_up(values)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """As `update`, the keys of an indexer."""
+        rows = zip(self._caches, indexer_key_states.split(1), strict=True)
+        return self._filled_up([cache.update_indexer(keys, layer_idx) for cache, keys in rows])
+
+    def _filled_up(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not any(self.gaps):
+            return torch.cat(list(rows))
+        *heads, tokens, dim = rows[0].shape
+        whole = rows[0].new_empty(len(rows), *heads[1:], self.gaps[0] + tokens, dim)
+        for into, row, gap in zip(whole, rows, self.gaps, strict=True):
+            into[..., :gap, :] = 0  # finite, so that a weight of zero hides it
+            into[..., gap:, :] = row[0]
+        return whole
+
+
 class Piece(NamedTuple):
     """Tokens of a held cache from ``source`` on, at ``start`` in a longer sequence."""
 

@@ -34,6 +34,7 @@ class Description:
     position_limit: int | None
     limit_reason: str
     takes_pixels: bool
+    serial_decode: str
     fingerprint: str
 
 
@@ -67,5 +68,6 @@ def describe(backbone: Backbone, like: torch.Tensor, devices: Sequence[torch.dev
         position_limit=None if backbone.limits.below is None else backbone.limits.below,
         limit_reason="" if backbone.limits.below is None else backbone.limits.reason,
         takes_pixels=backbone.builder.takes_pixels,
+        serial_decode=backbone.serial_decode,
         fingerprint=backbone.fingerprint,
     )

@@ -65,7 +65,8 @@ class Meter:
         finally:
             _open.reset(token)
 
-    def _add(self, **counts: int) -> None:
+    def add(self, **counts: int) -> None:
+        """Count work for the operations that this context is in, as `Work.add`: their share of another's."""
         for meter, work in _open.get():
             if meter is self and (work.probes or not is_probe()):
                 work.add(**counts)
@@ -74,10 +75,10 @@ class Meter:
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = kwargs.get("input_ids", args[0] if args else None)
-        self._add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
+        self.add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
 
     def _encoded(self, module: nn.Module, args: Any) -> None:
-        self._add(vision_encodes=1)
+        self.add(vision_encodes=1)
 
 
 def as_probe(work: Callable[[], Result]) -> Result:

@@ -135,17 +135,7 @@ class Model:
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
-        self.check_positions(positions)
-        with torch.no_grad(), self._asking():
-            out = self.model(
-                input_ids=ids[None].to(self.device),
-                position_ids=encoding.batched(positions).to(self.device),
-                past_key_values=past,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
+        return self.next_logits(ids[None], positions[:, None], past)[0]
 
     def forward_batch(
         self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, *, every: bool = False
@@ -170,24 +160,44 @@ class Model:
         logits: torch.Tensor = out.logits if every else out.logits[:, -1]
         return logits
 
-    def generate(
+    def next_logits(
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        past: ModelCache,
+        *pasts: ModelCache,
         coming: Encoded | None = None,
-        **options: Any,
+    ) -> torch.Tensor:
+        """Next-token logits ``[rows, vocabulary]`` after ``ids`` ``[rows, tokens]``, a row behind each past.
+
+        ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
+        ``coming``, its content if that is not all text; several have one token each.
+        """
+        self.check_positions(positions)
+        past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, self.device)
+        content = {} if coming is None else encoding.decoder_arguments(coming, self.device)
+        with torch.no_grad(), self._asking(), self._door.bearing(content) if content else nullcontext():
+            out = self.model(
+                input_ids=ids.to(self.device),
+                attention_mask=seen,
+                position_ids=(positions if len(positions) > 1 else positions[0]).to(self.device),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def generate(
+        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
     ) -> torch.Tensor:
         """``model.generate`` over the whole sequence ``ids`` of which ``past`` holds a prefix.
 
-        ``positions`` are those of the whole sequence; ``coming`` is the rest of it, if that is not all text.
-        Returns new tokens, ``[sequences, new]``.
+        ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
         """
         self.check_positions(positions)
         rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
-        content = {} if coming is None else encoding.decoder_arguments(coming, self.device)
-        with torch.no_grad(), self._asking(), self._door.bearing(content) if content else nullcontext():
+        with torch.no_grad(), self._asking():
             out = self.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
@@ -269,6 +279,11 @@ class Model:
         """
         with self._turns.alone():
             yield
+
+    @property
+    def is_held(self) -> bool:
+        """True in a thread that is `alone` on the model."""
+        return self._turns.mine
 
     def turn(self) -> AbstractContextManager[None]:
         """Context of one forward, alone on the model; one of later work gives way to calls between layers."""

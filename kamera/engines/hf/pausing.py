@@ -53,6 +53,11 @@ class Pauses:
         with self._exclusive.alone():
             yield
 
+    @property
+    def mine(self) -> bool:
+        """True if this thread holds the model."""
+        return self._exclusive.mine
+
     @contextmanager
     def turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
         """Context of one forward, which is ``alone`` on the model. Raises Cancelled, in later work.

@@ -14,7 +14,8 @@ from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.base import Span
-from kamera.errors import NonFiniteKV
+from kamera.engines.hf.meter import as_probe
+from kamera.errors import KameraError, NonFiniteKV, first_line
 from kamera.ops import KV, Patch, apply_patch, form_patch, kv_concat, kv_map, kv_tensors
 from kamera.ops.kernels import serve
 
@@ -32,6 +33,10 @@ they are no ground for a proof: it is left to `prove_moves`, which needs no seco
 
 _ROWS = 5e-3
 """Tolerance of one product of a row and a matrix in any dtype: in half precision it is rounded at 2^-8."""
+
+
+_ROWS_HALF = 6e-2
+"""Tolerance of logits in half precision: of several forwards' rounding, but below what a wrong mask does."""
 
 
 def precision(dtype: torch.dtype) -> float:
@@ -198,6 +203,46 @@ def without_reuse(cuts: Proof, kind: str) -> str:
         f"{cuts.worst}, tolerance {cuts.tolerance:.0e}), as it does where a scale of activations is read off "
         "all tokens at once: no KV of it can be used again; let ChatSession(uncached=True) or transformers "
         "run it, or quantise its weights alone"
+    )
+
+
+def without_rows(backbone: Backbone) -> str:
+    """Why answers of a backbone are decoded one after another; "" if they may be rows of one forward.
+
+    Two texts of unlike length go on by a token each, alone and side by side.
+    """
+    kind = type(backbone.model).__name__
+    if not backbone.quiet:
+        return (
+            f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
+        )
+    return as_probe(lambda: _rows_apart(backbone, kind))
+
+
+def _rows_apart(backbone: Backbone, kind: str) -> str:
+    texts = [_text(backbone, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
+    positions = [backbone.positions([text.input_ids], [{}]) for text in texts]
+    ids = torch.stack([text.input_ids[-1:] for text in texts])
+    last = torch.stack([places[:, -1:] for places in positions], dim=1)
+
+    def pasts() -> list[Any]:
+        before = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
+        return [backbone.run(b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
+
+    try:
+        alone = [
+            backbone.next_logits(ids[i : i + 1], last[:, i : i + 1], past) for i, past in enumerate(pasts())
+        ]
+        together = backbone.next_logits(ids, last, *pasts())
+    except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
+        return f"this {kind} takes no rows of unlike length: {first_line(error)}"
+    off = max(_relative(t, a[0]) for t, a in zip(together, alone, strict=True))
+    most = 1e-4 if backbone.dtype in (torch.float32, torch.float64) else _ROWS_HALF
+    if off <= most:
+        return ""
+    return (
+        f"a row of this {kind} depends on those beside it (relative error {off:.1e} of its logits, tolerance "
+        f"{most:.0e}): its answers are decoded one after another"
     )
 
 

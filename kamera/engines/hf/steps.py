@@ -1,0 +1,207 @@
+"""Answers of several threads, decoded together: one forward a step, in which each answer is a row.
+
+Each answer is made by its own thread, with logits processors, stopping criteria and a cache of its own.
+Between two tokens the threads meet here: the last one to come runs the model once for all that wait. An
+answer joins with its first step and leaves by leaving its block, whatever its reason; the others do not
+notice. One that takes long between two tokens (a streamer that blocks) is waited for as long as `_PATIENCE`
+forwards take.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from kamera import forks
+from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.prove import without_rows
+from kamera.engines.precedence import is_later
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.backbone import Backbone
+    from kamera.engines.hf.model import ModelCache
+
+ROWS = 16
+"""Answers that are decoded at once, at most; others wait for a place before they run anything."""
+
+LIVE_BYTES = 8 << 30
+"""KV that they attend to, at most; one that alone has more is decoded alone."""
+
+_PATIENCE = 2.0
+_LEAST = 0.01  # seconds
+
+
+@dataclass(eq=False)
+class Row:
+    """One answer's place. Made by `Steps.row`, used by the thread that made it."""
+
+    steps: Steps
+    tokens: int
+    thread: int = field(default_factory=threading.get_ident)
+    past: ModelCache | None = None
+    token: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    outcome: torch.Tensor | BaseException | None = None
+    runs: int = 0  # forwards that this row's account bears
+    comes: bool = False  # it is at its last token, and will ask for the next one
+
+    def begin(self) -> None:
+        """It has its first logits: the others wait for its first step."""
+        self.comes = not self.steps.apart
+
+    def step(self, token: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[1, vocabulary]`` after ``token`` ``[1, 1]`` at ``positions`` ``[axes, 1]``.
+
+        ``past`` is extended by the token. Raises what the forward raises, in every row of it.
+        """
+        self.past, self.token, self.positions = past, token, positions
+        return self.steps.step(self)
+
+
+class Steps:
+    """The rows of one backbone, and their meeting. Safe for threads, which is what it is for."""
+
+    def __init__(self, backbone: Backbone, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
+        self._backbone = backbone
+        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, backbone.bytes_per_token))
+        self._begin()
+        forks.bind(self, Steps._begin)
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._rows: list[Row] = []
+        self._waiting: deque[Row] = deque()
+        self._asking: list[Row] = []
+        self._running: list[Row] = []
+        self._finished, self._took = 0.0, 0.0
+        self._reason: str | None = None
+        self._proving = False
+
+    @property
+    def serial(self) -> str:
+        """As `Backbone.serial_decode`: proved by whoever asks first."""
+        if self._reason is None:
+            self._reason = without_rows(self._backbone)
+        return self._reason
+
+    @property
+    def apart(self) -> bool:
+        """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
+        device = self._backbone.device
+        if is_later() or is_probe() or self._backbone.is_held or torch.is_autocast_enabled(device.type):
+            return True
+        return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
+            device
+        )
+
+    @contextmanager
+    def row(self, tokens: int) -> Iterator[Row]:
+        """A place for an answer of ``tokens`` tokens, its prompt included: waits in order until there is one.
+
+        Whoever runs its own forwards takes none, and does not wait; nor does a thread that has one already,
+        as a streamer that asks a question of its own.
+        """
+        row = Row(self, tokens)
+        if self.apart:
+            yield row
+            return
+        with self._changed:
+            self._waiting.append(row)
+            self._changed.wait_for(lambda: self._admits(row))
+            self._waiting.remove(row)
+            self._rows.append(row)
+            self._changed.notify_all()
+        try:
+            yield row
+        finally:
+            with self._changed:
+                self._changed.wait_for(lambda: row not in self._running)  # its thread was interrupted
+                for rows in (self._rows, self._asking):
+                    if row in rows:  # not in a child that was forked inside
+                        rows.remove(row)
+                self._changed.notify_all()
+
+    def step(self, row: Row) -> torch.Tensor:
+        """As `Row.step`."""
+        backbone = self._backbone
+        if len(self._rows) < 2 or self.apart or self._is_serial():
+            assert row.token is not None and row.positions is not None and row.past is not None, "asked"
+            return backbone.next_logits(row.token, row.positions[:, None], row.past)
+        with self._changed:
+            row.outcome, row.comes, came = None, False, time.monotonic()
+            self._asking.append(row)
+            self._changed.notify_all()
+            while row.outcome is None and not self._begins(came):
+                self._changed.wait(None if self._running else self._left(came))
+            rows = [] if row.outcome is not None else self._taken()
+        if rows:
+            self._run(rows)
+        backbone.meter.add(forwards=row.runs, tokens=1)
+        outcome, row.outcome = row.outcome, None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert outcome is not None, "a row that was run has logits"
+        return outcome
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _admits(self, row: Row) -> bool:
+        if any([other.thread == row.thread for other in self._rows]):
+            return True
+        tokens = row.tokens + sum([other.tokens for other in self._rows])
+        fits = len(self._rows) < self._most and tokens <= self._most_tokens
+        return self._waiting[0] is row and (fits or not self._rows)
+
+    def _is_serial(self) -> bool:
+        """True if rows may not share forwards, or while another thread finds out: nobody waits for that."""
+        if self._reason is None:
+            with self._changed:
+                if self._proving:
+                    return True
+                self._proving = True
+        return bool(self.serial)
+
+    def _left(self, came: float) -> float:
+        """Seconds that one who came at ``came`` waits on for the others."""
+        patience = max(_LEAST, _PATIENCE * self._took)
+        return max(0.0, max(came, self._finished) + patience - time.monotonic())
+
+    def _begins(self, came: float) -> bool:
+        if self._running:
+            return False
+        return not any(row.comes for row in self._rows) or not self._left(came)
+
+    def _taken(self) -> list[Row]:
+        self._running, self._asking = self._asking, []
+        for row in self._rows:
+            row.comes = False  # who is late comes when it comes
+        return self._running
+
+    def _run(self, rows: Sequence[Row]) -> None:
+        started = time.monotonic()
+        found: Sequence[torch.Tensor | BaseException]
+        try:
+            # no account is open there: each row's own thread counts its token
+            found = Context().run(self._forward, rows)
+        except BaseException as error:
+            found = [error] * len(rows)
+        with self._changed:
+            for i, (row, outcome) in enumerate(zip(rows, found, strict=True)):
+                row.outcome, row.runs, row.comes = outcome, int(not i), row in self._rows
+            self._running, self._finished = [], time.monotonic()
+            self._took = self._finished - started
+            self._changed.notify_all()
+
+    def _forward(self, rows: Sequence[Row]) -> Sequence[torch.Tensor]:
+        tokens = torch.cat([row.token for row in rows if row.token is not None])
+        positions = torch.stack([row.positions for row in rows if row.positions is not None], dim=1)
+        pasts = [row.past for row in rows if row.past is not None]
+        return self._backbone.next_logits(tokens, positions, *pasts).split(1)

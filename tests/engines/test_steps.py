@@ -1,0 +1,353 @@
+"""Answers that several threads decode at once share their forwards, and each is the one it is alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import Backbone, KameraWindow, ReusePolicy
+from kamera.engines.hf import Observer, steps
+from kamera.engines.hf.hooks import hooked
+from kamera.sessions.sampling import Seeded
+from tests.models import tiny
+from tests.window.rig import QUESTION, Snapshot, make, rig, watching
+
+GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@pytest.fixture(autouse=True)
+def all_wait(monkeypatch):
+    """A row waits for all others, however slow the machine: so it is known which of them meet."""
+    monkeypatch.setattr(steps, "_LEAST", 60.0)
+
+
+@contextmanager
+def sizes(backbone: Backbone) -> Iterator[list[int]]:
+    """Rows of the forwards of one token in the block."""
+    seen: list[int] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        tokens = kwargs.get("input_ids")
+        tokens = kwargs["inputs_embeds"] if tokens is None else tokens
+        if tokens.shape[1] == 1:
+            seen.append(tokens.shape[0])
+
+    with hooked(backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)):
+        yield seen
+
+
+class Gate:
+    """A logits processor that lets no answer begin before all have their first logits."""
+
+    def __init__(self, parties: int) -> None:
+        self._barrier = threading.Barrier(parties, timeout=60)
+
+    def once(self) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        waiting = [self._barrier]
+
+        def process(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+            for barrier in waiting:
+                waiting.remove(barrier)
+                barrier.wait()
+            return scores
+
+        return process
+
+
+def at_once(windows: Sequence[KameraWindow], options: Sequence[dict[str, Any]]) -> list[Any]:
+    """The answers of ``windows``, each in a thread; errors are values."""
+    gate = Gate(1 if windows[0].backbone.serial_decode else len(windows))
+
+    def ask(window: KameraWindow, given: dict[str, Any]) -> Any:
+        processors = [gate.once(), *given.get("logits_processor", ())]
+        try:
+            return window.generate(QUESTION, **{**GREEDY, **given, "logits_processor": processors})
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(windows)) as pool:
+        return list(pool.map(ask, windows, options))
+
+
+def sampled(seed: int, **options: Any) -> dict[str, Any]:
+    return {**options, "logits_processor": [Seeded(seed, 0.8, 20, 0.9)]}
+
+
+@pytest.mark.parametrize("family", [f for f in (*tiny.FAMILIES, *tiny.LIMITED) if f != "unknown"])
+def test_rows_answer_as_they_do_alone(family):
+    backbone, chunks = rig(family, 3)
+    reason = backbone.serial_decode
+    windows = [make(backbone, None, *chunks[:n]) for n in (3, 1, 2)]
+    options = [{"max_new_tokens": 6}, sampled(5, max_new_tokens=4), {"max_new_tokens": 3}]
+    alone = [w.generate(QUESTION, **{**GREEDY, **o}) for w, o in zip(windows, options, strict=True)]
+    options[1] = sampled(5, max_new_tokens=4)
+    with sizes(backbone) as rows:
+        together = at_once(windows, options)
+    assert [a.tolist() for a in together] == [a.tolist() for a in alone]
+    assert bool(reason) is (family == "longrope")
+    assert rows == ([1] * 10 if reason else [3, 3, 2, 1, 1])
+
+
+def test_why_answers_are_not_rows_is_said():
+    assert "leaves state" in tiny.backbone("longrope").serial_decode
+    assert "depends on those beside it" in tiny.backbone("unknown").serial_decode
+    assert tiny.backbone("longrope").describe().serial_decode == tiny.backbone("longrope").serial_decode
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
+def test_windows_are_as_they_were(family):
+    backbone, chunks = rig(family, 3)
+    windows = [make(backbone, None, *chunks[:n]) for n in (2, 3)]
+    windows.append(windows[0].fork())
+    before = [Snapshot.of(window) for window in windows]
+    at_once(windows, [{"max_new_tokens": n} for n in (5, 2, 4)])
+    assert all(s.matches(window) for s, window in zip(before, windows, strict=True))
+
+
+def test_an_answer_keeps_the_kv_of_its_row():
+    """`respond` hands the KV of question and answer on: the next turn goes on from the row's own."""
+    backbone, chunks = rig("qwen3_vl", 3)
+    assert not backbone.serial_decode
+
+    def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
+        window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
+        options = {**GREEDY, "max_new_tokens": 4, "logits_processor": [gate.once()]}
+        answer = window.respond(QUESTION, window.slots, **options).answer
+        exchange = backbone.chunk_from_tensors(torch.cat([QUESTION, answer]), label="exchange")
+        report = window.arrange([*window.slots, exchange])
+        return report.tokens_recomputed, window.next_token_logits(QUESTION)
+
+    alone = [turn(count, Gate(1)) for count in (1, 2)]
+    gate = Gate(2)
+    with sizes(backbone) as rows, ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda count: turn(count, gate), (1, 2)))
+    assert rows == [2, 2, 2, 1, 1]  # the answers' last tokens run with the next turn
+    for (ran, logits), (ran_together, other) in zip(alone, together, strict=True):
+        assert ran == ran_together == 1
+        assert torch.allclose(logits, other, atol=1e-4)
+
+
+# -- leaving -----------------------------------------------------------------------------------------
+
+
+class Gone(Exception):
+    """Nobody listens any more."""
+
+
+def leaving(after: int) -> dict[str, Any]:
+    """Options of an answer that fails at a token."""
+    calls = [0]
+
+    def process(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > after:
+            raise Gone
+        return scores
+
+    return {"max_new_tokens": 8, "logits_processor": [process]}
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_row_that_fails_leaves_the_others_alone(after):
+    backbone, chunks = rig("qwen3_vl", 3)
+    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2, 3)]
+    alone = [w.generate(QUESTION, **GREEDY, max_new_tokens=6) for w in windows]
+    before = Snapshot.of(windows[1])
+    with sizes(backbone) as rows:
+        said = at_once(windows, [{"max_new_tokens": 6}, leaving(after), {"max_new_tokens": 6}])
+    assert isinstance(said[1], Gone)
+    assert torch.equal(said[0], alone[0]) and torch.equal(said[2], alone[2])
+    assert rows[-5:] == [3] * min(after, 5) + [2] * (5 - after)  # its place is free at once
+    assert before.matches(windows[1])
+    assert len(windows[1].generate(QUESTION, **GREEDY, max_new_tokens=2)) == 2
+
+
+def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
+    backbone, chunks = rig("qwen2_5_vl", 3)
+    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2)]
+    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in windows]
+
+    def fail(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if kwargs["input_ids"] is not None and kwargs["input_ids"].shape == (2, 1):
+            raise MemoryError("no room")
+
+    assert not backbone.serial_decode
+    with hooked(backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True)):
+        said = at_once(windows, [{"max_new_tokens": 3}] * 2)
+    assert [type(s) for s in said] == [MemoryError, MemoryError]
+    assert [
+        torch.equal(a, b) for a, b in zip(at_once(windows, [{"max_new_tokens": 3}] * 2), want, strict=True)
+    ]
+
+
+def test_a_slow_row_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(steps, "_LEAST", 0.001)
+    monkeypatch.setattr(steps, "_PATIENCE", 0.0)
+    backbone, chunks = rig("qwen3_vl", 3)
+    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2)]
+    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=n) for w, n in zip(windows, (2, 8), strict=True)]
+    other_is_done = threading.Event()
+
+    def blocked(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert other_is_done.wait(60)
+        return scores
+
+    def last(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if len(ids[0]) == prompt + 8:
+            other_is_done.set()
+        return torch.tensor([False])
+
+    prompt = len(windows[1].input_ids) + len(QUESTION)
+    slow = {"max_new_tokens": 2, "logits_processor": [blocked]}
+    assert [
+        torch.equal(a, b)
+        for a, b in zip(
+            at_once(windows, [slow, {"max_new_tokens": 8, "stopping_criteria": [last]}]), want, strict=True
+        )
+    ] == [True, True]
+
+
+# -- counting ----------------------------------------------------------------------------------------
+
+
+def test_accounts_bear_each_shared_forward_once_and_each_row_its_tokens():
+    backbone, chunks = rig("qwen2_5_vl", 3)
+    assert not backbone.serial_decode
+    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2, 3)]
+    for window in windows:
+        window.flush()
+    before = [window.usage() for window in windows]
+    tokens = (6, 4, 5)
+    with watching(backbone, probes=True) as seen:
+        at_once(windows, [{"max_new_tokens": n} for n in tokens])
+        for window in windows:
+            window.flush()
+    spent = [
+        tuple(a - b for a, b in zip(w.usage().now[:2], u.now[:2], strict=True))
+        for w, u in zip(windows, before, strict=True)
+    ]
+    assert [t for _, t in spent] == [len(QUESTION) + n - 1 for n in tokens]
+    assert sum(f for f, _ in spent) == seen.forwards == 3 + 5
+    assert sum(t for _, t in spent) == seen.tokens
+
+
+# -- places ------------------------------------------------------------------------------------------
+
+
+def occupied(rows: steps.Steps, tokens: int, until: threading.Event, order: list[int]) -> threading.Thread:
+    """A thread that has a place until then; it notes its tokens when it gets one."""
+
+    def stay() -> None:
+        with rows.row(tokens):
+            order.append(tokens)
+            until.wait(60)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    return thread
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_places_are_given_in_order_by_rows_and_by_bytes():
+    backbone = tiny.backbone("qwen3_vl")
+    rows = steps.Steps(backbone, rows=2, live_bytes=100 * backbone.bytes_per_token)
+    order: list[int] = []
+    leave = {n: threading.Event() for n in (150, 60, 50, 30, 20)}
+    threads = []
+    for n in (150, 60, 50, 30, 20):
+        threads.append(occupied(rows, n, leave[n], order))
+        eventually(lambda: len(rows._rows) + len(rows._waiting) == sum(t.is_alive() for t in threads))
+    assert order == [150]  # more than all places have: alone
+    leave[150].set()
+    eventually(lambda: order == [150, 60])  # 50 does not fit beside it, and the smaller ones stay behind
+    leave[60].set()
+    eventually(lambda: order == [150, 60, 50, 30])  # 20 would fit by its bytes: there are two rows
+    for event in leave.values():
+        event.set()
+    for thread in threads:
+        thread.join()
+    assert order == [150, 60, 50, 30, 20]
+
+
+def test_a_question_within_an_answer_needs_no_other_place(monkeypatch):
+    backbone, chunks = rig("qwen3_vl", 3)
+    monkeypatch.setattr(backbone, "_steps", steps.Steps(backbone, rows=1))
+    monkeypatch.setattr(steps, "_LEAST", 0.001)
+    outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
+    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]
+    said: list[torch.Tensor] = []
+
+    def ask(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        said.append(inner.generate(QUESTION, **GREEDY, max_new_tokens=3))
+        return scores
+
+    assert torch.equal(outer.generate(QUESTION, **GREEDY, max_new_tokens=3, logits_processor=[ask]), want[0])
+    assert all(torch.equal(s, want[1]) for s in said) and len(said) == 3
+
+
+# -- any order ---------------------------------------------------------------------------------------
+
+ACTS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(1, 5)),
+    st.tuples(st.just("draw"), st.integers(1, 5)),
+    st.tuples(st.just("fail"), st.integers(0, 3)),
+    st.tuples(st.just("append"), st.integers(0, 3)),
+    st.tuples(st.just("slide"), st.just(0)),
+    st.tuples(st.just("fork"), st.just(0)),
+)
+SCRIPTS = st.lists(st.lists(ACTS, min_size=2, max_size=6), min_size=2, max_size=4)
+
+
+def played(backbone: Backbone, chunks: Sequence[Any], script: Sequence[tuple[str, int]]) -> list[Any]:
+    """What a thread is answered that does these things one after another, on forks of one window."""
+    window, said = make(backbone, None, chunks[0], policy=ReusePolicy.exact()), []
+    for place, (act, n) in enumerate(script):
+        if act == "append" and len(window) < 4:
+            window.append(chunks[n])
+        elif act == "slide" and len(window) > 1:
+            window.slide()
+        elif act == "fork":
+            window = window.fork()
+        elif act in ("ask", "draw"):
+            options = sampled(place, max_new_tokens=n) if act == "draw" else {"max_new_tokens": n}
+            said.append(window.generate(QUESTION, **{**GREEDY, **options}).tolist())
+        elif act == "fail":
+            with pytest.raises(Gone):
+                window.generate(QUESTION, **{**GREEDY, **leaving(n)})
+    return said
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_any_joins_and_leaves_change_no_answer(family):
+    backbone, chunks = rig(family, 4)
+
+    @settings(max_examples=8, deadline=None, database=None, derandomize=True)
+    @given(SCRIPTS)
+    def holds(scripts: list[list[tuple[str, int]]]) -> None:
+        want = [played(backbone, chunks, script) for script in scripts]
+        with ThreadPoolExecutor(len(scripts)) as pool:
+            got = list(pool.map(lambda script: played(backbone, chunks, script), scripts))
+        assert got == want
+
+    steps._LEAST, most = 0.01, steps._LEAST
+    try:
+        with sizes(backbone) as rows:
+            holds()
+    finally:
+        steps._LEAST = most
+    assert max(rows) > 1
