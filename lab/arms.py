@@ -15,8 +15,8 @@ from typing import Protocol
 
 import torch
 
-from kamera.engines.hf.masked import prefill_hiding
 from kamera.ops import KV
+from lab.masked import prefill_hiding
 from lab.scene import Scene
 
 

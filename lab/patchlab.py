@@ -20,10 +20,10 @@ import torch
 from kamera import testbed
 from kamera.certify.metrics import Interval, bootstrap, eta, kl
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.readers import Reading, measure_readers
 from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
+from lab.readers import Reading, measure_readers
 from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import BACKBONES, load

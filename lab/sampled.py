@@ -29,7 +29,7 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
 from kamera.ops import KV, Completion, Design, LayerKV, kv_concat, relocate_kv, uniform_offset
-from kamera.ops.complete import Turns
+from kamera.ops.complete import TurnTables
 from kamera.patches.anchor import prefill_anchor
 from lab.baselines.cacheblend import SLOPE
 from lab.baselines.deviation import deviation, highest
@@ -104,7 +104,7 @@ def no_completion() -> Iterator[None]:
 @contextmanager
 def no_rotation() -> Iterator[None]:
     """Completes phased channels as they stand, no token turned to position 0."""
-    with mock.patch.object(Turns, "_turned", lambda self, x, *_, **__: x):
+    with mock.patch.object(TurnTables, "_turned", lambda self, x, *_, **__: x):
         yield
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model
 from kamera.cli.output import Output, facts, listing
-from kamera.engines.hf import Backbone, Proof, prove_cuts, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, OperatorProof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
@@ -25,7 +25,7 @@ _SPAN = 64
 @dataclass(frozen=True)
 class _Proven:
     claim: str
-    proof: Proof
+    proof: OperatorProof
 
     def document(self) -> dict[str, Any]:
         proof = self.proof

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
 
 
-class Reused(str, Enum):
+class ReuseScope(str, Enum):
     """The part of a prompt that reusing arms reuse."""
 
     context = "context"
@@ -61,7 +61,7 @@ Frames = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a
 Rate = Annotated[float | None, typer.Option("--fps", min=0.001, help="Frames of a video per second.")]
 Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into.")]
 ReuseRule = Annotated[
-    Reused,
+    ReuseScope,
     typer.Option("--reuse", help="Reuse the context, or also question and choices before its end."),
 ]
 Pixels = Annotated[int | None, typer.Option(min=1, help="Most pixels of a picture or frame.")]
@@ -81,7 +81,7 @@ class Split(str, Enum):
     test = "test"
 
 
-class Prompt(str, Enum):
+class PromptForm(str, Enum):
     """Source of the prompt and of the answer extraction."""
 
     official = "official"
@@ -121,7 +121,7 @@ def _run(
     shard: Shard = None,
     max_tokens: MaxTokens = None,
     system: System = None,
-    reuse: ReuseRule = Reused.context,
+    reuse: ReuseRule = ReuseScope.context,
     max_pixels: Pixels = None,
     image_size: Side = None,
     resume: Resume = True,
@@ -231,7 +231,7 @@ def milebench(subtask: Subtasks = None) -> Options:
 @_verb("muirbench")
 def muirbench(
     subtask: Subtasks = None,
-    prompt: Annotated[Prompt, typer.Option(help="Prompt and answer extraction.")] = Prompt.official,
+    prompt: Annotated[PromptForm, typer.Option(help="Prompt and answer extraction.")] = PromptForm.official,
 ) -> Options:
     """MuirBench: multiple choice over several images."""
     return {"subtasks": tuple(subtask or ()), "form": prompt.value}

@@ -43,7 +43,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Query:
+class ArmQuestion:
     """A question behind a window: units that arrive with it (``live``, never reused), then its text."""
 
     text: str
@@ -90,7 +90,7 @@ class Adapter(Protocol):
         """Make the window hold these encoded units, in this order. On the clock for the asked window."""
         ...
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: ArmQuestion) -> Reply:
         """Answer behind the window, which stays as it is."""
         ...
 

@@ -87,7 +87,7 @@ def run_demo(
         path = directory / f"clip{clip}.mp4"
         testbed.render_video(episode.frames, path)
         frames = testbed.read_frames(path)
-        walk = _Walk(backbone, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
+        walk = _ClipWalk(backbone, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
         if clip == 0:
             for arm, window in walk.windows.items():
                 window.on_event(partial(_hear, events, arm))
@@ -112,7 +112,7 @@ def _hear(events: list[Event], arm: str, event: Event) -> None:
         events.append(replace(event, session=arm))
 
 
-class _Walk:
+class _ClipWalk:
     """The operations on one clip."""
 
     def __init__(

@@ -14,7 +14,7 @@ from kamera.content import Chunk
 from kamera.engines import LiveKV, Span
 from kamera.engines.hf import Backbone
 from kamera.errors import NotRelocatable
-from kamera.eval.adapter import Query, Reply, Unit
+from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.ops import KV, Patch, uniform_offset
 from kamera.patches import Facts, compact_positions, prefill_anchor, text_positions
 
@@ -99,7 +99,7 @@ class Desk:
         return Span(copy.kv, patch, self.offset(name, copy, positions))
 
     def answer(
-        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, query: Query
+        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, query: ArmQuestion
     ) -> tuple[str, torch.Tensor, float]:
         """Greedy answer, the first token's logits, and the seconds to them, behind ``spans`` of ``order``.
 
@@ -176,7 +176,7 @@ class Placing:
         """Spans of the window's units in this order."""
         raise NotImplementedError
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: ArmQuestion) -> Reply:
         """Answer behind the spans."""
         assert self.shown is not None, "place a window first"
         text, logits, seconds = self.desk.answer(self.order, self.shown, self.live, query)

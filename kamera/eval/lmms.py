@@ -19,9 +19,9 @@ from lmms_eval.models.registry_v2 import ModelManifest
 
 from kamera.engines.hf import Backbone
 from kamera.eval.arms import arms_named
-from kamera.eval.tasks.asking import Asking, room_of
+from kamera.eval.tasks.asking import TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
-from kamera.eval.tasks.sample import Part, Picture, Sample, Text, Video
+from kamera.eval.tasks.sample import Part, Passage, Picture, TaskSample, Video
 from kamera.eval.tasks.shrink import Shrink
 
 
@@ -108,22 +108,24 @@ class Kamera(lmms):  # type: ignore[misc]
         if missing := journal.missing(sample, self.makers):
             journal.add_row(SampleRow.of(sample, at))
             lengths = _Lengths(int(generation.get("max_new_tokens", 128)))
-            asking = Asking(self.backbone, lengths, self.system, room_of(self.backbone), shrink=self.shrink)
+            asking = TaskAsker(
+                self.backbone, lengths, self.system, room_of(self.backbone), shrink=self.shrink
+            )
             for trial in asking.trials(sample, missing, journal.first_token(sample.id)):
                 journal.add(replace(trial, answer=_cut(trial.answer, generation.get("until") or ())))
         return journal.trials[sample.id, self.answer].answer
 
-    def _sample(self, id: str, task: str, messages: Sequence[Mapping[str, Any]]) -> Sample:
+    def _sample(self, id: str, task: str, messages: Sequence[Mapping[str, Any]]) -> TaskSample:
         if [message["role"] for message in messages] != ["user"]:
             raise ValueError(f"{id} is a conversation of several turns: kamera answers one")
         *parts, last = self._parts(messages[0]["content"])
-        parts, question = (parts, last.text) if isinstance(last, Text) else ([*parts, last], "")
-        return Sample(id, task, tuple(parts), question, None, where=id)
+        parts, question = (parts, last.text) if isinstance(last, Passage) else ([*parts, last], "")
+        return TaskSample(id, task, tuple(parts), question, None, where=id)
 
     def _parts(self, content: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
         for item in content:
             if item["type"] == "text":
-                yield Text(item["text"], live=True)
+                yield Passage(item["text"], live=True)
             elif item["type"] == "image":
                 yield Picture(item["url"])
             elif item["type"] == "video":
@@ -140,7 +142,7 @@ class _Lengths:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         return self.tokens
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kamera.eval.adapter import Adapter, Maker, Query, Reply, Unit
+from kamera.eval.adapter import Adapter, ArmQuestion, Maker, Reply, Unit
 from kamera.eval.arms import NATIVE
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
@@ -25,7 +25,7 @@ class Case:
     item: str
     units: Mapping[str, Unit]
     windows: tuple[tuple[str, ...], ...]
-    query: Query
+    query: ArmQuestion
     trace: str = ""
 
 

@@ -64,7 +64,7 @@ def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tenso
     ``kv`` is the chunk's at ``positions`` ``[axes, tokens]``. Phased channels are compared with every token
     turned to position 0, and each channel of each layer counts by its own energy.
     """
-    tokens, turns = kv_tokens(kv), Turns(positions)
+    tokens, turns = kv_tokens(kv), TurnTables(positions)
     products = torch.zeros(tokens, tokens)
     for x, channel in _channels(kv, layout):
         x = turns.back(x.float(), channel).transpose(0, 1).flatten(1)  # [tokens, features]
@@ -189,11 +189,11 @@ class Completion:
         return {}
 
     @cached_property
-    def _turns(self) -> Turns:
-        return Turns(self.positions)
+    def _turns(self) -> TurnTables:
+        return TurnTables(self.positions)
 
 
-class Turns:
+class TurnTables:
     """Turns tokens at ``positions`` ``[axes, tokens]`` back to position 0, and forth; its tables are kept."""
 
     def __init__(self, positions: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 An error in a cached feature matters as far as queries and output projections read it. `Readers` holds, per
 layer, channel and head, the second moment M = E[g gᵀ] of the gradients g with respect to it: an error E of
 a deficit costs tr(E M Eᵀ) to first order. All moments are in one unit, so directions of different channels
-compare. `kamera.engines.hf.readers` measures them on a live model.
+compare. Gradients on a live model give them.
 """
 
 from __future__ import annotations

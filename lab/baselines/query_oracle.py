@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf.attention import attention_mass
 from kamera.ops import kv_tokens
 from lab.arms import Served
+from lab.attention import attention_mass
 from lab.baselines.deviation import highest
 from lab.baselines.rows import Budgeted, live_layers, mix, rows_bytes, tokens_afforded
 from lab.scene import Scene

@@ -18,9 +18,9 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.engines import Span
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.attention import attention_mass
 from kamera.ops import KV, relocate_kv, uniform_offset
 from kamera.patches import Anchor
+from lab.attention import attention_mass
 
 
 class Keeper(Protocol):

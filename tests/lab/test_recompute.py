@@ -10,10 +10,10 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.attention import attention_mass
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_concat, kv_copy, kv_map, kv_tokens, relocate_kv
+from lab.attention import attention_mass
 from lab.recompute import Resume, hidden_states, recompute
 from tests.engines.compare import encoded, offset_between, positions, relative, text, worst
 from tests.models.tiny import FAMILIES, LIMITED, build

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import Backbone, testbed
-from kamera.eval.adapter import Query, Unit, arms_of
+from kamera.eval.adapter import ArmQuestion, Unit, arms_of
 from kamera.eval.desk import Desk
 from kamera.eval.reuse import arms_named
 from kamera.ops import relocate_kv
@@ -24,7 +24,7 @@ def desk():
     return desk
 
 
-QUESTION = Query("value of tag 37?", (), 1)
+QUESTION = ArmQuestion("value of tag 37?", (), 1)
 WHOLE = ("u0", "u1", "u2", "u3", "u4")
 
 

@@ -30,11 +30,6 @@ FORMULAS: dict[str, tuple[tuple[int, ...], dict[str, int], Any]] = {
         {},
         lambda x: x.transpose(1, 2).flatten(2),
     ),
-    "layers tokens (heads dim) -> layers heads tokens dim": (
-        (2, 7, 15),
-        {"heads": 3},
-        lambda x: x.reshape(2, 7, 3, 5).transpose(1, 2),
-    ),
     "... pairs pair dim -> ... (pairs pair) dim": ((4, 3, 13, 2, 5), {}, lambda x: x.flatten(2, 3)),
     "rows pairs pair -> rows (pairs pair)": ((11, 13, 2), {}, lambda x: x.flatten(1)),
     "rows (heads dim) -> rows heads dim": ((11, 15), {"heads": 3}, lambda x: x.reshape(11, 3, 5)),

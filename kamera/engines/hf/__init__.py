@@ -5,14 +5,21 @@ from kamera.engines.hf.describe import Description
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
 from kamera.engines.hf.model import ModelCache
-from kamera.engines.hf.prove import Proof, precision, prove_cuts, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf.prove import (
+    OperatorProof,
+    precision,
+    prove_cuts,
+    prove_moves,
+    prove_patch,
+    prove_relocation,
+)
 
 __all__ = [
     "Backbone",
     "Description",
     "ModelCache",
     "Observer",
-    "Proof",
+    "OperatorProof",
     "hide_progress",
     "load_processor",
     "precision",

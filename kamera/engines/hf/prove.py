@@ -45,7 +45,7 @@ def precision(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Proof:
+class OperatorProof:
     """The relative L2 error of the layer and channel that uses up most of its tolerance, and that tolerance.
 
     Every layer counts, in every dtype. In float32 all are held to 1e-4. In half precision two forwards differ
@@ -79,7 +79,7 @@ class _Off(NamedTuple):
 
 def prove_relocation(
     backbone: Backbone, encoded: Encoded | None = None, offset: Sequence[int] | None = None
-) -> Proof:
+) -> OperatorProof:
     """Prefill a span at two places and compare the moved KV with the one computed there.
 
     It is moved by the serving kernels: written whole, and turned in place as a slide does it.
@@ -92,7 +92,7 @@ def prove_relocation(
         here, _ = backbone.run(span, base)
         there, _ = backbone.run(span, moved)
     except NonFiniteKV as error:
-        return Proof(math.inf, str(error), 0.0, step)
+        return OperatorProof(math.inf, str(error), 0.0, step)
     rounding = _rounding(backbone, here, there)
     turned = kv_map(here, torch.clone)
     serve(turned, here, None, backbone.layout, step, phased_only=True)
@@ -100,7 +100,7 @@ def prove_relocation(
     return _worst((off for served in (whole, turned) for off in _compare(served, there, rounding)), step)
 
 
-def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proof:
+def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> OperatorProof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
     antecedent, span = _text(backbone, 10, seed=5), _text(backbone, 12)
     step = tuple(offset) if offset is not None else _step(backbone, (23, 3, 7))
@@ -121,7 +121,7 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     return _worst(_compare(_served(backbone, canonical, patch, onward), expected, rounding), onward)
 
 
-def prove_moves(backbone: Backbone) -> Proof:
+def prove_moves(backbone: Backbone) -> OperatorProof:
     """Show spans in a live cache, exchange, drop and bring them back: each is what the slow reference says.
 
     Only the last rounding may differ, in every layer and every dtype.
@@ -158,7 +158,7 @@ def _served(backbone: Backbone, source: KV, patch: Patch | None, offset: Sequenc
     return into
 
 
-def prove_cuts(backbone: Backbone) -> Proof:
+def prove_cuts(backbone: Backbone) -> OperatorProof:
     """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
 
     A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
@@ -178,12 +178,12 @@ def prove_cuts(backbone: Backbone) -> Proof:
             kv, cache = backbone.run(piece, positions[:, start:stop], cache)
             pieces.append(kv_map(kv, torch.clone))
     except NonFiniteKV as error:
-        return Proof(math.inf, str(error), 0.0, cuts)
+        return OperatorProof(math.inf, str(error), 0.0, cuts)
     proof = _worst(_compare(kv_concat(pieces), whole, _cut_tolerances(whole)), cuts)
     for name, module in _linear_kinds(backbone.model):
         apart = _apart_by_rows(backbone, module)
         if not apart <= max(proof.error, _ROWS):
-            proof = Proof(apart, name, _ROWS, cuts)
+            proof = OperatorProof(apart, name, _ROWS, cuts)
     return proof
 
 
@@ -194,7 +194,7 @@ def _cut_tolerances(kv: KV) -> Sequence[float]:
     return [1e-4 if precise else _ROWS if i == first else math.inf for i in range(len(kv))]
 
 
-def without_reuse(cuts: Proof, kind: str) -> str:
+def without_reuse(cuts: OperatorProof, kind: str) -> str:
     """Why no KV of a model of this ``kind`` can be used again, by what `prove_cuts` found; "" if it can."""
     if cuts.holds:
         return ""
@@ -317,9 +317,9 @@ def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - target).norm() / target.norm().clamp_min(1e-30))
 
 
-def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> Proof:
+def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> OperatorProof:
     worst = max(found, key=lambda off: off.share, default=_Off(0.0, "none", 1e-4))
-    return Proof(worst.error, worst.where, worst.tolerance, offset)
+    return OperatorProof(worst.error, worst.where, worst.tolerance, offset)
 
 
 def _text(backbone: Backbone, count: int, seed: int = 11) -> Encoded:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.content import TOKEN_TYPES, Chunk
-from kamera.eval.adapter import Query, Reply, Unit
+from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk
 from kamera.patches import anchor_ids
 
@@ -33,7 +33,7 @@ class Native:
         """Note the order."""
         self.order = tuple(order)
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: ArmQuestion) -> Reply:
         """Answer the whole prompt. Units are chat content, no chunks."""
         backbone, system = self.desk.backbone, self.desk.system
         shown = [*(self.desk.units[name] for name in self.order), *query.live]

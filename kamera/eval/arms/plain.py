@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kamera.engines import Span
-from kamera.eval.adapter import Query, Reply, Unit
+from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk, Placing
 from kamera.ops import Patch, kv_bytes
 
@@ -32,7 +32,7 @@ class Exact(Placing):
         """Note the order."""
         self.order, self.shown = tuple(order), None
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: ArmQuestion) -> Reply:
         """Prefill the window, then answer."""
         started = time.perf_counter()
         super().place(self.order)

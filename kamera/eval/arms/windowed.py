@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kamera.eval.adapter import Query, Reply, Unit
+from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 from kamera.window import KameraWindow, OnLeave, ReusePolicy
@@ -43,7 +43,7 @@ class Windowed:
         report = self.window.arrange(wanted, on_leave=self.on_leave)
         self.order, self._spent = tuple(order), (report.tokens_recomputed, report.forwards)
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: ArmQuestion) -> Reply:
         """Behind the window; live parts are appended to a fork of it."""
         window, started = self.window, time.perf_counter()
         if query.live:

@@ -8,7 +8,7 @@
 
 from kamera.eval.reuse.draw import draw_items
 from kamera.eval.reuse.frozen import Benchmark, freeze, load
-from kamera.eval.reuse.item import Item, Trace
+from kamera.eval.reuse.item import Item, WindowTrace
 from kamera.eval.reuse.run import arms_named, run_benchmark
 from kamera.eval.reuse.scores import Scores, score_submission
 from kamera.eval.reuse.submission import Submission, read_submission, schema
@@ -18,7 +18,7 @@ __all__ = [
     "Item",
     "Scores",
     "Submission",
-    "Trace",
+    "WindowTrace",
     "arms_named",
     "draw_items",
     "freeze",

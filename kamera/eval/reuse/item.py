@@ -13,7 +13,7 @@ LEAST = 4
 
 
 @dataclass(frozen=True)
-class Trace:
+class WindowTrace:
     """Windows one after another, each a list of unit names; the question comes behind the last."""
 
     name: str
@@ -43,7 +43,7 @@ class Item:
     choices: tuple[str, ...] = ()
     max_new_tokens: int = 16
     meta: Mapping[str, Any] = field(default_factory=dict)
-    traces: tuple[Trace, ...] = ()
+    traces: tuple[WindowTrace, ...] = ()
 
     def check(self) -> None:
         """Raise TaskDataError for an item that breaks what is promised above."""
@@ -89,7 +89,7 @@ class Item:
         """The item of a document that `document` wrote."""
         values = dict(document)
         traces = tuple(
-            Trace(name, tuple(tuple(window) for window in windows))
+            WindowTrace(name, tuple(tuple(window) for window in windows))
             for name, windows in values.pop("traces").items()
         )
         for name in ("window", "live", "choices"):

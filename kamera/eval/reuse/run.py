@@ -10,7 +10,7 @@ import torch
 
 from kamera.engines.hf import Backbone
 from kamera.eval import arms
-from kamera.eval.adapter import Maker, Query, Unit
+from kamera.eval.adapter import ArmQuestion, Maker, Unit
 from kamera.eval.arms import EXACT
 from kamera.eval.desk import Desk
 from kamera.eval.reuse.frozen import Benchmark
@@ -62,7 +62,7 @@ def run_benchmark(
 
 def _cases(benchmark: Benchmark, item: Item) -> Iterator[Case]:
     live = tuple(Unit(f"live {i}", benchmark.media(content), True) for i, content in enumerate(item.live))
-    query = Query(item.question, live, item.max_new_tokens)
+    query = ArmQuestion(item.question, live, item.max_new_tokens)
     for trace in item.traces:
         names = dict.fromkeys(name for window in trace.windows for name in window)
         units = {name: Unit(name, benchmark.media(item.units[name])) for name in names}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kamera.eval.reuse.item import Item, Trace
+from kamera.eval.reuse.item import Item, WindowTrace
 
 TURNOVERS = (0.0, 0.5, 1.0)
 """Shares of the other units that were replaced while the last one was away."""
@@ -37,23 +37,23 @@ def with_traces(item: Item, donors: Sequence[str], filler: str, seed: int) -> It
     if len(donors) < len(others):
         raise ValueError(f"item {item.id} has {len(donors)} donors: its window of {len(window)} needs more")
     traces = [
-        Trace("published", (window, window)),
-        Trace("shuffled", (_shuffled(window, rng), window)),
-        Trace("shifted", ((filler, *window), window)),
-        Trace("slid", ((_pick(donors, rng), *others), window)),
+        WindowTrace("published", (window, window)),
+        WindowTrace("shuffled", (_shuffled(window, rng), window)),
+        WindowTrace("shifted", ((filler, *window), window)),
+        WindowTrace("slid", ((_pick(donors, rng), *others), window)),
     ]
     for turnover in TURNOVERS:
         before = _replaced(others, donors, round(turnover * len(others)), rng)
         left = [] if before == tuple(others) else [before]
         traces.append(
-            Trace(f"recalled@{turnover:g}", ((*before, last), *left, tuple(others), window)),
+            WindowTrace(f"recalled@{turnover:g}", ((*before, last), *left, tuple(others), window)),
         )
-    traces.append(Trace("swapped", ((*_replaced(others, donors, 1, rng), last), window)))
+    traces.append(WindowTrace("swapped", ((*_replaced(others, donors, 1, rng), last), window)))
     elsewhere = []
     for _ in range(CONTEXTS - 1):
         drawn = rng.permutation([*donors, *others])[: len(others)].tolist()
         elsewhere.append((*drawn, last))
-    traces.append(Trace("contexts", (*elsewhere, window)))
+    traces.append(WindowTrace("contexts", (*elsewhere, window)))
     return replace(item, traces=tuple(traces))
 
 

@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import Literal, Protocol
 
 from kamera.engines.hf import Backbone
-from kamera.eval.adapter import Maker, Query, Unit
+from kamera.eval.adapter import ArmQuestion, Maker, Unit
 from kamera.eval.arms import REPREFILL
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Sample, digest
+from kamera.eval.tasks.sample import TaskSample, digest
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Case, Trial, trials
 from kamera.patches import anchor_ids
@@ -27,12 +27,12 @@ class Lengths(Protocol):
 
     overlong: Literal["left", "refuse"]
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """Most tokens of an answer."""
         ...
 
 
-class Asking:
+class TaskAsker:
     """Asks samples under arms, one by one; ``limit`` bounds anchor, prompt and answer together, in tokens."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Asking:
         return Desk(self.backbone, self.system)
 
     def trials(
-        self, sample: Sample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
+        self, sample: TaskSample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
     ) -> Iterator[Trial]:
         """One trial for each arm (`kamera.eval.trial.trials`). Errors are in them, never raised."""
         desk, stamp = self._desk.cleared(), digest(sample)
@@ -70,7 +70,7 @@ class Asking:
         for trial in trials(desk, case, makers, REPREFILL, ideal):
             yield replace(trial, digest=stamp, note=trial.note or note)
 
-    def _fitted(self, desk: Desk, sample: Sample) -> tuple[Case | None, str]:
+    def _fitted(self, desk: Desk, sample: TaskSample) -> tuple[Case | None, str]:
         """The sample's case, cut to fit (None if impossible), and a note."""
         units, most = self._units(sample), self.task.max_new_tokens(sample)
         sizes = [desk.chunk(unit).num_tokens for unit in units]
@@ -87,12 +87,12 @@ class Asking:
         shown = [*units[: sample.head], *units[cut:]]
         end = max((index for index, unit in enumerate(shown, 1) if not unit.live), default=0)
         window, arriving = shown[:end], shown[end:]
-        query = Query(sample.question, tuple(arriving), most)
+        query = ArmQuestion(sample.question, tuple(arriving), most)
         order = tuple(unit.name for unit in window)
         case = Case(sample.id, {unit.name: unit for unit in window}, (order,), query)
         return case, "cut" if cut > sample.head else ""
 
-    def _units(self, sample: Sample) -> list[Unit]:
+    def _units(self, sample: TaskSample) -> list[Unit]:
         """Adjacent live parts are one unit, because they arrive together, with the question."""
         units: list[Unit] = []
         for live, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):

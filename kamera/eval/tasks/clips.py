@@ -13,7 +13,7 @@ from kamera.eval.tasks.sample import Video
 
 
 @dataclass(frozen=True)
-class Sampling:
+class ClipSampling:
     """Sampling of a video's frames, and the number of clips.
 
     ``num_frames`` evenly spaced ones, or those at ``fps``; 8 frames by default. The frames go into ``clips``
@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of `Sampling`."""
+        """The arguments of `ClipSampling`."""
         return {"num_frames": self._count, "fps": self.fps, "clips": self.clips}
 
     @property

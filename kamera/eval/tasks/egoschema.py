@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError, UnreadableMedia
-from kamera.eval.tasks.clips import Sampling, find_video
+from kamera.eval.tasks.clips import ClipSampling, find_video
 from kamera.eval.tasks.letters import LETTERS, decided, first_letter, unread
 from kamera.eval.tasks.parquet import rows
-from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, Wanted, every, mean
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
 
 SUBTASKS = ("subset", "full")
 """The 500 questions with public answers, and all 5031, whose answers only the server has."""
@@ -32,7 +32,7 @@ _POST = "\nAnswer with the option's letter from the given choices directly."
 
 
 class EgoSchema:
-    """``subtasks``: ``subset`` (default) or ``full``, which holds the subset; the rest as in `Sampling`."""
+    """``subtasks``: ``subset`` (default) or ``full``, which holds the subset; the rest: `ClipSampling`."""
 
     name = "egoschema"
     overlong: Literal["left", "refuse"] = "refuse"
@@ -48,7 +48,7 @@ class EgoSchema:
         if unknown:
             raise ValueError(f"task {unknown} is none of EgoSchema's: {', '.join(SUBTASKS)}")
         self.full = "full" in (subtasks or ())
-        self.sampling = Sampling(num_frames, fps, clips)
+        self.sampling = ClipSampling(num_frames, fps, clips)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ class EgoSchema:
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Samples in file order; ``answer`` is None if it is not public. See `Task.load`."""
         seen: set[str] = set()
         for found in self._repository(data) if (data / "questions.json").is_file() else self._mirror(data):
@@ -78,15 +78,15 @@ class EgoSchema:
             if wanted(f"egoschema/{uid}"):
                 yield self._sample(made, *found)
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """16, as in lmms-eval."""
         return 16
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the extracted option is the answer; a response without a letter is wrong."""
         return float(str(_index(response, sample)) == str(sample.answer))
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The extracted letter, or the whole response if there is none."""
         return decided(first_letter(response, sample.choices), response)
 
@@ -94,7 +94,7 @@ class EgoSchema:
         """Accuracy over the samples with public answers."""
         scores = [a.score for a in answered if a.score is not None]
         overall = mean(scores)
-        groups = (Group("task", "subset", overall, len(scores)),) if scores else ()
+        groups = (Cell("task", "subset", overall, len(scores)),) if scores else ()
         lost = unread(answered, lambda a: first_letter(a.response, a.sample.choices))
         return Summary(overall, "accuracy on the public subset", overall, len(scores), groups + lost)
 
@@ -153,12 +153,12 @@ class EgoSchema:
 
     def _sample(
         self, path: Path, where: str, uid: str, question: str, options: Sequence[str], answer: Any
-    ) -> Sample | Problem:
+    ) -> TaskSample | Problem:
         try:
             clips = self.sampling.read(path)
         except UnreadableMedia as error:
             return Problem(where, str(error))
-        return Sample(
+        return TaskSample(
             id=f"egoschema/{uid}",
             task="full" if answer is None else "subset",
             parts=self.sampling.parts(clips),
@@ -180,7 +180,7 @@ def _fault(where: str, uid: str, question: Any, options: Any, answer: Any) -> Pr
     return None
 
 
-def _index(response: str, sample: Sample) -> int | None:
+def _index(response: str, sample: TaskSample) -> int | None:
     letter = first_letter(response, sample.choices)
     return None if letter is None else LETTERS.index(letter)
 

@@ -18,7 +18,7 @@ from kamera.errors import TaskDataError
 from kamera.eval.adapter import Maker
 from kamera.eval.arms import REPREFILL
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Picture, Sample, Text, digest
+from kamera.eval.tasks.sample import Passage, Picture, TaskSample, digest
 from kamera.eval.trial import Trial
 from kamera.store import folder_locked
 
@@ -47,9 +47,9 @@ class SampleRow:
     frames: int
 
     @classmethod
-    def of(cls, sample: Sample, at: int) -> SampleRow:
+    def of(cls, sample: TaskSample, at: int) -> SampleRow:
         """The row of a sample with its media."""
-        clips = [p.source for p in sample.parts if not isinstance(p, Text | Picture)]
+        clips = [p.source for p in sample.parts if not isinstance(p, Passage | Picture)]
         return cls(
             sample.id,
             at,
@@ -70,9 +70,11 @@ class SampleRow:
         return cls(**{**document, "choices": tuple(document["choices"])})
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> TaskSample:
         """The sample for scoring and predictions."""
-        return Sample(self.id, self.task, (), self.question, self.answer, self.choices, self.meta, self.where)
+        return TaskSample(
+            self.id, self.task, (), self.question, self.answer, self.choices, self.meta, self.where
+        )
 
 
 class Journal:
@@ -110,7 +112,7 @@ class Journal:
         fresh.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
         fresh.replace(kept)
 
-    def missing(self, sample: Sample, arms: Mapping[str, Maker]) -> dict[str, Maker]:
+    def missing(self, sample: TaskSample, arms: Mapping[str, Maker]) -> dict[str, Maker]:
         """Arms without an answer. Raises TaskDataError if another version of the sample was answered."""
         row = self.rows.get(sample.id)
         if row is not None and row.digest != digest(sample):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from string import ascii_uppercase
 
-from kamera.eval.tasks.sample import Answered, Group
+from kamera.eval.tasks.sample import Answered, Cell
 
 LETTERS = tuple(ascii_uppercase)
 
@@ -76,10 +76,10 @@ def first_abcd(response: str) -> str | None:
     return match[0] if match else None
 
 
-def unread(answered: Sequence[Answered], find: Callable[[Answered], str | None]) -> tuple[Group, ...]:
+def unread(answered: Sequence[Answered], find: Callable[[Answered], str | None]) -> tuple[Cell, ...]:
     """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
     lost = sum(a.score is not None and find(a) is None for a in answered)
-    return (Group("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
+    return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
 
 def _padded(response: str) -> str:

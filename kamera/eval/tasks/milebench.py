@@ -19,13 +19,13 @@ from kamera.eval.tasks.milebench_files import quantity, write_predictions
 from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
 from kamera.eval.tasks.sample import (
     Answered,
-    Group,
+    Cell,
     Part,
+    Passage,
     Picture,
     Problem,
-    Sample,
     Summary,
-    Text,
+    TaskSample,
     Wanted,
     every,
     grouped,
@@ -78,7 +78,7 @@ class MileBench:
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Samples in file order, at most ``limit`` of each dataset; see `Task.load`."""
         roots = [root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)]
         if not roots:
@@ -98,7 +98,7 @@ class MileBench:
         if absent and not self.subtasks:
             yield Problem(str(roots[0]), f"not there: {', '.join(absent)}", skipped=False)
 
-    def _read(self, folder: Path, limit: int | None, wanted: Wanted) -> Iterator[Sample | Problem]:
+    def _read(self, folder: Path, limit: int | None, wanted: Wanted) -> Iterator[TaskSample | Problem]:
         file = folder / f"{folder.name}.json"
         document = _document(file)
         if isinstance(document, Problem):
@@ -116,21 +116,21 @@ class MileBench:
                 return
             made = _sample(folder, f"{file}:data[{number}]", record, head["task_instruction"], metric)
             for item in made:
-                taken += isinstance(item, Sample)
-                if not isinstance(item, Sample) or wanted(item.id):
+                taken += isinstance(item, TaskSample)
+                if not isinstance(item, TaskSample) or wanted(item.id):
                     yield item
 
     # -- answering and scoring -----------------------------------------------------------------
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """512, as in the official configuration."""
         return 512
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """The benchmark's own score of a response."""
         return score_response(response, sample.answer, sample.choices, sample.meta["metric"])
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The label of a choice, or the response in normal form."""
         return decide(response, sample.choices, sample.meta["metric"])
 
@@ -138,11 +138,11 @@ class MileBench:
         """Official: the mean over task codes of their datasets' means."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
         datasets = grouped("dataset", ((s.task, score) for s, score in scored))
-        codes: dict[str, list[Group]] = defaultdict(list)
+        codes: dict[str, list[Cell]] = defaultdict(list)
         for dataset in datasets:
             codes[_CODE_OF[dataset.label]].append(dataset)
         by_code = tuple(
-            Group("code", code, mean([d.score for d in codes[code]]), sum(d.n for d in codes[code]))
+            Cell("code", code, mean([d.score for d in codes[code]]), sum(d.n for d in codes[code]))
             for code in CODES
             if code in codes
         )
@@ -184,7 +184,7 @@ def _document(file: Path) -> dict[str, Any] | Problem:
 
 def _sample(
     folder: Path, where: str, record: Any, instructions: Sequence[str], metric: Metric
-) -> Iterator[Sample | Problem]:
+) -> Iterator[TaskSample | Problem]:
     """One record's sample, possibly after a remark, or its error."""
     wrong = _wrong(record, instructions, metric)
     if wrong:
@@ -206,12 +206,12 @@ def _sample(
     *live, question = _parts(
         context[asked:] + _listed(folder.name, choices), folder / "images", paths, live=True
     )
-    parts = (Text(instruction), *(p for p in (*shown, *live) if not isinstance(p, Text) or p.text))
-    yield Sample(
+    parts = (Passage(instruction), *(p for p in (*shown, *live) if not isinstance(p, Passage) or p.text))
+    yield TaskSample(
         id=f"{folder.name}/{record['sample_id']}",
         task=folder.name,
         parts=parts,
-        question=question.text if isinstance(question, Text) else "",
+        question=question.text if isinstance(question, Passage) else "",
         answer=None if record.get("response") is None else str(record["response"]),
         choices=choices,
         meta={"sample_id": int(record["sample_id"]), "images_path": tuple(paths), "metric": metric},
@@ -230,9 +230,9 @@ def _asked_from(context: str) -> int:
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
     """Text and pictures alternately, text first and last."""
     pieces = _PLACEHOLDER.split(text)
-    parts: list[Part] = [Text(pieces[0], live)]
+    parts: list[Part] = [Passage(pieces[0], live)]
     for number, words in zip(pieces[1::2], pieces[2::2], strict=True):
-        parts += [Picture(images / paths[int(number) - 1], live), Text(words, live)]
+        parts += [Picture(images / paths[int(number) - 1], live), Passage(words, live)]
     return parts
 
 

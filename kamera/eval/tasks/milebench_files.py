@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.eval.tasks.milebench_score import extract_choice, process
-from kamera.eval.tasks.sample import Answered, Sample, mean
+from kamera.eval.tasks.sample import Answered, TaskSample, mean
 
 
 def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
     return written
 
 
-def quantity(sample: Sample) -> str:
+def quantity(sample: TaskSample) -> str:
     """The benchmark's level of a sample, by its number of images."""
     count = len(sample.meta["images_path"])
     return "Few" if count < 6 else "Many" if count > 31 else "Medium"

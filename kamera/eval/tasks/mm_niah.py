@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, Place, bin_scores, decide, place, score_response
+from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, HeatBin, bin_scores, decide, place, score_response
 from kamera.eval.tasks.sample import (
     Answered,
-    Group,
+    Cell,
+    Passage,
     Picture,
     Problem,
-    Sample,
     Summary,
-    Text,
+    TaskSample,
     Wanted,
     every,
     grouped,
@@ -73,7 +73,7 @@ class MMNiah:
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Samples in file order, at most ``limit`` of each subtask; see `Task.load`."""
         folder = data / f"mm_niah_{self.split}" / "annotations"
         files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
@@ -94,7 +94,7 @@ class MMNiah:
 
     def _read(
         self, data: Path, name: str, file: Path, limit: int | None, wanted: Wanted
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         images: Path | None = None
         taken = unlabelled = 0
         for number, line in _lines(file):
@@ -134,17 +134,17 @@ class MMNiah:
         there = found or [root for root in roots if root.is_dir()]
         return there[0] if there else None
 
-    def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> Sample:
+    def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> TaskSample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
         context = _interleave(record["context"] + "\n", iter(pictures))
         live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
         *parts, question = [*context, *(replace(part, live=True) for part in live)]
-        return Sample(
+        return TaskSample(
             id=self._id(name, record),
             task=subtask,
             parts=tuple(parts),
-            question=question.text if isinstance(question, Text) else "",
+            question=question.text if isinstance(question, Passage) else "",
             answer=_answer(name, record.get("answer")),
             choices=tuple(meta.get("choices") or meta.get("choices_image_path") or ()),
             meta={
@@ -165,15 +165,15 @@ class MMNiah:
 
     # -- answering and scoring -----------------------------------------------------------------
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """32 for lists of counts, else 16."""
         return 32 if sample.task.startswith("counting") else 16
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """The benchmark's own score of a response."""
         return score_response(response, sample.answer)
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The choice, the list of counts, or the words in normal form."""
         # labels of test are private: the kind of answer does not depend on them
         kind = int if sample.choices else list if sample.task.startswith("counting") else str
@@ -185,7 +185,7 @@ class MMNiah:
         bins = {task: bin_scores((at, score) for at, score in scored) for task, scored in placed.items()}
         overall = [mean(column) for column in zip(*bins.values(), strict=True)]
         count = Counter(at.column for scored in placed.values() for at, _ in scored)
-        by_cell: dict[Place, list[float]] = defaultdict(list)
+        by_cell: dict[HeatBin, list[float]] = defaultdict(list)
         for scored in placed.values():
             for at, score in scored:
                 by_cell[at].append(score)
@@ -200,12 +200,12 @@ class MMNiah:
             groups=(
                 *grouped("subtask", ((a.sample.task, score) for a, score in labelled)),
                 *(
-                    Group("context length (official)", LABELS[i], score, count[i])
+                    Cell("context length (official)", LABELS[i], score, count[i])
                     for i, score in enumerate(overall)
                     if count[i]
                 ),
                 *(
-                    Group("length and depth", _cell(at), mean(scores), len(scores))
+                    Cell("length and depth", _cell(at), mean(scores), len(scores))
                     for at, scores in sorted(by_cell.items())
                 ),
             ),
@@ -296,18 +296,18 @@ def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
     return name == "counting-image" and len(patterns) > 1 and patterns[0] and not any(patterns[1:])
 
 
-def _interleave(text: str, pictures: Iterator[Picture]) -> list[Text | Picture]:
+def _interleave(text: str, pictures: Iterator[Picture]) -> list[Passage | Picture]:
     """The text with pictures in place of its marks; empty texts only at its end."""
     first, *rest = text.split(IMAGE)
-    parts: list[Text | Picture] = [Text(first)]
+    parts: list[Passage | Picture] = [Passage(first)]
     for piece in rest:
-        parts += [next(pictures), Text(piece)]
+        parts += [next(pictures), Passage(piece)]
     *before, last = parts
-    return [*(p for p in before if p != Text("")), last]
+    return [*(p for p in before if p != Passage("")), last]
 
 
-def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[Place, float]]]:
-    placed: dict[str, list[tuple[Place, float]]] = defaultdict(list)
+def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[HeatBin, float]]]:
+    placed: dict[str, list[tuple[HeatBin, float]]] = defaultdict(list)
     for a in answered:
         if a.score is not None:
             where = place(a.sample.meta["context_length"], a.sample.meta["placed_depth"])
@@ -315,6 +315,6 @@ def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[Place, float]]
     return dict(sorted(placed.items()))
 
 
-def _cell(at: Place) -> str:
+def _cell(at: HeatBin) -> str:
     length = LABELS[at.column] if at.column >= 0 else "<1k"
     return f"{length}, depth {at.row / DEPTHS:.1f}-{(at.row + 1) / DEPTHS:.1f}"

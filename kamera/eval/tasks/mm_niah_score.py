@@ -21,7 +21,7 @@ LABELS = tuple(f"{edge // 1000}k" for edge in LENGTHS)
 DEPTHS = 5
 
 
-class Place(NamedTuple):
+class HeatBin(NamedTuple):
     """Column and row of a sample in the heat map; column -1 is below the first edge."""
 
     column: int
@@ -50,22 +50,22 @@ def decide(response: str, kind: type) -> str:
     return normalize(stripped)
 
 
-def place(context_length: float, placed_depth: float | Sequence[float]) -> Place:
+def place(context_length: float, placed_depth: float | Sequence[float]) -> HeatBin:
     """Cell of a sample; ``placed_depth`` (0 to 1) of several needles is their mean."""
     depths = [placed_depth] if isinstance(placed_depth, int | float) else list(placed_depth)
     depth = sum(depths) / len(depths)
     row = int((0.99 if depth == 1.0 else depth) / 0.2)
-    return Place(int(np.digitize(context_length, LENGTHS)) - 1, row)
+    return HeatBin(int(np.digitize(context_length, LENGTHS)) - 1, row)
 
 
-def bin_scores(scored: Iterable[tuple[Place, float]]) -> list[float]:
+def bin_scores(scored: Iterable[tuple[HeatBin, float]]) -> list[float]:
     """One subtask's eleven scores: the mean over five depths of cell means, an empty cell being 0."""
-    cells: dict[Place, list[float]] = defaultdict(list)
+    cells: dict[HeatBin, list[float]] = defaultdict(list)
     for where, score in scored:
         cells[where].append(score)
     means = {where: sum(scores) / len(scores) for where, scores in cells.items()}
     return [
-        round(sum(means.get(Place(column, row), 0.0) for row in range(DEPTHS)) / DEPTHS, 6)
+        round(sum(means.get(HeatBin(column, row), 0.0) for row in range(DEPTHS)) / DEPTHS, 6)
         for column in range(len(LENGTHS))
     ]
 

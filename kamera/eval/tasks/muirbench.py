@@ -16,13 +16,13 @@ from kamera.eval.tasks.letters import LETTERS, decided, last_letter, leading_let
 from kamera.eval.tasks.parquet import picture, rows
 from kamera.eval.tasks.sample import (
     Answered,
-    Group,
+    Cell,
     Part,
+    Passage,
     Picture,
     Problem,
-    Sample,
     Summary,
-    Text,
+    TaskSample,
     Wanted,
     every,
     mean,
@@ -77,7 +77,7 @@ class MuirBench:
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Samples in file order, ``limit`` over all shards. See `Task.load`."""
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
@@ -89,7 +89,7 @@ class MuirBench:
                 if left == 0:
                     return
                 made = self._sample(row, f"{shard}:row {number}")
-                if isinstance(made, Sample):
+                if isinstance(made, TaskSample):
                     if made.task not in self.subtasks:
                         continue
                     if made.id in seen:
@@ -101,16 +101,16 @@ class MuirBench:
                         continue
                 yield made
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """16, as in lmms-eval; the benchmark's own code sets no limit."""
         return 16
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the extracted letter is the answer; a response without a letter is wrong."""
         found = self._find(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The extracted letter, or the whole response if there is none."""
         return decided(self._find(response, sample), response)
 
@@ -137,10 +137,10 @@ class MuirBench:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         return [path]
 
-    def _find(self, response: str, sample: Sample) -> str | None:
+    def _find(self, response: str, sample: TaskSample) -> str | None:
         return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
 
-    def _sample(self, row: dict[str, Any], where: str) -> Sample | Problem:
+    def _sample(self, row: dict[str, Any], where: str) -> TaskSample | Problem:
         for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it
             row[field] = None if row[field] is None else str(row[field])
         bad = _fault(row)
@@ -159,11 +159,11 @@ class MuirBench:
         parts: list[Part] = []
         shown = row["question"].count("<image>")  # the others are choices
         for number, (text, image) in enumerate(zip(pieces, pictures, strict=False)):
-            parts += [Text(text, live=True)] * bool(text)
+            parts += [Passage(text, live=True)] * bool(text)
             parts.append(Picture(image, live=number >= shown))
         meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
         meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
-        return Sample(
+        return TaskSample(
             f"muirbench/{row['idx']}",
             row["task"],
             tuple(parts),
@@ -199,7 +199,7 @@ def _fault(row: dict[str, Any]) -> str:
     return "" if images else "image_list is empty"
 
 
-def _pairs(scored: Sequence[tuple[Sample, float]]) -> list[float]:
+def _pairs(scored: Sequence[tuple[TaskSample, float]]) -> list[float]:
     """1.0 if both items of a pair are right, else 0.0; once for every pair with both items asked."""
     by_idx = {q.meta["idx"]: (q.meta["counterpart_idx"], s) for q, s in scored}
     return [
@@ -209,5 +209,5 @@ def _pairs(scored: Sequence[tuple[Sample, float]]) -> list[float]:
     ]
 
 
-def _group(by: str, label: str, scores: Sequence[float]) -> Group:
-    return Group(by, label, mean(scores), len(scores))
+def _group(by: str, label: str, scores: Sequence[float]) -> Cell:
+    return Cell(by, label, mean(scores), len(scores))

@@ -10,10 +10,10 @@ from typing import get_args
 from kamera.engines.hf import Backbone
 from kamera.eval.adapter import Maker
 from kamera.eval.arms import BLIND, REPREFILL, arms_named
-from kamera.eval.tasks.asking import Asking, ReusedPart, room_of
+from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
-from kamera.eval.tasks.sample import Answered, Problem, Sample, Task
+from kamera.eval.tasks.sample import Answered, Problem, Task, TaskSample
 from kamera.eval.tasks.selection import Chooser, Selection
 from kamera.eval.tasks.shrink import Shrink
 from kamera.window import library_versions
@@ -82,7 +82,7 @@ def run_task(
     asked = {"data": str(data), "arms": list(arms), **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
-        asking = Asking(backbone, task, system, limit_tokens, reuse, shrink)
+        asking = TaskAsker(backbone, task, system, limit_tokens, reuse, shrink)
         chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []
@@ -129,10 +129,10 @@ def finish(
     return collect(task, answered, trials, remarks)
 
 
-def _once(items: Iterator[Sample | Problem]) -> Iterator[Sample | Problem]:
+def _once(items: Iterator[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
     seen: set[str] = set()
     for item in items:
-        if isinstance(item, Sample):
+        if isinstance(item, TaskSample):
             if item.id in seen:
                 yield Problem(item.where, f"{item.id} occurs twice")
                 continue

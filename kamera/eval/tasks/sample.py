@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True)
-class Text:
+class Passage:
     """Text of the prompt, verbatim, newlines included."""
 
     text: str
@@ -39,7 +39,7 @@ class Video:
     live: bool = False
 
 
-Part = Text | Picture | Video
+Part = Passage | Picture | Video
 
 Wanted = Callable[[str], bool]
 """Predicate of ids of wanted samples, called once each, in file order, before their media are read."""
@@ -51,7 +51,7 @@ def every(id: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TaskSample:
     """One item of a benchmark.
 
     ``parts`` and then ``question`` are the whole prompt in the order of the benchmark's own code: the parts
@@ -77,7 +77,9 @@ class Sample:
     def prompt(self) -> str:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
         marks = {Picture: "<image>", Video: "<video>"}
-        return "".join(p.text if isinstance(p, Text) else marks[type(p)] for p in self.parts) + self.question
+        return (
+            "".join(p.text if isinstance(p, Passage) else marks[type(p)] for p in self.parts) + self.question
+        )
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,13 @@ class Answered:
     ``score`` is 0.0 to 1.0, None without a label.
     """
 
-    sample: Sample
+    sample: TaskSample
     response: str
     score: float | None
 
 
 @dataclass(frozen=True)
-class Group:
+class Cell:
     """One cell of a grouping: ``by`` names the grouping ("task", "context length"), ``label`` the cell."""
 
     by: str
@@ -130,7 +132,7 @@ class Summary:
     how: str
     mean: float
     n: int
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Cell, ...] = ()
 
 
 class Task(Protocol):
@@ -147,7 +149,7 @@ class Task(Protocol):
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``; and
         problems of the data.
 
@@ -155,15 +157,15 @@ class Task(Protocol):
         """
         ...
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """Most tokens of an answer."""
         ...
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """Score from 0.0 to 1.0 by the benchmark's own scorer. Only called with a label."""
         ...
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The scorer's reading of a response: responses with equal decisions have equal scores.
 
         The option if one is found, else the answer in the scorer's normal form. Needs no label.
@@ -179,14 +181,14 @@ class Task(Protocol):
         ...
 
 
-def digest(sample: Sample) -> str:
+def digest(sample: TaskSample) -> str:
     """Digest of everything but the model that affects an answer: prompt, media (name and size), label."""
     fields = [sample.id, sample.prompt, repr(sample.answer), [_name(part) for part in sample.parts]]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
 
 def _name(part: Part) -> list[Any]:
-    if isinstance(part, Text):
+    if isinstance(part, Passage):
         return []
     options = [] if isinstance(part, Picture) else [part.num_frames, part.fps]
     if isinstance(part.source, str | Path):
@@ -200,9 +202,9 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-def grouped(by: str, scored: Iterable[tuple[str, float]]) -> tuple[Group, ...]:
+def grouped(by: str, scored: Iterable[tuple[str, float]]) -> tuple[Cell, ...]:
     """Means of (label, score) pairs by label, in the order of first occurrence."""
     cells: dict[str, list[float]] = {}
     for label, score in scored:
         cells.setdefault(label, []).append(score)
-    return tuple(Group(by, label, mean(scores), len(scores)) for label, scores in cells.items())
+    return tuple(Cell(by, label, mean(scores), len(scores)) for label, scores in cells.items())

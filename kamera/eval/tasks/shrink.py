@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from kamera.content import Clip, load_image, read_video
-from kamera.eval.tasks.sample import Part, Picture, Text
+from kamera.eval.tasks.sample import Part, Passage, Picture
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Shrink:
 
     def content(self, part: Part) -> dict[str, Any]:
         """A part as an item of a chat's content. Raises UnreadableMedia."""
-        if isinstance(part, Text):
+        if isinstance(part, Passage):
             return {"type": "text", "text": part.text}
         if isinstance(part, Picture):
             return {"type": "image", "image": self.apply(load_image(part.source))}

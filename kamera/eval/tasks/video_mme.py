@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from kamera.content import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
-from kamera.eval.tasks.clips import Sampling, find_video
+from kamera.eval.tasks.clips import ClipSampling, find_video
 from kamera.eval.tasks.letters import decided, first_abcd, unread
 from kamera.eval.tasks.parquet import rows
-from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, Wanted, every, mean
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
@@ -33,7 +33,7 @@ _ASK = (
 
 
 class VideoMME:
-    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `Sampling`."""
+    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `ClipSampling`."""
 
     name = "video-mme"
     overlong: Literal["left", "refuse"] = "refuse"
@@ -49,7 +49,7 @@ class VideoMME:
         if unknown:
             raise ValueError(f"task {unknown} is none of Video-MME's: {', '.join(SETTINGS)}")
         self.subtasks = tuple(s for s in SETTINGS if s in (subtasks or SETTINGS[:1]))
-        self.sampling = Sampling(num_frames, fps, clips)
+        self.sampling = ClipSampling(num_frames, fps, clips)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ class VideoMME:
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """Every question once per setting, ``limit`` questions at most. See `Task.load`."""
         table = data / "videomme" / "test-00000-of-00001.parquet"
         if not table.is_file():
@@ -87,15 +87,15 @@ class VideoMME:
             for setting in chosen:
                 yield from self._samples(row, shown[1], setting, data / "subtitle", where)
 
-    def max_new_tokens(self, sample: Sample) -> int:
+    def max_new_tokens(self, sample: TaskSample) -> int:
         """16, as in lmms-eval; the benchmark publishes no limit."""
         return 16
 
-    def score(self, response: str, sample: Sample) -> float:
+    def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the first capital A to D is the answer; a response without one is wrong."""
         return float(first_abcd(response) == sample.answer)
 
-    def decision(self, response: str, sample: Sample) -> str:
+    def decision(self, response: str, sample: TaskSample) -> str:
         """The extracted letter, or the whole response if there is none."""
         return decided(first_abcd(response), response)
 
@@ -111,21 +111,21 @@ class VideoMME:
             for a in answered
             if a.score is not None and first_abcd(a.response) is not None
         ]
-        groups: list[Group] = []
+        groups: list[Cell] = []
         for setting in SETTINGS:
             asked = [s for q, s in scored if q.task == setting]
             of = [(q, s) for q, s in read if q.task == setting]
             if asked:
-                groups.append(Group("overall", setting, _right([s for _, s in of]), len(of)))
-                groups.append(Group("overall, of all asked", setting, mean(asked), len(asked)))
+                groups.append(Cell("overall", setting, _right([s for _, s in of]), len(of)))
+                groups.append(Cell("overall, of all asked", setting, mean(asked), len(asked)))
             for key in _GROUPED_BY:
                 labels = dict.fromkeys(q.meta[key] for q, _ in of)
                 for label in DURATIONS if key == "duration" else labels:
                     cell = [s for q, s in of if q.meta[key] == label]
                     if cell:
-                        groups.append(Group(f"{key}, {setting}", label, mean(cell), len(cell)))
+                        groups.append(Cell(f"{key}, {setting}", label, mean(cell), len(cell)))
         overall = mean([s for _, s in scored])
-        head = groups[0] if groups else Group("overall", SETTINGS[0], overall, 0)
+        head = groups[0] if groups else Cell("overall", SETTINGS[0], overall, 0)
         lost = unread(answered, lambda a: first_abcd(a.response))
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary(head.score, how, overall, len(scored), (*groups, *lost))
@@ -164,7 +164,7 @@ class VideoMME:
 
     def _samples(
         self, row: dict[str, Any], clips: Sequence[Clip], setting: str, subtitles: Path, where: str
-    ) -> Iterator[Sample | Problem]:
+    ) -> Iterator[TaskSample | Problem]:
         """The question in one setting. A video without a subtitle file is asked without subtitles."""
         lines: list[str] = []
         if setting == "with-subtitles":
@@ -181,7 +181,7 @@ class VideoMME:
         listed = "".join(f"{line}\n" for line in lines)
         before = f"This video's subtitles are listed below:\n{listed}" if lines else ""
         question = f"{before}{_ASK}\n" + "\n".join((row["question"], *options, "The best answer is:"))
-        yield Sample(
+        yield TaskSample(
             id=_id(setting, row),
             task=setting,
             parts=self.sampling.parts(clips),

@@ -29,7 +29,7 @@ _SECONDS = 60
 _log = logging.getLogger(__name__)
 
 
-class Launch(ctypes.Structure):
+class LaunchStruct(ctypes.Structure):
     """``struct launch`` of serve.c."""
 
     _fields_ = [
@@ -55,7 +55,7 @@ def compiled() -> ctypes.CDLL | None:
         detail = getattr(error, "stderr", None) or error
         _log.info("no compiled CPU kernel, torch serves instead: %s", detail)
         return None
-    built.kamera_serve.argtypes = [ctypes.POINTER(Launch), ctypes.c_int64]
+    built.kamera_serve.argtypes = [ctypes.POINTER(LaunchStruct), ctypes.c_int64]
     built.kamera_serve.restype = ctypes.c_int
     built.kamera_half.restype = ctypes.c_int
     return built

@@ -60,7 +60,7 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
     if rope is not None:
         cos, sin = turn_table(rope, offset, torch.float32, torch.device("cpu"))
     largest = ctypes.c_float(torch.finfo(launch.dtype).max)
-    job = native.Launch(
+    job = native.LaunchStruct(
         table=table.data_ptr(),
         lines=layers,
         heads=heads,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.eval.adapter import Query, Unit
+from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.desk import Desk
 from kamera.eval.reuse import arms_named
 from kamera.ops import kv_bytes
@@ -30,7 +30,7 @@ def units(episode):
 @pytest.fixture(scope="module")
 def question(episode):
     bound = next(q for q in episode.questions if q.bound)
-    return Query(bound.text, (), 1)
+    return ArmQuestion(bound.text, (), 1)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
 
 
 def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, episode, question):
-    asking = Query(question.text, (Unit("live", units[3].content, True),), 1)
+    asking = ArmQuestion(question.text, (Unit("live", units[3].content, True),), 1)
     exact = asked(desk, units, asking, "exact", (0, 1, 2))
     true = asked(desk, units, question, "exact", (0, 1, 2, 3))
     assert torch.allclose(exact.logits, true.logits, atol=1e-4)
@@ -124,7 +124,7 @@ def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, e
 
 
 def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, question):
-    long = Query(question.text, (), 4)
+    long = ArmQuestion(question.text, (), 4)
     window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM)
     for unit in units:
         window.append(unit.content)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kamera.errors import TaskDataError
-from kamera.eval.reuse import Item, Trace, freeze, load
+from kamera.eval.reuse import Item, WindowTrace, freeze, load
 from kamera.eval.reuse.frozen import FILE
 from tests.eval.reuse.rig import small
 
@@ -89,7 +89,9 @@ def test_other_files_are_refused(tmp_path, text, said):
 def test_items_that_break_a_promise_are_not_frozen(tmp_path, frozen):
     units = {f"u{i}": [{"type": "text", "text": "words"}] for i in range(5)}
     window = tuple(units)
-    item = Item("x", "s", "t", units, window, "q", "a", "words", traces=(Trace("published", (window,)),))
+    item = Item(
+        "x", "s", "t", units, window, "q", "a", "words", traces=(WindowTrace("published", (window,)),)
+    )
     with pytest.raises(TaskDataError, match="0 visual units"):
         freeze([item], tmp_path / "a", system=None, origin={})
     with pytest.raises(TaskDataError, match="nothing to freeze"):

@@ -7,14 +7,14 @@ from kamera.certify.metrics import kl
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import collect
-from kamera.eval.tasks.sample import Answered, Sample
+from kamera.eval.tasks.sample import Answered, TaskSample
 from kamera.eval.trial import Trial
 
 LETTERED = ("A. red", "B. blue", "C. lime", "D. grey")
 
 
 def sample(answer, choices=(), task="reasoning-text-val", **meta):
-    return Sample("x/1", task, (), "Which?", answer, choices, {"metric": "choice", **meta})
+    return TaskSample("x/1", task, (), "Which?", answer, choices, {"metric": "choice", **meta})
 
 
 @pytest.mark.parametrize(

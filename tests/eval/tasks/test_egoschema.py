@@ -9,7 +9,7 @@ import pytest
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.egoschema import EgoSchema
-from kamera.eval.tasks.sample import Answered, Problem, Sample, Video
+from kamera.eval.tasks.sample import Answered, Problem, TaskSample, Video
 from tests.eval.tasks.fixtures.make_choice_sets import (
     HERE,
     MIRROR,
@@ -23,8 +23,8 @@ from tests.eval.tasks.fixtures.make_choice_sets import (
 SET, MIRRORED = HERE / "egoschema", HERE / "egoschema_mirror"
 
 
-def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[Sample]:
-    return [s for s in EgoSchema(**options).load(data, limit) if isinstance(s, Sample)]
+def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[TaskSample]:
+    return [s for s in EgoSchema(**options).load(data, limit) if isinstance(s, TaskSample)]
 
 
 def problems(data: Path, **options: Any) -> list[str]:

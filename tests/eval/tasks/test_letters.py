@@ -7,7 +7,7 @@ letter at random nothing is found here.
 import pytest
 
 from kamera.eval.tasks.letters import first_abcd, first_letter, last_letter, leading_letter, unread
-from kamera.eval.tasks.sample import Answered, Sample
+from kamera.eval.tasks.sample import Answered, TaskSample
 
 OPTIONS = ("red", "a blue car", "green")
 LETTERED = tuple(f"{letter}. {text}" for letter, text in zip("ABC", OPTIONS, strict=True))
@@ -91,7 +91,7 @@ def test_lmms_eval_takes_a_leading_letter_or_the_response(response: str, found: 
 
 
 def test_responses_without_a_letter_are_counted() -> None:
-    sample = Sample("1", "t", (), "", "A", OPTIONS)
+    sample = TaskSample("1", "t", (), "", "A", OPTIONS)
     answered = [Answered(sample, "no idea", 0.0), Answered(sample, "A", 1.0), Answered(sample, "?", None)]
     (row,) = unread(answered, lambda a: last_letter(a.response, OPTIONS))
     assert (row.label, row.score, row.n) == ("no option letter (counted wrong)", 0.0, 1)

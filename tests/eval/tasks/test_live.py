@@ -10,7 +10,7 @@ from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.sample import Sample, Text
+from kamera.eval.tasks.sample import Passage, TaskSample
 from kamera.eval.trial import Trial
 from kamera.testbed.benchmarks import write_mm_niah
 
@@ -24,11 +24,11 @@ def backbone():
 
 
 def shown(sample):
-    return [(part.text if isinstance(part, Text) else "<image>", part.live) for part in sample.parts]
+    return [(part.text if isinstance(part, Passage) else "<image>", part.live) for part in sample.parts]
 
 
 def samples(task, folder):
-    return [item for item in task.load(FIXTURES / folder) if isinstance(item, Sample)]
+    return [item for item in task.load(FIXTURES / folder) if isinstance(item, TaskSample)]
 
 
 def test_mm_niahs_question_and_pictured_choices_are_live():

@@ -8,7 +8,7 @@ import pytest
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.milebench import CODES, SUBTASKS, MileBench
-from kamera.eval.tasks.sample import Answered, Picture, Problem, Sample
+from kamera.eval.tasks.sample import Answered, Picture, Problem, TaskSample
 
 FIXTURE = Path(__file__).parent / "fixtures" / "milebench"
 THERE = ("TQA", "TextNeedleInAHaystack", "GPR1200", "ALFRED")
@@ -16,7 +16,7 @@ THERE = ("TQA", "TextNeedleInAHaystack", "GPR1200", "ALFRED")
 
 def load(data, limit=None, subtasks=THERE):
     items = list(MileBench(subtasks).load(Path(data), limit))
-    return [i for i in items if isinstance(i, Sample)], [i for i in items if isinstance(i, Problem)]
+    return [i for i in items if isinstance(i, TaskSample)], [i for i in items if isinstance(i, Problem)]
 
 
 def pictures(sample):

@@ -8,7 +8,7 @@ import pytest
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.mm_niah import MMNiah
-from kamera.eval.tasks.sample import Answered, Picture, Problem, Sample
+from kamera.eval.tasks.sample import Answered, Picture, Problem, TaskSample
 
 FIXTURE = Path(__file__).parent / "fixtures" / "mm_niah"
 PHRASE = "\nAnswer the question using a single word or phrase."
@@ -17,7 +17,7 @@ LETTER = "\nAnswer with the option's letter from the given choices directly."
 
 def load(data, limit=None, **options):
     items = list(MMNiah(**options).load(Path(data), limit))
-    return [i for i in items if isinstance(i, Sample)], [i for i in items if isinstance(i, Problem)]
+    return [i for i in items if isinstance(i, TaskSample)], [i for i in items if isinstance(i, Problem)]
 
 
 def pictures(sample):

@@ -10,14 +10,14 @@ import pytest
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.muirbench import TASKS, MuirBench
-from kamera.eval.tasks.sample import Answered, Picture, Problem, Sample, Text
+from kamera.eval.tasks.sample import Answered, Passage, Picture, Problem, TaskSample
 from tests.eval.tasks.fixtures.make_choice_sets import HERE, MUIRBENCH, cell, muir_row, muirbench, write_table
 
 SET = HERE / "muirbench"
 
 
-def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[Sample]:
-    return [s for s in MuirBench(**options).load(data, limit) if isinstance(s, Sample)]
+def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[TaskSample]:
+    return [s for s in MuirBench(**options).load(data, limit) if isinstance(s, TaskSample)]
 
 
 def problems(data: Path, *rows: dict[str, Any]) -> list[str]:
@@ -48,7 +48,7 @@ def test_the_prompt_is_lmms_evals() -> None:
 
 def test_pictures_replace_their_marks_in_order() -> None:
     parts = samples()[0].parts
-    assert [p.text if isinstance(p, Text) else p.source.getpixel((0, 0)) for p in parts] == [
+    assert [p.text if isinstance(p, Passage) else p.source.getpixel((0, 0)) for p in parts] == [
         "Question: ",
         (255, 0, 0),
         " Which image has the colour of the first?\nChoices:\n(A) ",
@@ -57,7 +57,7 @@ def test_pictures_replace_their_marks_in_order() -> None:
         (255, 0, 0),
     ]
     in_a_row = samples()[3].parts
-    assert [type(p) for p in in_a_row] == [Text, Picture, Picture, Picture]
+    assert [type(p) for p in in_a_row] == [Passage, Picture, Picture, Picture]
     assert samples()[3].question.startswith("\nChoices:\n(A) 1, 2, 3\n")
 
 
@@ -170,7 +170,7 @@ def test_a_broken_shard_is_refused_behind_the_whole_ones(tmp_path: Path) -> None
     broken = tmp_path / "data/test-00001-of-00002.parquet"
     broken.write_bytes(broken.read_bytes()[:-100])
     asked = MuirBench().load(tmp_path)
-    assert [s.meta["idx"] for s in (next(asked), next(asked)) if isinstance(s, Sample)] == ["17", "18"]
+    assert [s.meta["idx"] for s in (next(asked), next(asked)) if isinstance(s, TaskSample)] == ["17", "18"]
     with pytest.raises(TaskDataError, match=r"test-00001-of-00002\.parquet: not a readable parquet file"):
         next(asked)
 

@@ -11,7 +11,7 @@ from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.plots import draw, heat_map
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import collect
-from kamera.eval.tasks.sample import Answered, Sample
+from kamera.eval.tasks.sample import Answered, TaskSample
 from kamera.eval.trial import Trial
 
 ARMS = {"reprefill": "oak", "blind": "elm"}
@@ -22,7 +22,7 @@ def results(*places, task=None):
     answered = {
         arm: [
             Answered(
-                Sample(
+                TaskSample(
                     *(f"x/{i}", "retrieval-text-val", (), "Which?", "oak", ()),
                     {
                         "context_length": length,
@@ -76,7 +76,7 @@ def test_without_matplotlib_plots_are_refused_with_the_remedy(monkeypatch, tmp_p
 
 def test_other_benchmarks_have_arms_and_no_heat_map(tmp_path):
     task = make_task("egoschema")
-    item = Sample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
+    item = TaskSample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
     answered = {arm: [Answered(item, said, 0.0)] for arm, said in ARMS.items()}
     found = collect(task, answered, [Trial("egoschema/1", "", arm, "A") for arm in ARMS], ())
     assert [file.name for file in draw(found, tmp_path)] == ["arms.png"]

@@ -10,7 +10,7 @@ import pytest
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import split
-from kamera.eval.tasks.sample import Answered, Problem, Sample, Video
+from kamera.eval.tasks.sample import Answered, Problem, TaskSample, Video
 from kamera.eval.tasks.video_mme import VideoMME
 from tests.eval.tasks.fixtures.make_choice_sets import HERE, VIDEO_MME, mme_row, video_mme, write_table
 
@@ -23,8 +23,8 @@ ASK = (
 )
 
 
-def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[Sample]:
-    return [s for s in VideoMME(**options).load(data, limit) if isinstance(s, Sample)]
+def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[TaskSample]:
+    return [s for s in VideoMME(**options).load(data, limit) if isinstance(s, TaskSample)]
 
 
 def changed(tmp_path: Path, *rows: dict[str, Any]) -> Path:
@@ -229,7 +229,7 @@ def test_the_committed_set_is_what_its_script_writes(tmp_path: Path) -> None:
     assert _colours(mine) == _colours(made)
 
 
-def _colours(asked: list[Sample]) -> list[list[tuple[int, ...]]]:
+def _colours(asked: list[TaskSample]) -> list[list[tuple[int, ...]]]:
     """Each frame's colour in steps of 64: encoders may differ by a little."""
     clips = [p.source for s in asked for p in s.parts if isinstance(p, Video)]
     return [[tuple(round(v / 64) for v in f.getpixel((9, 9))) for f in clip.frames] for clip in clips]

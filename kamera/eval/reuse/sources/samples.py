@@ -10,7 +10,7 @@ from typing import Any
 from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
-from kamera.eval.tasks.sample import Picture, Problem, Sample, Task, Text
+from kamera.eval.tasks.sample import Passage, Picture, Problem, Task, TaskSample
 
 
 def mm_niah(data: Path, units: int) -> Iterator[Item | Problem]:
@@ -28,7 +28,7 @@ def _items(task: Task, data: Path, rule: str) -> Iterator[Item | Problem]:
         yield sample if isinstance(sample, Problem) else _item(task, sample, rule)
 
 
-def _item(task: Task, sample: Sample, rule: str) -> Item:
+def _item(task: Task, sample: TaskSample, rule: str) -> Item:
     reused = [part for part in sample.parts if not part.live]
     live = tuple(
         [_content(part) for part in parts]
@@ -50,7 +50,7 @@ def _item(task: Task, sample: Sample, rule: str) -> Item:
 
 
 def _content(part: Any) -> Mapping[str, Any]:
-    if isinstance(part, Text):
+    if isinstance(part, Passage):
         return {"type": "text", "text": part.text}
     assert isinstance(part, Picture), "these sets have no clips"
     return {"type": "image", "image": part.source}

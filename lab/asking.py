@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from kamera.engines.hf import Backbone
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
 from kamera.errors import UnsupportedBackbone
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 
 def ask_side_by_side(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.engines.hf.readers import PATH, Reading, measure_readers
 from kamera.ops import compress, deficit, kv_concat, kv_copy, kv_of, relocate_kv, uniform_offset
+from lab.readers import PATH, Reading, measure_readers
 from tests.models import samples
 from tests.models.tiny import backbone
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kamera import Backbone
-from kamera.engines.hf.asking import ask_side_by_side
 from kamera.errors import UnsupportedBackbone
+from lab.asking import ask_side_by_side
 from tests.lab.scenes import FAMILIES, questions, scene_of
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from kamera.engines.hf import Backbone
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
 from kamera.engines.hf.hooks import ThreadHook
 from kamera.errors import UnsupportedBackbone
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 
 def attention_mass(
