@@ -128,9 +128,9 @@ def draw(rows: list[Row]) -> str:
     """One picture, as SVG."""
     wide = max(_LEFT + (_WIDTH + _GAP) * len(row.boxes()) + 7 * len(row.note) for row in rows) + 20
     kinds = [kind for kind in MEANINGS if any(kind == k for row in rows for _, k in row.boxes())]
-    wide = max(wide, 20 + sum(34 + 7 * len(MEANINGS[kind]) for kind in kinds))
-    high = 24 + _STEP * len(rows) + 34
-    body = "\n".join([*_rows(rows), *_legend(kinds, high - 20)])
+    lines = _lines(kinds, wide)
+    high = 20 + _STEP * len(rows) + 22 * len(lines) + 8
+    body = "\n".join([*_rows(rows), *_legend(lines, 20 + _STEP * len(rows) + 14)])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
         'font-family="system-ui, sans-serif" font-size="14" fill="#24292f">\n'
@@ -166,14 +166,29 @@ def _rect(x: int, y: int, width: int, height: int, round_: int, kind: str, more:
     return f'<rect {size} fill="{fill}" stroke="{edge}"{dash}{more}/>'
 
 
-def _legend(kinds: list[str], y: int) -> Iterator[str]:
-    x = 16
+def _wide(kind: str) -> int:
+    return 34 + 7 * len(MEANINGS[kind])
+
+
+def _lines(kinds: list[str], wide: int) -> list[list[str]]:
+    """The legend in lines that fit."""
+    lines: list[list[str]] = [[]]
     for kind in kinds:
-        yield _rect(x, y - 10, 12, 12, 3, kind)
-        if kind in TABS:
-            yield f'<rect x="{x + 2}" y="{y - 2}" width="8" height="3" rx="1" fill="{TABS[kind]}"/>'
-        yield f'<text x="{x + 18}" y="{y}" font-size="12" fill="#57606a">{MEANINGS[kind]}</text>'
-        x += 34 + 7 * len(MEANINGS[kind])
+        if sum(map(_wide, [*lines[-1], kind])) > wide - 16:
+            lines.append([])
+        lines[-1].append(kind)
+    return lines
+
+
+def _legend(lines: list[list[str]], top: int) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        x, y = 16, top + 22 * number
+        for kind in line:
+            yield _rect(x, y - 10, 12, 12, 3, kind)
+            if kind in TABS:
+                yield f'<rect x="{x + 2}" y="{y - 2}" width="8" height="3" rx="1" fill="{TABS[kind]}"/>'
+            yield f'<text x="{x + 18}" y="{y}" font-size="12" fill="#57606a">{MEANINGS[kind]}</text>'
+            x += _wide(kind)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 SegmentKind = Literal["text", "image", "video"]
+"""What a segment holds."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from kamera.content import Rendered
 from kamera.errors import InvalidDirective, quote
 
 Mode = Literal["amortize", "repair", "forget", "auto"]
+"""What becomes of the chunks behind an edited span (docs/edits.md)."""
 Unit = Literal["tokens", "messages", "segments"]
+"""What a span is counted in."""
 Snap = Literal["refuse", "widen"]
+"""What happens to a span that would cut a tag or a picture."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Fresh:
 
 
 Piece = Kept | Fresh
+"""A part of a prompt after its edits: tokens of a segment that stays, or new ones."""
 
 
 def pieces(rendered: Rendered, edits: Sequence[Edit]) -> tuple[Piece, ...]:

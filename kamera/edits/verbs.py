@@ -94,3 +94,4 @@ def _check_limits(**limits: float | None) -> None:
 
 
 Verb = Pin | Decay | Evict | Share
+"""What `ChatSession.apply` takes."""

@@ -15,6 +15,7 @@ Answers = Mapping[str, Sequence[float]]
 """A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
 
 FEATURES = "features"
+"""The name under which an answer to a probe holds a picture's features."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Guarantees of a slot's KV: the names of DESIGN section 3, and their comparison."""
+"""Guarantees of a slot's KV: their names, and their comparison."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 Guarantee = Literal["exact", "patched", "sampled", "orbit", "survivor", "near", "blind"]
+"""What a slot's KV is worth (docs/guarantees.md)."""
 
 GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
-"""From the strongest to the weakest (DESIGN, section 3)."""
+"""All guarantees, from the strongest to the weakest."""
 
 
 def at_least(guarantee: Guarantee, minimum: Guarantee) -> bool:

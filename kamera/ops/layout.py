@@ -1,7 +1,7 @@
 """Layer layouts: the channels of a layer's cache, each free or phased.
 
 The layout is data, not code: MHA, GQA, MQA, MLA and DSA differ only in their channels, and all other code
-distinguishes only free and phased channels (DESIGN, section 2).
+distinguishes only free and phased channels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kamera.ops.rope import RopeSpec, relocate
 
 Family = Literal["MHA", "GQA", "MQA", "MLA", "MLA_EXPANDED", "NONE"]
 CacheTensor = Literal["keys", "values", "indexer_keys"]
+"""The tensors of a layer in a cache of transformers."""
 
 
 @dataclass(frozen=True)

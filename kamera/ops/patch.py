@@ -3,7 +3,7 @@
 Δ = KV(B|A) − KV(B|∅) is taken in the *canonical frame*: phased channels of the conditioned copy are
 first turned back to the canonical's positions. The patch is then rotated together with the chunk,
 so one patch serves every position, and because the offset is the same for every token only the
-small right factor turns: R(δ)(U Vᵀ) = U (R(δ) V)ᵀ (DESIGN, section 2; paper, section 3).
+small right factor turns: R(δ)(U Vᵀ) = U (R(δ) V)ᵀ (paper, section 3).
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from kamera.ops.blocks import Blocks, Groups
 from kamera.ops.kv import KV
 
 KVCodec = Literal["int8", "int4"]
+"""Forms of KV in codes of 8 or 4 bits."""
 KV_CODECS: tuple[KVCodec, ...] = get_args(KVCodec)
+"""All of them."""
 
 Axis = Literal["tokens", "features"]
 """Axis of a group: the tokens of a channel, or the features of a token (of one head)."""

@@ -11,6 +11,7 @@ from kamera.patches import GUARANTEES, at_least, weakest
 from kamera.window import Arrange, Guarantee, KameraWindow, OnLeave, Plan, ReusePolicy, Slot
 
 SessionMode = Literal["amortize", "repair", "forget", "auto"]
+"""What becomes of the chunks behind an edit of a conversation (docs/sessions.md)."""
 Applied = Literal["amortize", "repair", "forget"]
 """A mode without the choice."""
 

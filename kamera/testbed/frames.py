@@ -21,11 +21,14 @@ GLYPHS: tuple[str, ...] = (
     *("iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "pi"),
     *("rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
 )
+"""Names of the shapes that frames show."""
 COLOURS: tuple[str, ...] = (
     *("red", "green", "blue", "yellow", "cyan", "magenta", "orange", "purple"),
     *("pink", "brown", "lime", "teal", "navy", "olive", "salmon", "gray"),
 )
+"""Names of their colours."""
 TAGS: tuple[str, ...] = tuple(str(number) for number in range(10, 100))
+"""Numbers that items bear."""
 DEFAULTS: tuple[int, ...] = tuple((5 * glyph + 3) % len(COLOURS) for glyph in range(len(GLYPHS)))
 """The colour of each glyph that no frame mentions."""
 

@@ -15,6 +15,7 @@ from kamera.window.measured import MeasuredFile
 
 FILE = MeasuredFile("certificate", 1, "run kamera certify MODEL --output DIR")
 Verdict = Literal["safe", "unsafe", "cannot tell"]
+"""What a probe finds of a guarantee."""
 
 
 @dataclass(frozen=True)

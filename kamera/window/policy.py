@@ -12,6 +12,7 @@ from kamera.ops import MOST, PatchBudget, Proof, layers_of
 from kamera.patches import GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["sample", "form", "prefill", "blind"]
+"""What happens to a chunk for which nothing that is stored reaches the policy's minimum."""
 Archive = Literal["now", "later"]
 Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]

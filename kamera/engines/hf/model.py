@@ -32,6 +32,7 @@ from kamera.ops import (
 )
 
 ModelCache = model_cache.ModelCache
+"""The cache of transformers that a live cache is shown in."""
 
 
 class Model:
