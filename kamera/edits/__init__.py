@@ -5,6 +5,7 @@ from kamera.edits.clearing import Cleared, Clearing, clearing_of
 from kamera.edits.clients import Client
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
+from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited, same
@@ -36,6 +37,7 @@ __all__ = [
     "difference",
     "edited",
     "edited_messages",
+    "of_items",
     "pieces",
     "policies",
     "repeated",

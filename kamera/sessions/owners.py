@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from kamera.content import Message
+from kamera.errors import quote
 from kamera.ops import digest
 from kamera.sessions.tool_calls import CallForm
+from kamera.store import ChunkStore
+
+Stores = ChunkStore | Callable[[str], ChunkStore]
+"""One tenant's store, or a function from a tenant to its store."""
 
 ANSWERS = 3
 """Last answers in a tail: some agents say one thing again and again."""
@@ -23,6 +28,18 @@ HELD = 1 << 16
 """Tails that are held as they are. Of older ones marks are left, which may be another's, too."""
 
 _MARKS = 1 << 23
+
+
+def tenant_of(stores: Stores, tenant: str | None) -> str:
+    """Tenant of a request. Raises `ValueError` for another tenant than that of the one store."""
+    if not isinstance(stores, ChunkStore):
+        return tenant or ""
+    if tenant not in (None, stores.tenant):
+        raise ValueError(
+            f"tenant {quote(tenant)} in a pool whose store is of {stores.tenant!r}: give the pool a "
+            "function from a tenant to its store"
+        )
+    return stores.tenant
 
 
 def tails_of(

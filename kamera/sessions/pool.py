@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from kamera import forks
 from kamera.content import Message, Rendered
-from kamera.edits import EditPolicy
+from kamera.edits import Directive, EditPolicy, Verb
 from kamera.engines import Account, Engine, Usage
-from kamera.errors import KameraError, UnknownSession, quote
+from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
-from kamera.sessions.entries import Entry, candidates, trim
+from kamera.sessions.clocks import Clocks
+from kamera.sessions.entries import Entry, candidates, let_go, trim
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import best_match, shaped_prompt
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
-from kamera.sessions.owners import Tails, tails_of
+from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
 from kamera.sessions.stream import Stream
 from kamera.sessions.tool_calls import call_form
-from kamera.sessions.turn import Turn
+from kamera.sessions.turn import Turn, TurnReport
+from kamera.sessions.verbs import VerbReport
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy
-
-Stores = ChunkStore | Callable[[str], ChunkStore]
-"""One tenant's store, or a function from a tenant to its store."""
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
@@ -109,7 +109,7 @@ class SessionPool:
         self._account = Account()
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
-        self._tails = Tails()
+        self._tails, self._clocks = Tails(), Clocks()
         self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
 
     def send(
@@ -122,6 +122,7 @@ class SessionPool:
         stream: Stream | None = None,
         seed: int | None = None,
         logprobs: int | None = None,
+        scratch: Sequence[Message] = (),
         hint: str = "",
         **options: Any,
     ) -> Turn:
@@ -134,9 +135,9 @@ class SessionPool:
         messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
-        options |= {"stream": stream, "seed": seed, "logprobs": logprobs}
+        options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch}
         with self._account.now(self.backbone):
-            return self._sent(messages, session_id, self._tenant(tenant), tools, hint, options)
+            return self._sent(messages, session_id, tenant_of(self._store, tenant), tools, hint, options)
 
     def _sent(
         self,
@@ -168,9 +169,9 @@ class SessionPool:
 
         Raises UnknownSession, and for a saved one the errors of `ChatSession.load`.
         """
-        whose = self._tenant(tenant)
+        whose = tenant_of(self._store, tenant)
         session_id = self._named(whose, session_id) or session_id
-        self._let_go(whose, session_id)
+        let_go(self._entries, self._lock, self._saved, whose, session_id)
         with self._lock:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
@@ -180,9 +181,21 @@ class SessionPool:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
 
+    def edit(
+        self, session_id: str, directives: Sequence[Directive], tenant: str | None = None, **options: Any
+    ) -> TurnReport:
+        """`ChatSession.edit` of a session. Raises UnknownSession, SessionConflict while it answers."""
+        with self._changed(session_id, tenant) as session:
+            return session.edit(directives, **options)
+
+    def apply(self, session_id: str, verb: Verb, tenant: str | None = None) -> VerbReport:
+        """`ChatSession.apply` to a session; raises as `edit`."""
+        with self._changed(session_id, tenant) as session:
+            return session.apply(verb)
+
     def drop(self, session_id: str, tenant: str | None = None) -> None:
         """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""
-        whose = self._tenant(tenant)
+        whose = tenant_of(self._store, tenant)
         with self._lock:
             names = {session_id, self._named(whose, session_id)}
             held = any([self._entries.pop((whose, name), None) for name in names if name is not None])
@@ -207,7 +220,7 @@ class SessionPool:
 
     def saved(self, tenant: str | None = None) -> list[str]:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
-        return [] if self._saved is None else self._saved.names(self._tenant(tenant))
+        return [] if self._saved is None else self._saved.names(tenant_of(self._store, tenant))
 
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
@@ -222,16 +235,23 @@ class SessionPool:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _tenant(self, tenant: str | None) -> str:
-        """Tenant of a request. Raises `ValueError` for another tenant than that of the pool's one store."""
-        if not isinstance(self._store, ChunkStore):
-            return tenant or ""
-        if tenant not in (None, self._store.tenant):
-            raise ValueError(
-                f"tenant {quote(tenant)} in a pool whose store is of {self._store.tenant!r}: give the pool a "
-                "function from a tenant to its store"
-            )
-        return self._store.tenant
+    @contextmanager
+    def _changed(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
+        """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
+        whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
+        name = self._named(whose, session_id) or session_id
+        with self._lock:
+            entry = self._entries.setdefault((whose, name), Entry(changed, tools_digest(changed.tools)))
+            if entry.busy:
+                raise SessionConflict(
+                    f"session {quote(name)} is in the midst of an answer: edit it after that"
+                )
+            entry.busy = True
+        try:
+            with self._account.now(self.backbone):
+                yield entry.session
+        finally:
+            self._publish((whose, name), entry, None, "")
 
     def _named(self, tenant: str, session_id: str | None) -> str | None:
         """The id under which a session goes on: another, after a conflict with another process."""
@@ -245,19 +265,6 @@ class SessionPool:
                     self._entries.setdefault((tenant, name), entry)
         return name
 
-    def _let_go(self, tenant: str, session_id: str | None) -> None:
-        """Forget sessions that another process has continued: all that was said here is on the disk, too."""
-        if self._saved is None:
-            return
-        with self._lock:
-            mine = [(k, e) for k, e in self._entries.items() if k[0] == tenant and session_id in (None, k[1])]
-        for key, entry in mine:
-            state = entry.session.state
-            if self._saved.is_overtaken(*key, state.changes):
-                with self._lock:
-                    if self._entries.get(key) is entry and not entry.busy and entry.session.state is state:
-                        del self._entries[key]
-
     def _reserved(
         self,
         messages: str | Message | Sequence[Message],
@@ -270,6 +277,7 @@ class SessionPool:
         kind, tails = tools_digest(tools), frozenset[str]()
         prompt = None
         if not isinstance(messages, str | Mapping):
+            self._clocks.see(tenant, messages)
             prompt = shaped_prompt(self._conversations, messages, tools, self._edit_policy)
             if prompt is not None:
                 tails = tails_of((tenant, kind, hint), anchor_ids(prompt), messages, self.calls, tools)
@@ -324,7 +332,7 @@ class SessionPool:
         """The saved session that a request goes to, if that is better than any in memory; its id."""
         if self._saved is None:
             return None
-        self._let_go(tenant, session_id)
+        let_go(self._entries, self._lock, self._saved, tenant, session_id)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
             held, anchors = candidates(self._entries, tenant, kind, self._tails), self._anchors_of(tenant)
@@ -362,8 +370,8 @@ class SessionPool:
             self._anchors[tenant] = Anchors(self.backbone, store, held=SYSTEM_PROMPTS, **self._window_options)
         return self._anchors[tenant]
 
-    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn, hint: str) -> str:
-        """End the reservation of a session that has answered; the id under which it goes on."""
+    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> str:
+        """End the reservation of a session that has answered, or changed; the id under which it goes on."""
         window = entry.session.state.window
         size, old, state = 0, key, entry.session.state
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
@@ -376,9 +384,11 @@ class SessionPool:
         with self._lock:
             if key != old and self._entries.get(old) is entry:
                 self._entries[key] = self._entries.pop(old)
-            entry.busy, entry.bytes, entry.tails = False, size, tails
-            self._tails.give(tails)
-            for name, count in turn_counts(turn.report).items():
+            entry.busy, entry.bytes = False, size
+            if turn is not None:  # an edit of messages takes no answer back from its owner
+                entry.tails = tails
+                self._tails.give(tails)
+            for name, count in ({} if turn is None else turn_counts(turn.report)).items():
                 self._counts[name] += count
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)

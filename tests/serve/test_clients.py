@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from kamera import ChatSession, ChunkStore, ReusePolicy
+from kamera.serve import worker
 from tests.serve.rig import SYSTEM, Served, as_chat, backbone, frames, png, said, serving, user
 
 ASK = "What is the value of tag 3?"
@@ -246,3 +247,9 @@ def test_logprobs_end_where_a_stop_string_begins(served: Served):
     answer = served.openai().chat.completions.create(**asked).choices[0]
     text = "".join(one.token for one in answer.logprobs.content)
     assert text.startswith(answer.message.content) and len(answer.logprobs.content) < 6
+
+
+def test_an_answer_that_takes_too_long_is_a_504(served: Served, monkeypatch):
+    monkeypatch.setattr(worker, "TIMEOUT", 0.0)
+    answer = served.post("/v1/chat/completions", {**GREEDY, "messages": [user(ASK)]})
+    assert answer.status_code == 504 and "fewer tokens" in answer.json()["error"]["message"]

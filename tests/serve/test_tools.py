@@ -24,13 +24,20 @@ def strict(kind: str) -> dict:
     return {"type": "function", "function": {"name": "read", "parameters": schema, "strict": True}}
 
 
+def described(**more) -> dict:
+    """A tool as client libraries send one that says nothing."""
+    function = {"name": "read", "description": "", "parameters": {"type": "object", "properties": {}, **more}}
+    return {"type": "function", "function": function}
+
+
 def taught() -> Backbone:
     """A tiny model that answers with a call, whatever it is asked."""
     fresh = speaking.__wrapped__("thinking")
     model, tokenizer = fresh.model, fresh.processor
     (answer,) = tokenizer([SAID], return_tensors="pt")["input_ids"]
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for tools in (TOOLS, [strict("string")], [strict("integer")]):
+    known = (TOOLS, [strict("string")], [strict("integer")], [described()], [described(required=[])])
+    for tools in known:
         prompt = tokenizer.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, tokenize=False)
         (before,) = tokenizer([prompt], return_tensors="pt")["input_ids"]
         asked.append((torch.cat([before, answer])[None], torch.cat([before * 0 - 100, answer])[None]))
