@@ -16,6 +16,7 @@ from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
+from kamera.sessions.admitting import Reuse
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.entries import Entry, candidates, trim
@@ -25,7 +26,6 @@ from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.owners import Tails, tails_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
-from kamera.sessions.showing import Reuse
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
