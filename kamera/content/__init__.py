@@ -24,7 +24,7 @@ from kamera.content.media_tokens import Media
 from kamera.content.naming import names_media
 from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
-from kamera.content.segment import Rendered, Segment, SegmentKind
+from kamera.content.segment import Extent, Rendered, Segment, SegmentKind
 from kamera.content.template import (
     ChatTemplate,
     Message,
@@ -46,6 +46,7 @@ __all__ = [
     "Content",
     "Conversations",
     "Encoded",
+    "Extent",
     "Fields",
     "LandmarkReader",
     "Landmarks",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from kamera import forks
 from kamera.content.borders import LONGEST, line_borders, turn_borders
 from kamera.content.media_tokens import Media, MediaTokens, expand
 from kamera.content.prefix import common_prefix
-from kamera.content.segment import Rendered, Segment, SegmentKind
+from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id
 from kamera.content.template import ChatTemplate, Message, media_items
 from kamera.errors import ModalityNotSupported, NotSegmentable
 from kamera.ops import digest
@@ -107,9 +106,9 @@ class Conversations:
         turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
         tags = self._tags(ids, turns, owners, messages)
         closed = self._closings(turns, tags, owners, messages)
-        pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
-        segments = [self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces]
-        return Rendered(torch.tensor(ids, dtype=torch.int64), tuple(segments), stable, turns, tags)
+        texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
+        segments = tuple([self._segment(ids, *piece, owners, messages) for piece in pieces])
+        return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags, texts)
 
     # -- cutting -------------------------------------------------------------------------------
 
@@ -120,7 +119,8 @@ class Conversations:
         media: list[tuple[tuple[int, int], Media]],
         owners: list[tuple[int, tuple[int, int]]],
         closed: set[int],
-    ) -> list[tuple[int, int, Media | None]]:
+    ) -> tuple[tuple[Extent, ...], list[tuple[int, int, Media | None]]]:
+        """The texts, and the segments of texts and media."""
         borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
         of: dict[int, Media] = {}
         for (start, stop), item in media:
@@ -134,11 +134,12 @@ class Conversations:
             of[start] = item
         out: list[tuple[int, int, Media | None]] = []
         ends = self._line_ends(ids)
-        for start, stop in pairwise(sorted(borders)):
+        extents = list(pairwise(sorted(borders)))
+        for start, stop in extents:
             item_here = of.get(start)
             cuts = [] if item_here else line_borders(ids, start, stop, ends, longest=self._longest)
             out.extend([(a, b, item_here) for a, b in pairwise([start, *cuts, stop])])
-        return out
+        return tuple([extent for extent in extents if extent[0] not in of]), out
 
     def _segment(
         self,
@@ -153,9 +154,9 @@ class Conversations:
         owner = owners[at - 1][1] if at else (0, 0)
         role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
         kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
-        named = struct.pack(f"<{stop - start}I", *ids[start:stop])
-        name = digest("kamera.segment.v1", role, kind, "" if media is None else media.digest, named)
-        return Segment(name, start, stop, kind, role, owner, None if media is None else media.digest)
+        shown = None if media is None else media.digest
+        name = segment_id(role, kind, shown, ids[start:stop])
+        return Segment(name, start, stop, kind, role, owner, shown)
 
     # -- messages of a turn --------------------------------------------------------------------
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
 
+from kamera.content.prefix import common_prefix
+from kamera.ops import digest
+
 SegmentKind = Literal["text", "image", "video"]
 """What a segment holds."""
+
+Extent = tuple[int, int]
+"""Tokens [start, stop)."""
+
+
+def segment_id(role: str, kind: SegmentKind, media: str | None, ids: Sequence[int]) -> str:
+    """The id of a segment with these tokens; see `Segment`."""
+    return digest("kamera.segment.v1", role, kind, media or "", struct.pack(f"<{len(ids)}I", *ids))
 
 
 @dataclass(frozen=True)
@@ -43,14 +58,18 @@ class Rendered:
     ``ids`` int64 ``[tokens]``: the whole conversation after chat template and processor, the generation
     prompt included. ``segments`` cover ``ids`` without a gap up to ``stable``; the tokens after it are the
     generation prompt, which the next turn may render differently. ``turns`` are the token spans of turns,
-    ``tags`` those of the template's tokens that open and close them.
+    ``tags`` those of the template's tokens that open and close them, ``texts`` those of text between turns,
+    closing tags and media. ``cuts`` are the borders inside of texts that were cut anew (`recut`), counted
+    from where the text begins, by the id that it has as one segment.
     """
 
     ids: torch.Tensor
     segments: tuple[Segment, ...]
     stable: int
-    turns: tuple[tuple[int, int], ...] = ()
-    tags: tuple[tuple[int, int], ...] = ()
+    turns: tuple[Extent, ...] = ()
+    tags: tuple[Extent, ...] = ()
+    texts: tuple[Extent, ...] = ()
+    cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +83,48 @@ class Rendered:
     def tokens(self, segment: Segment) -> torch.Tensor:
         """Token ids of a segment, int64 ``[tokens]``."""
         return self.ids[segment.start : segment.stop]
+
+    def recut(self, kept: Sequence[Extent]) -> Rendered:
+        """The conversation with the ``kept`` extents as segments: in order, apart, each inside of one text.
+
+        A border inside of one goes. Tokens, media and the edges of texts stay as they are.
+        """
+        segments, cuts = list[Segment](), dict(self.cuts)
+        starts = [start for start, _ in kept]
+        done = 0
+        for text in self.texts:
+            first, last = self._within(text)
+            segments += self.segments[done:first]
+            done, mine = last, self.segments[first:last]
+            here = kept[bisect_left(starts, text[0]) : bisect_left(starts, text[1])]
+            borders = {s.start for s in mine}
+            for low, high in here:
+                borders.difference_update(range(low + 1, high))
+                borders.update((low, high))
+            inner = sorted(borders - set(text))
+            if inner != [s.start for s in mine[1:]]:
+                cuts[self._named(text)] = tuple([border - text[0] for border in inner])
+                mine = tuple([self._segment(mine, *part) for part in pairwise([text[0], *inner, text[1]])])
+            segments += mine
+        return replace(self, segments=(*segments, *self.segments[done:]), cuts=cuts)
+
+    def cut_as(self, before: Rendered) -> Rendered:
+        """The conversation with the texts that ``before`` has too, and what both begin with, cut as there."""
+        if not before.cuts:
+            return self
+        same = common_prefix(self.ids.tolist(), before.ids.tolist())
+        kept: list[Extent] = []
+        for start, stop in self.texts:
+            inner = before.cuts.get(self._named((start, stop)))
+            if inner is not None:
+                kept += pairwise([start, *[start + border for border in inner], stop])
+            elif start < same:
+                kept += [
+                    (s.start, s.stop)
+                    for s in before.segments
+                    if start <= s.start and s.stop <= min(stop, same)
+                ]
+        return self.recut(kept)
 
     def of_messages(self, first: int, last: int) -> tuple[int, int]:
         """Span of the segments that render the messages ``first:last``, as indices [start, stop).
@@ -81,3 +142,21 @@ class Rendered:
                 f"{first}:{last}"
             )
         return found[0], found[-1] + 1
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _within(self, text: Extent) -> tuple[int, int]:
+        """The segments of a text, as indices [first, last + 1)."""
+        starts = [s.start for s in self.segments]
+        return bisect_left(starts, text[0]), bisect_left(starts, text[1])
+
+    def _named(self, text: Extent) -> str:
+        """The id of a text as one segment."""
+        whole = self.segments[self._within(text)[0]]
+        return segment_id(whole.role, "text", None, self.ids[text[0] : text[1]].tolist())
+
+    def _segment(self, among: Sequence[Segment], start: int, stop: int) -> Segment:
+        """The segment ``start:stop`` of a text that is cut into ``among``."""
+        known = next((s for s in among if (s.start, s.stop) == (start, stop)), None)
+        name = segment_id(among[0].role, "text", None, self.ids[start:stop].tolist())
+        return known or replace(among[0], id=name, start=start, stop=stop)

@@ -5,15 +5,17 @@ from kamera.reuse.anchors import anchors_of
 from kamera.reuse.arrangement import Arrangement, Outcome
 from kamera.reuse.calibration import Calibration, HeldOut, Point, calibration_of
 from kamera.reuse.cuts import cut, resets
+from kamera.reuse.discovery import Discovery, discovery_of
 from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Counts, Found, Hit
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
+from kamera.reuse.recut import Recut, recut
 from kamera.reuse.restored import stored_prompts
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
-from kamera.reuse.terms import strict
+from kamera.reuse.terms import serves_moved, strict
 
 __all__ = [
     "DEFAULT_RULE",
@@ -24,6 +26,7 @@ __all__ = [
     "ContentIndex",
     "Counts",
     "CutRule",
+    "Discovery",
     "Found",
     "HeldOut",
     "Hit",
@@ -33,6 +36,7 @@ __all__ = [
     "Point",
     "Prefetch",
     "Prompt",
+    "Recut",
     "ReusePlan",
     "Reused",
     "Reuser",
@@ -42,8 +46,11 @@ __all__ = [
     "anchors_of",
     "calibration_of",
     "cut",
+    "discovery_of",
+    "recut",
     "resets",
     "segment_key",
+    "serves_moved",
     "stored_prompts",
     "strict",
 ]

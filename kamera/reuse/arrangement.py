@@ -22,7 +22,7 @@ from kamera.reuse.admission import Admission, tier_of
 from kamera.reuse.calibration import Calibration, modality
 from kamera.reuse.prefetch import Load, Prefetch
 from kamera.reuse.probe import likeness, probed
-from kamera.reuse.terms import loose, strict
+from kamera.reuse.terms import loose, serves_moved, strict
 from kamera.window import Arrange, Cost, KameraWindow, Offer, OnLeave, Plan, Report, ReusePolicy, Slot
 
 Item = Slot | Chunk
@@ -78,7 +78,7 @@ class Arrangement:
         if calibration is not None:
             calibration.check(window.backbone)
         self._again = frozenset(recurring)
-        self._recurring = tuple(recurring) if self._moves else ()
+        self._recurring = tuple(recurring) if serves_moved(window, calibration) else ()
         self._plan = plan or window.plan(
             Arrange(self._order, on_leave, self._among, archive=False, recurring=self._recurring),
             policy=strict(window.policy),
@@ -150,12 +150,6 @@ class Arrangement:
     def _arrange(self, order: Sequence[Item], policy: ReusePolicy, among: Sequence[Chunk] = ()) -> Report:
         request = Arrange(order, among=among, archive=False, recurring=self._recurring)
         return self.window.run(self.window.plan(request, policy=policy))
-
-    @property
-    def _moves(self) -> bool:
-        """True if a canonical may be served behind any chunks."""
-        calibrated = self._calibration is not None and self._calibration.threshold is not None
-        return strict(self.window.policy).moves or (calibrated and self.window.asked_policy.moves)
 
     def _stored(self, index: int) -> bool:
         try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, media_items
+from kamera.content import Chunk, Conversations, Extent, Message, Rendered, media_items
 from kamera.engines import Engine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.discovery import Discovery
-from kamera.reuse.index import Found
-from kamera.reuse.prompt import Media, Prompt
+from kamera.reuse.prompt import Prompt
+from kamera.reuse.recut import recut
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,8 @@ def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) ->
     cuts, question = found.cuts, found.cuts[-2]
     inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
     chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
-    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, _again(found, inner, chunks))
+    again = _again({(start, stop) for start, stop, *_ in found.hits}, inner, chunks)
+    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, again)
 
 
 def of_messages(
@@ -76,35 +77,23 @@ def of_messages(
     conversations = Conversations(backbone.processor)
     rendered = conversations.render(messages, tools=tools)
     total = rendered.num_tokens
-    whole = rendered.stable < total  # else the template has no generation prompt
     first = next((s.start for s in rendered.segments if s.media is not None), total)
     sink = min(_sink(sink, total), first)
+    found = recut(rendered, discovery, sink)
+    rendered = found.rendered
+    whole = rendered.stable < total  # else the template has no generation prompt
     question = max(sink, rendered.stable if whole else rendered.segments[-1].start)
-    spans = [Media(s.start, s.stop, s.media) for s in rendered.segments if s.media is not None]
-    edges = {sink, question, *(start for start, _ in rendered.turns)}
-    prompt = Prompt.of(rendered.ids.numpy(), anchors=sorted(edges), media=spans)
-    found = discovery.find(prompt, sorted(edges))
-    cuts = _cuts(rendered, found, edges)
+    cuts = sorted({*found.cuts, sink})
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
     inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
     chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
-    again = _again(found, inner, chunks)
-    return Pieces(prompt, cuts, rendered.ids, sink, tuple(chunks), question, again)
+    again = _again(found.again, inner, chunks)
+    return Pieces(found.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, again)
 
 
-def _again(found: Found, spans: Sequence[tuple[int, int]], chunks: Sequence[Chunk]) -> tuple[str, ...]:
-    """The ids of the chunks behind the prefix that came before."""
-    moved = {(start, stop) for start, stop, *_ in found.hits}
-    return tuple(dict.fromkeys(c.id for c, span in zip(chunks, spans, strict=True) if span in moved))
-
-
-def _cuts(rendered: Rendered, found: Found, edges: set[int]) -> tuple[int, ...]:
-    """The segments' borders, but inside of what came before."""
-    borders = {edge for s in rendered.segments for edge in (s.start, s.stop)}
-    for start, stop in found.kept:
-        borders.difference_update(range(start + 1, stop))
-    kept = {edge for span in found.kept for edge in span}
-    return tuple(sorted({0, rendered.num_tokens, *edges, *kept, *borders}))
+def _again(came: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """The ids of the chunks that came before behind other tokens."""
+    return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in came))
 
 
 def _chunk(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kamera.window import GUARANTEES, ReusePolicy
+from kamera.reuse.calibration import Calibration
+from kamera.window import GUARANTEES, KameraWindow, ReusePolicy
 
 
 def strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:
@@ -27,3 +28,9 @@ def loose(policy: ReusePolicy) -> ReusePolicy:
         nearest="left",
         withheld=allowed,
     )
+
+
+def serves_moved(window: KameraWindow, calibration: Calibration | None) -> bool:
+    """True if a stored chunk may be served in ``window`` behind chunks that it was never conditioned on."""
+    calibrated = calibration is not None and calibration.threshold is not None
+    return strict(window.policy).moves or (calibrated and window.asked_policy.moves)

@@ -19,25 +19,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kamera import forks
-from kamera.content import Chunk, Conversations, Message, media_items
+from kamera.content import Conversations, Extent, Message, media_items
 from kamera.edits import Client, EditPolicy, edited, repeated
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, later_of
+from kamera.sessions.admitting import Admitting, cut_anew
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import (
-    Layout,
-    anchor_ids,
-    held,
-    in_place,
-    known_part,
-    laid_out,
-    question_ids,
-)
-from kamera.sessions.layout import Piece as Laid
+from kamera.sessions.layout import anchor_ids, held, in_place, known_part, question_ids
 from kamera.sessions.modes import SessionMode, cheapest, choices
-from kamera.sessions.showing import Admitting, State, arranged, chunk_of, cut_to
-from kamera.window import OnLeave, Slot
+from kamera.sessions.ordering import Orders
+from kamera.sessions.showing import State, arranged, cut_to
 
 logger = logging.getLogger(__name__)
 
@@ -170,23 +162,17 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == held(before):
         return None
     window = anchors.fork(state.window, apart=True)
+    prompt, admitting, again = prompt.cut_as(before.prompt), manner.admitting, frozenset[Extent]()
+    discovery = admitting.discovery(anchors, window)
+    if discovery is not None:
+        prompt, _, again = cut_anew(discovery, prompt, before)
     before = cut_to(window, before, prompt)
-    slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
-    pieces: dict[OnLeave, list[Laid]] = {}
-
-    def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
-        pieces[on_leave] = laid_out(prompt, before, on_leave, apart=manner.admitting.apart(window))
-        return [
-            chunk_of(anchors, prompt, run, media) if slot is None else slots[slot]
-            for run, slot in pieces[on_leave]
-        ]
-
-    treatments = choices([manner.mode], window, manner.admitting.on)
-    choice = cheapest(window, treatments, order_of, manner.admitting.policy(window))
-    arranged(window, choice, manner.admitting, question_ids(prompt), None)
-    layout = Layout(prompt, tuple(run for run, _ in pieces[choice.on_leave]))
-    return replace(state, layout=layout, window=window)
+    orders = Orders(anchors, prompt, before, window.slots, media, again, admitting.apart(window))
+    treatments = choices([manner.mode], window, admitting.on)
+    choice = cheapest(window, treatments, orders.under, admitting.policy(window))
+    arranged(window, choice, admitting, question_ids(prompt), None)
+    return replace(state, layout=orders.layout(choice.on_leave), window=window)
 
 
 def _tried(state: State, known: Known, manner: Manner) -> State | None:

@@ -16,6 +16,7 @@ from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edite
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse import Admission
+from kamera.sessions.admitting import Admitting, Reuse
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.document import locked
@@ -24,7 +25,7 @@ from kamera.sessions.layout import Layout
 from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.sampling import seeded
-from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
+from kamera.sessions.showing import Options, Shown, State, shown
 from kamera.sessions.stream import Stream
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import call_form
@@ -51,8 +52,8 @@ class ChatSession:
     `TurnReport.uncached`. By default the refusal is raised, because prefilling everything is a cost that the
     caller should choose.
 
-    ``reuse=True`` serves segments as far as they are admitted (docs/reuse.md), and ``admissions`` tells the
-    tier and reason of each; a `Calibration`, or its file, admits approximate ones too. It is not saved.
+    ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
+    admitted (docs/reuse.md); a `Calibration`, or its file, admits approximate KV. It is not saved.
     ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`).
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
@@ -143,8 +144,7 @@ class ChatSession:
     @property
     def prompt_ids(self) -> torch.Tensor:
         """A copy of the last prompt's tokens, int64 ``[tokens]``: the chat template over the conversation."""
-        ids = self._state.ids
-        return torch.empty(0, dtype=torch.int64) if ids is None else ids.clone()
+        return torch.empty(0, dtype=torch.int64) if self._state.ids is None else self._state.ids.clone()
 
     @property
     def window(self) -> KameraWindow | None:

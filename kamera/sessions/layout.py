@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 
-from kamera.content import LONGEST, Rendered, Segment, common_prefix
+from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
 from kamera.edits import difference
 from kamera.window import GLUE, OnLeave
 
@@ -55,10 +55,24 @@ def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
     return prompt.segment_ids()[: anchor_segments(prompt)]
 
 
-def laid_out(prompt: Rendered, before: Layout | None, on_leave: OnLeave, *, apart: bool) -> list[Piece]:
+def last_said(prompt: Rendered) -> set[str]:
+    """Ids of the segments of the last answer in the prompt."""
+    said = [s for s in prompt.segments if s.role == "assistant"]
+    return {s.id for s in said if s.messages == said[-1].messages}
+
+
+def laid_out(
+    prompt: Rendered,
+    before: Layout | None,
+    on_leave: OnLeave,
+    *,
+    apart: bool,
+    again: Collection[Extent] = (),
+) -> list[Piece]:
     """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
 
     A turn's closing tag behind a new text is one run with it: one forward, and never KV from before the text.
+    A text that came before (an extent of ``again``) stands without its tag, as the chunk that it was.
     New glue is one run with the new text before it, unless each segment is to stand ``apart``.
 
     Where a window prefills texts anyway, one forward and one slot replace several: under "exact" all adjacent
@@ -74,7 +88,7 @@ def laid_out(prompt: Rendered, before: Layout | None, on_leave: OnLeave, *, apar
         index = last
     if on_leave == "exact":
         return _joined(prompt.segments, out)
-    closed = _closed(prompt, out)
+    closed = _closed(prompt, out, again)
     return closed if apart else _glued(prompt.segments, closed, again=on_leave == "repair")
 
 
@@ -110,6 +124,7 @@ def held(layout: Layout) -> int:
 
 def in_place(layout: Layout, prompt: Rendered) -> int:
     """Of these tokens, those with which ``prompt`` begins: whole segments, and the head of a text."""
+    prompt = prompt.cut_as(layout.prompt)
     pairs = list(zip(layout.prompt.segments, prompt.segments, strict=False))
     same = next((i for i, (old, new) in enumerate(pairs) if old.id != new.id), len(pairs))
     tokens = prompt.segments[same - 1].stop if same else 0
@@ -155,8 +170,8 @@ def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _closed(prompt: Rendered, pieces: list[Piece]) -> list[Piece]:
-    """Closing tags in one run with a new text before them."""
+def _closed(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) -> list[Piece]:
+    """Closing tags in one run with a new text before them, or without a slot behind one of ``again``."""
     opened = {start for start, _ in prompt.turns}
     tags = {(start, stop) for start, stop in prompt.tags if start not in opened}
     out: list[Piece] = []
@@ -164,7 +179,9 @@ def _closed(prompt: Rendered, pieces: list[Piece]) -> list[Piece]:
         segment = prompt.segments[start]
         is_tag = stop == start + 1 and (segment.start, segment.stop) in tags
         if is_tag and out and out[-1][1] is None and prompt.segments[start - 1].media is None:
-            out[-1] = ((out[-1][0][0], stop), None)
+            text = prompt.segments[start - 1]
+            came = (text.start, text.stop) in again
+            out[-1:] = [out[-1], ((start, stop), None)] if came else [((out[-1][0][0], stop), None)]
         else:
             out.append(((start, stop), slot))
     return out

@@ -78,6 +78,7 @@ def best_match(
     an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
     edited in a mode that would leave such KV. A sample counts as such KV.
     """
+    rendered = prompt
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
     alike: list[tuple[int, str]] = []
@@ -85,6 +86,7 @@ def best_match(
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
+        prompt = rendered.cut_as(held.layout.prompt)
         prefix, size = _prefix(held.layout, prompt)
         knows = held.guarantee not in _OF_THE_PROMPT
         if knows or (prefix < size and held.on_leave == "keep"):

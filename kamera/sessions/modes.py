@@ -21,11 +21,18 @@ _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 _APPLIED: dict[OnLeave, Applied] = {"keep": "amortize", "repair": "repair", "exact": "forget"}
 
 
+class Order(NamedTuple):
+    """What a window shall hold, and which of the new chunks, by id, came before elsewhere."""
+
+    items: Sequence[Slot | Chunk]
+    recurring: tuple[str, ...]
+
+
 class Choice(NamedTuple):
     """A treatment, what the window shall hold under it, and the plan of that."""
 
     on_leave: OnLeave
-    order: Sequence[Slot | Chunk]
+    order: Order
     plan: Plan
 
 
@@ -78,7 +85,7 @@ def choices(modes: Sequence[str], window: KameraWindow, apart: bool = False) -> 
 def cheapest(
     window: KameraWindow,
     among: Sequence[OnLeave],
-    order_of: Callable[[OnLeave], Sequence[Slot | Chunk]],
+    order_of: Callable[[OnLeave], Order],
     policy: ReusePolicy,
 ) -> Choice:
     """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
@@ -93,11 +100,12 @@ def cheapest(
     for on_leave in sorted(among, key=_TIES.index):
         order = order_of(on_leave)
         try:
-            plan = window.plan(Arrange(order, on_leave, archive=False), policy=policy)
+            request = Arrange(order.items, on_leave, archive=False, recurring=order.recurring)
+            plan = window.plan(request, policy=policy)
         except PolicyRefused as error:
             refusal = error
             continue
-        if len(among) == 1 or _appends(window.slots, order):
+        if len(among) == 1 or _appends(window.slots, order.items):
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, window.policy.minimum):

@@ -247,6 +247,7 @@ def _put_layout(layout: Layout) -> dict[str, Any]:
         "stable": prompt.stable,
         "turns": prompt.turns,
         "tags": prompt.tags,
+        "cuts": dict(prompt.cuts),
         "runs": layout.runs,
     }
 
@@ -263,14 +264,19 @@ def layout_of(held: dict[str, Any]) -> Layout:
         raise ValueError("a window's runs are segments of its prompt")
     if not all(isinstance(segment.id, str) for segment in segments):
         raise TypeError("a segment has an id")
-    return Layout(Rendered(ids, segments, held["stable"], turns, tags), runs)
+    cuts = {name: _numbers(borders) for name, borders in held["cuts"].items()}
+    return Layout(Rendered(ids, segments, held["stable"], turns, tags, cuts=cuts), runs)
 
 
 def _span(held: Sequence[int]) -> tuple[int, int]:
-    first, last = held
-    if type(first) is not int or type(last) is not int:
-        raise TypeError("a span is of whole numbers")
+    first, last = _numbers(held)
     return first, last
+
+
+def _numbers(held: Sequence[int]) -> tuple[int, ...]:
+    if not all(type(number) is int for number in held):
+        raise TypeError("spans and borders are whole numbers")
+    return tuple(held)
 
 
 # -- files -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
+from kamera.sessions.admitting import Reuse
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.clocks import Clocks
@@ -27,7 +28,6 @@ from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
-from kamera.sessions.showing import Reuse
 from kamera.sessions.stream import Stream
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport

@@ -5,42 +5,34 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, media_items
+from kamera.content import Conversations, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Arrangement, Calibration, Outcome, calibration_of, strict
+from kamera.reuse import Admission, Arrangement, Outcome
+from kamera.sessions.admitting import Admitting, cut_anew
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import (
     Layout,
-    Piece,
-    Run,
     anchor_ids,
     anchor_segments,
     cut_at,
     cuts,
     in_place,
-    laid_out,
     question_ids,
 )
 from kamera.sessions.modes import Choice, applied, cheapest, choices
+from kamera.sessions.ordering import Orders
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, OnLeave, ReusePolicy, Slot
+from kamera.window import KameraWindow
 
 Options = Mapping[str, Any]
 """Options of an answer."""
-
-Reuse = bool | Calibration | str | Path
-"""The switch of reuse; a calibration, or its file, switches it on and admits approximate segments."""
-
-Inputs = Mapping[str, torch.Tensor]
-"""A picture's own model inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,26 +89,6 @@ class State:
         return question_ids(self.layout.prompt)
 
 
-class Admitting(NamedTuple):
-    """Whether segments are admitted by tier, and the calibration of approximate ones."""
-
-    on: bool
-    calibration: Calibration | None
-
-    @classmethod
-    def of(cls, reuse: Reuse) -> Admitting:
-        """As the switch says; raises the errors of a calibration's file."""
-        return cls(bool(reuse), None if isinstance(reuse, bool) else calibration_of(reuse))
-
-    def policy(self, window: KameraWindow) -> ReusePolicy:
-        """The policy of a turn's plans."""
-        return strict(window.policy) if self.on else window.policy
-
-    def apart(self, window: KameraWindow) -> bool:
-        """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
-        return self.on or window.policy.forms == "always"
-
-
 class Shown(NamedTuple):
     """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
 
@@ -150,27 +122,26 @@ def shown(
         window, opening = anchors.open(prompt.ids[:stop])
     else:
         window, opening = anchors.fork(start.window), Spent()
-        before = cut_to(window, before, prompt)
+        prompt = prompt.cut_as(before.prompt)
+    discovery = admitting.discovery(anchors, window)
+    found = None if discovery is None else cut_anew(discovery, prompt, before)
+    prompt = prompt if found is None else found.rendered
+    before = None if before is None else cut_to(window, before, prompt)
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
-    made: dict[Run, Chunk] = {}
-    pieces: dict[OnLeave, list[Piece]] = {}
-
-    def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
-        pieces[on_leave] = laid_out(prompt, before, on_leave, apart=admitting.apart(window))
-        for run in (run for run, slot in pieces[on_leave] if slot is None and run not in made):
-            made[run] = chunk_of(anchors, prompt, run, media)
-        return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
-
-    choice = cheapest(window, choices(modes, window, admitting.on), order_of, admitting.policy(window))
-    on_leave = choice.on_leave
+    again = () if found is None else found.again
+    orders = Orders(anchors, prompt, before, slots, media, again, admitting.apart(window))
+    choice = cheapest(window, choices(modes, window, admitting.on), orders.under, admitting.policy(window))
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
-    layout = Layout(prompt, tuple([run for run, _ in pieces[on_leave]]))
+    if discovery is not None and found is not None:
+        discovery.add(found.prompt, found.cuts)
     left = 0 if before is None or old.layout is None else _left(old.layout, prompt)
-    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, applied(on_leave))
+    mode = applied(choice.on_leave)
+    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
         total = replace(total, anticipated=_anticipated(old, start, prompt))
+    layout = orders.layout(choice.on_leave)
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions, ahead=None)
     return Shown(state, total, answer)
 
@@ -200,25 +171,18 @@ def arranged(
     plan = choice.plan
     if admitting.on:
         arrangement = Arrangement(
-            window, choice.order, on_leave=choice.on_leave, calibration=admitting.calibration, plan=plan
+            window,
+            choice.order.items,
+            on_leave=choice.on_leave,
+            calibration=admitting.calibration,
+            plan=plan,
+            recurring=choice.order.recurring,
         )
         return arrangement.run(question, options)
     if options is None:
         return Outcome(window.run(plan), ())
     answer, report = window.respond(question, plan, **options)
     return Outcome(report, (), str(answer))
-
-
-def chunk_of(
-    anchors: Anchors, prompt: Rendered, run: Run, media: Mapping[str, Mapping[str, torch.Tensor]]
-) -> Chunk:
-    """The chunk of a run; ``media`` are the inputs of the prompt's pictures and clips, by digest."""
-    first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
-    inputs = {} if first.media is None else dict(media[first.media])
-    accepted = set(anchors.backbone.accepted)
-    given = {name: value for name, value in inputs.items() if name in accepted}
-    ids = prompt.ids[first.start : last.stop]
-    return anchors.backbone.chunk_from_tensors(ids, label=first.role, **given)
 
 
 def _check_length(

@@ -11,6 +11,7 @@ import torch
 
 from kamera.engines import Engine, Spent
 from kamera.patches import weakest
+from kamera.reuse import Admission
 from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
 from kamera.sessions.stream import FinishReason, Stream
@@ -34,7 +35,8 @@ class TurnReport:
     ``first_token``: seconds from the request to the logits of the answer's first token, edit policy and
     template included; None without an answer (``session.edit``). ``anticipated`` are those of the kept
     tokens that stand in place because they were prepared after the answer before (`ChatSession.anticipate`):
-    0 if what was prepared is not this prompt's, None if nothing was.
+    0 if what was prepared is not this prompt's, None if nothing was. ``admissions``: tier and reason of each
+    segment, with ``reuse``.
     """
 
     kept: int
@@ -53,6 +55,7 @@ class TurnReport:
     uncached: str | None = None
     first_token: float | None = None
     anticipated: int | None = None
+    admissions: tuple[Admission, ...] = ()
 
     def and_then(self, scratch: TurnReport, unasked: int) -> TurnReport:
         """This report with the work of a branch behind it, whose tokens leave with the answer.
@@ -167,6 +170,7 @@ def turn_report(
     prompt: int,
     left: int,
     mode: Applied,
+    admissions: tuple[Admission, ...] = (),
 ) -> TurnReport:
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
@@ -202,4 +206,5 @@ def turn_report(
         guarantee=window.guarantee,
         mode=mode,
         notes=report.notes,
+        admissions=admissions,
     )

@@ -68,7 +68,8 @@ def _slots(session: ChatSession, span: Span) -> list[Slot]:
     rendered = session.rendered()
     directive = Directive(span.start, span.end, unit=span.unit)
     (edit,) = resolve([directive], rendered, lambda text: (), snap="widen")
-    named = {s.id for s in rendered.segments if s.start < edit.stop and edit.start < s.stop}
+    parts = rendered.cut_as(layout.prompt).segments
+    named = {s.id for s in parts if s.start < edit.stop and edit.start < s.stop}
     held = [layout.prompt.segments[start:stop] for start, stop in layout.runs]
     slots = [slot for slot, run in zip(window.slots, held, strict=True) if named & {s.id for s in run}]
     if not slots:

@@ -1,0 +1,65 @@
+"""What a window shall hold for a prompt, under each treatment of the segments behind an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kamera.content import Chunk, Extent, Rendered
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.layout import Layout, Piece, Run, laid_out
+from kamera.sessions.modes import Order
+from kamera.window import OnLeave, Slot
+
+Inputs = Mapping[str, torch.Tensor]
+"""A picture's own model inputs."""
+
+
+@dataclass
+class Orders:
+    """The orders of a ``prompt`` in a window of ``slots``, whose layout was ``before``.
+
+    ``media`` are the inputs of its pictures and clips, by digest, ``again`` the extents that came before
+    elsewhere; ``apart`` as in `laid_out`. A new chunk is made once.
+    """
+
+    anchors: Anchors
+    prompt: Rendered
+    before: Layout | None
+    slots: Sequence[Slot]
+    media: Mapping[str, Inputs]
+    again: Collection[Extent]
+    apart: bool
+    _pieces: dict[OnLeave, list[Piece]] = field(default_factory=dict)
+    _made: dict[Run, Chunk] = field(default_factory=dict)
+
+    def under(self, on_leave: OnLeave) -> Order:
+        """What the window shall hold."""
+        pieces = laid_out(self.prompt, self.before, on_leave, apart=self.apart, again=self.again)
+        self._pieces[on_leave] = pieces
+        new = [run for run, slot in pieces if slot is None]
+        for run in new:
+            if run not in self._made:
+                self._made[run] = self._chunk(run)
+        recurring = dict.fromkeys(self._made[run].id for run in new if self._extent(run) in self.again)
+        items = [self._made[run] if slot is None else self.slots[slot] for run, slot in pieces]
+        return Order(items, tuple(recurring))
+
+    def layout(self, on_leave: OnLeave) -> Layout:
+        """The window's layout once it holds that."""
+        return Layout(self.prompt, tuple([run for run, _ in self._pieces[on_leave]]))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _extent(self, run: Run) -> Extent:
+        return self.prompt.segments[run[0]].start, self.prompt.segments[run[1] - 1].stop
+
+    def _chunk(self, run: Run) -> Chunk:
+        first, (start, stop) = self.prompt.segments[run[0]], self._extent(run)
+        backbone = self.anchors.backbone
+        inputs = {} if first.media is None else self.media[first.media]
+        accepted = set(backbone.accepted)
+        given = {name: value for name, value in inputs.items() if name in accepted}
+        return backbone.chunk_from_tensors(self.prompt.ids[start:stop], label=first.role, **given)
