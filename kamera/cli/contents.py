@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.ops import CodedKV, kv_bytes
+from kamera.ops import CodedKV, Codes, kv_bytes
 from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
@@ -163,7 +163,8 @@ def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Iterator[tuple[i
 
 def _factors(layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     sides = ("left", "right")
-    return {f"{name}/{side}": getattr(low, side) for name, low in layer.items() for side in sides}
+    factors = {f"{name}/{side}": getattr(low, side) for name, low in layer.items() for side in sides}
+    return {name: held.codes if isinstance(held, Codes) else held for name, held in factors.items()}
 
 
 def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from platformdirs import user_cache_path
 
 from kamera.cli.command import command
 from kamera.cli.output import Output, listing
+
+if TYPE_CHECKING:
+    from kamera.eval.demo import Demo
+
+_NEXT = """\
+Bring your own model (a directory, or a name: Qwen/Qwen2.5-VL-7B-Instruct):
+    kamera doctor MODEL
+and your own video:
+    backbone = Backbone.from_pretrained(MODEL)
+    window = KameraWindow(backbone, store, trace="trace.jsonl")
+    for frame in read_video("kitchen.mp4", fps=1).frames: window.append(frame)
+    kamera view trace.jsonl"""
+_BAR = 36
 
 
 @command
@@ -22,10 +37,15 @@ def demo(
     video: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep the rendered clips in this folder.")
     ] = None,
+    view: Annotated[
+        Path | None,
+        typer.Option("--view", dir_okay=False, help="The page to write (default: in your cache folder)."),
+    ] = None,
 ) -> None:
     """Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse."""
     from kamera.engines.hf import hide_progress
     from kamera.eval.demo import Demo, run_demo
+    from kamera.window.view import page
 
     if not out.shows_progress:
         hide_progress()
@@ -41,27 +61,59 @@ def demo(
                 else:
                     bar.set_description(step)
                     bar.update()
+    seconds = time.perf_counter() - started
+    path = view or _cache() / "demo.html"
+    path.write_text(page(result.events, title="The demo: a small world in frames"), encoding="utf-8")
     kept = None if video is None else str(folder)  # a temporary folder is deleted by now
-    document = {**asdict(result), "video": kept, "seconds": time.perf_counter() - started}
-    columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "vision encodes", "ms")
+    told = asdict(replace(result, events=()))
+    told.pop("events")
+    document = {**told, "video": kept, "view": str(path), "seconds": seconds}
+    columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "encodes", "ms")
     rows = [
         (
-            row.operation if row.arm == "re-prefill" else "",
+            _short(row.operation) if row.arm == "re-prefill" else "",
             row.arm,
             f"{row.one_hop:.2f}",
             f"{row.two_hop:.2f}",
-            f"{row.kl:.1e}",
+            f"{row.kl:.0e}",
             f"{row.forwards:g}",
             f"{row.vision_encodes:g}",
             f"{row.milliseconds:.1f}",
         )
         for row in result.rows
     ]
+    number = f"{clips} clip{'s' * (clips > 1)}, {result.rows[0].n} questions of each kind per row."
     title = (
-        f"{clips} clips, {result.rows[0].n} questions of each kind per row. One-hop: read in a frame. "
-        "Two-hop: bound across frames, or by none any more. KL: to the re-prefill, two-hop, nats. "
-        "Cost: to have the window ready."
+        f"{number} One-hop: the answer stands in one frame. Two-hop: it needs two. KL: to the re-prefill, "
+        "two-hop, nats. Cost: to have the window ready."
     )
-    walk = [f"{operation}, {arm}: {guarantees}" for operation, arm, guarantees in result.guarantees]
     where = [f"clips kept in {folder}"] if video else []
-    out.write(document, [listing(title, columns, rows), "slots of the first clip after", *walk, *where])
+    after = ["", *_picture(result), "", *where, f"The first clip's page: {path}", "", _NEXT]
+    out.write(document, [listing(title, columns, rows), *after])
+
+
+def _cache() -> Path:
+    """Your cache folder, or a temporary one where that cannot be made."""
+    path = user_cache_path("kamera", appauthor=False)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kamera-"))
+    return path
+
+
+def _picture(result: Demo) -> Iterator[str]:
+    """What it takes to have the window ready, as bars: a re-prefill beside Kamera's repair."""
+    arms = {"re-prefill": "re-prefill", "repair": "Kamera"}
+    rows = [row for row in result.rows if row.arm in arms and row.operation in ("slide", "recall", "reorder")]
+    most = max(row.milliseconds for row in rows)
+    yield "milliseconds until the window is ready, and answers that are right (two-hop)"
+    for row in rows:
+        name = row.operation if row.arm == "re-prefill" else ""
+        bar = "█" * max(1, round(_BAR * row.milliseconds / most))
+        yield f"{name:9}{arms[row.arm]:11}{bar:{_BAR}} {row.milliseconds:6.1f}  {row.two_hop:4.0%}"
+
+
+def _short(operation: str) -> str:
+    """An operation's name in a narrow column."""
+    return operation.replace(" (slides by itself)", "").replace(", first time", ", first")

@@ -62,9 +62,9 @@ class LazyGroup(TyperGroup):
         return self._loaded.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from the table alone."""
-        commands = [TyperCommand(name, help=verb.help) for name, verb in self.verbs.items()]
-        TyperGroup(name=self.name, commands=commands).format_commands(ctx, formatter)
+        """The list of commands, from the table alone: each with the whole of its sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in self.verbs.items()])
 
 
 def group(verbs: Mapping[str, Verb]) -> type[LazyGroup]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from kamera import ChunkStore, KameraWindow
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import Settings, read_plan, run_plan
 from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
@@ -24,8 +25,6 @@ def made(tmp_path_factory):
     with ChunkStore.open(folder / "s") as store:
         settings = Settings(rank=4, orbit=True)
         run_plan(read_plan(write_plan(folder, [a, b])), vision_backbone(), store, settings)
-        from kamera import ReusePolicy
-
         window = KameraWindow(
             vision_backbone(), store, SYSTEM, policy=ReusePolicy(rank=4, forms="always"), max_tokens=500
         )
@@ -33,6 +32,16 @@ def made(tmp_path_factory):
         window.append(b)
         window.save(folder / "w")
     return folder
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(8, "int8"), (4, "uint8")])
+def test_a_patch_in_codes_is_shown(capsys, made, tmp_path, bits, dtype):
+    with ChunkStore.open(made / "s") as store, ChunkStore.open(tmp_path / "s") as other:
+        row = next(row for row in store.ls() if row.kind == "exact")
+        record = store.get_patch(row.context, row.chunk_id, row.antecedents)
+        other.put(replace(record, patch=record.patch.quantize(bits)))
+    (shown,) = kamera(capsys, "inspect", tmp_path / "s", "--format", "json").document["contents"]
+    assert (shown["intact"], shown["dtype"], shown["rank"]) == (True, dtype, 4)
 
 
 def test_a_store_is_shown_with_what_its_patches_weigh(capsys, made):

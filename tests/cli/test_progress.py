@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kamera.cli import output
@@ -9,9 +11,16 @@ from kamera.cli.output import Output
 from tests.cli.run import kamera
 
 
-def test_a_demo_in_a_pipe_tells_each_step(capsys):
-    done = kamera(capsys, "demo", "--clips", "1", "--questions", "1")
+def test_a_demo_in_a_pipe_tells_each_step_and_ends_with_a_picture_and_a_page(capsys, tmp_path):
+    page = tmp_path / "demo.html"
+    done = kamera(capsys, "demo", "--clips", "1", "--questions", "1", "--view", page)
     assert done.code == 0
+    assert max(len(line.rstrip()) for line in done.out.replace(str(page), "").splitlines()) <= 80
+    assert "milliseconds until the window is ready" in done.out and "█" in done.out
+    assert f"page: {page}" in done.out and "kamera doctor MODEL" in done.out
+    data = json.loads(page.read_text("utf-8").partition('id="data">')[2].partition("</script>")[0])
+    assert [life["name"] for life in data["lives"]] == ["survivor", "repair"]
+    assert all(len(life["lanes"]) == 6 and len(life["deeds"]) == 14 for life in data["lives"])
     lines = done.err.splitlines()
     assert lines[0].startswith("0 of 6 operations, ")
     assert "0 of 6 operations, clip 1 of 1: append (slides by itself)" in lines
@@ -20,9 +29,11 @@ def test_a_demo_in_a_pipe_tells_each_step(capsys):
     assert "\r" not in done.err
 
 
-def test_a_quiet_demo_says_nothing_else(capsys):
+def test_a_quiet_demo_says_nothing_else(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = kamera(capsys, "demo", "--clips", "1", "--questions", "1", "--quiet", "--format", "json")
     assert (done.code, done.err) == (0, "")
+    assert done.document["view"] == str(tmp_path / "kamera" / "demo.html")
     assert done.document["clips"] == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kamera.cli.app import EVAL, STORE, VERBS
 from kamera.cli.lazy import Verb
+from tests.cli.run import kamera
 
 HEAVY = {"torch", "transformers", "numpy", "rich.console", "PIL", "sqlite3"}
 
@@ -40,6 +41,14 @@ def test_the_list_says_of_a_verb_what_it_says_itself(name, verb):
     command = verb.load(name)
     assert command.name == name
     assert " ".join(command.help.split("\n\n")[0].split()) == verb.help
+
+
+@pytest.mark.parametrize(("group", "verbs"), [([], VERBS), (["store"], STORE), (["eval"], EVAL)])
+def test_help_cuts_no_sentence(capsys, group, verbs):
+    out = " ".join(kamera(capsys, *group, "--help").out.split())
+    for name, verb in verbs.items():
+        said = " ".join(verb.help.split())
+        assert f"{name} {said}" in out.replace("re- prefill", "re-prefill")
 
 
 def test_public_names_are_imported_on_first_use():
