@@ -30,7 +30,7 @@ from lab.speed.machine import commit, machine
 from lab.speed.presets import preset
 
 QUESTION = torch.tensor([11, 12, 13, 14])
-GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 APART = "apart"
 CLOCKS = ("tokens per second", "tokens per processor second")
 Clock = tuple[float, float]

@@ -27,7 +27,7 @@ from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
 from kamera.serve.responses import Responses
 from kamera.serve.service import Answer, Count, Service
-from kamera.serve.worker import Job, Worker
+from kamera.serve.worker import AT_ONCE, Job, Worker
 from kamera.sessions import Branches
 
 MOST_BYTES = 32 << 20
@@ -46,9 +46,17 @@ READING = 60
 class Front:
     """The routes before a service; ``names`` are those of its model."""
 
-    def __init__(self, service: Service, keys: Keys, names: Sequence[str], *, waiting: int = WAITING) -> None:
+    def __init__(
+        self,
+        service: Service,
+        keys: Keys,
+        names: Sequence[str],
+        *,
+        waiting: int = WAITING,
+        at_once: int = AT_ONCE,
+    ) -> None:
         self.service = service
-        self.worker = Worker(waiting)
+        self.worker = Worker(waiting, at_once)
         self._keys, self._names = keys, tuple(names)
         self._turns = Branches(KEPT)
         self._started = int(time.time())

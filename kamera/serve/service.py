@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ ANSWER = 1024
 
 
 class Service:
-    """One backbone for many tenants, to be used by one thread.
+    """One backbone for many tenants, and any number of threads.
 
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
     bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
@@ -43,6 +44,7 @@ class Service:
         self._conversations = Conversations(backbone.processor)
         self.calls = call_form(backbone)
         self._stores: dict[str, ChunkStore] = {}
+        self._opening = threading.Lock()
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
         self._pools = {
@@ -95,9 +97,10 @@ class Service:
     # -- inside --------------------------------------------------------------------------------
 
     def _store_of(self, tenant: str) -> ChunkStore:
-        if tenant not in self._stores:
-            self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
-        return self._stores[tenant]
+        with self._opening:
+            if tenant not in self._stores:
+                self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
+            return self._stores[tenant]
 
     def _cleared(self, asked: Asked) -> Cleared:
         """The messages after the request's own edit."""

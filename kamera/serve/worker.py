@@ -1,11 +1,14 @@
-"""One thread that runs the model, and the queue before it, in which tenants take turns."""
+"""Threads that answer requests, and the queue before them, in which tenants take turns.
+
+Answers that run at once share the model's forwards (`kamera.engines.hf.steps`); each has a thread of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,13 +20,17 @@ TIMEOUT = 600.0
 """Seconds that a request may take, its wait included."""
 
 
+AT_ONCE = 16
+"""Requests that run at once."""
+
+
 class Cancelled(Exception):
     """Nobody waits for the answer any more."""
 
 
 @dataclass(eq=False)
 class Job(Generic[Result]):
-    """Work for the worker's thread. The loop that makes it hears texts, then one result or a refusal."""
+    """Work for a thread of the worker. The loop that makes it hears texts, then one result or a refusal."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -78,27 +85,34 @@ class Job(Generic[Result]):
 
 
 class Worker:
-    """Runs jobs one after another; of several tenants that wait each gets its turn.
+    """Runs jobs, ``at_once`` of them in threads of their own; of tenants that wait each gets its turn.
 
-    ``most`` jobs may wait, and half of them of one tenant while others wait, too.
+    The next job is of the tenant of whom the fewest run, among equals of the one whose turn was longest ago.
+    A tenant runs one job less than ``at_once``, so that another one's never waits behind all of them. Of jobs
+    that do not begin at once ``most`` may wait, and half of them of one tenant while others wait, too.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, at_once: int = AT_ONCE) -> None:
+        self._most, self._at_once = most, at_once
         self._queues: OrderedDict[str, deque[Job[Any]]] = OrderedDict()
+        self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closing = False
         self.done = 0
-        self._thread = threading.Thread(target=self._run, name="kamera-serve", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"kamera-serve-{i}", daemon=True) for i in range(at_once)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, tenant: str, job: Job[Any]) -> None:
         """Let a job run. Raises Refusal if too many wait, or the server is stopping."""
         with self._changed:
             if self._closing:
                 raise Refusal(503, "the server is stopping: ask another", wait=10)
-            mine, waiting = len(self._queues.get(tenant, ())), self.waiting
-            if waiting >= self._most or (mine < waiting and mine >= max(1, self._most // 2)):
+            mine, waiting = len(self._queues.get(tenant, ())), self.waiting - self._soon()
+            begins = mine < self._free(tenant) and self._soon() < self._at_once - self._running.total()
+            if not begins and (waiting >= self._most or (mine < waiting and mine >= max(1, self._most // 2))):
                 raise Refusal(429, f"{waiting} requests wait: try again later", wait=1 + waiting // 4)
             self._queues.setdefault(tenant, deque()).append(job)
             self._changed.notify_all()
@@ -113,21 +127,37 @@ class Worker:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (taken := self._next()) is not None:
+            tenant, job = taken
             job.run()
-            self.done += 1
+            with self._changed:
+                self.done += 1
+                self._running -= Counter([tenant])
+                self._changed.notify_all()
 
-    def _next(self) -> Job[Any] | None:
+    def _free(self, tenant: str) -> int:
+        """Jobs of a tenant that may begin."""
+        return max(1, self._at_once - 1) - self._running[tenant]
+
+    def _soon(self) -> int:
+        """Jobs that begin as soon as their threads wake."""
+        ready = sum([min(len(queue), self._free(tenant)) for tenant, queue in self._queues.items()])
+        return min(ready, self._at_once - self._running.total())
+
+    def _next(self) -> tuple[str, Job[Any]] | None:
         with self._changed:
-            while not self._queues:
-                if self._closing:
+            while not (ready := [tenant for tenant in self._queues if self._free(tenant)]):
+                if self._closing and not self._queues:
                     return None
                 self._changed.wait()
-            tenant, queue = self._queues.popitem(last=False)
+            tenant = min(ready, key=lambda name: self._running[name])
+            queue = self._queues.pop(tenant)
             job = queue.popleft()
             if queue:
                 self._queues[tenant] = queue  # behind the others
-            return job
+            self._running[tenant] += 1
+            return tenant, job

@@ -69,11 +69,12 @@ def serving(
     mode: SessionMode = "auto",
     store: Path | None = None,
     waiting: int = 64,
+    at_once: int = 16,
     names: tuple[str, ...] = ("testbed",),
 ) -> Iterator[Served]:
     """A server, by default of the shipped backbone, under exact reuse and without keys."""
     service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store)
-    front, sock = Front(service, Keys(keys), names, waiting=waiting), bound("127.0.0.1", 0)
+    front, sock = Front(service, Keys(keys), names, waiting=waiting, at_once=at_once), bound("127.0.0.1", 0)
     server = server_of(front)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()

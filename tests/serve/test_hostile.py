@@ -212,7 +212,7 @@ def test_a_full_queue_says_when_to_come_back():
         backbone().model.generation_config.eos_token_id,
     )
     try:
-        with serving(waiting=1) as served:
+        with serving(waiting=1, at_once=1) as served:
             body = {"model": "testbed", "messages": USER, "max_tokens": 150}
             found: list[httpx.Response] = []
 
