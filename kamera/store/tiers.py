@@ -269,7 +269,7 @@ class Tiers:
         stamp = self.disk.stamp(name)
         kept = self.memory.get(name, stamp)
         if stamp is not None:
-            self.disk.index.used(name)
+            self.disk.index.notes.used(name)
         if kept is not None or stamp is None:
             return kept
         found = self.disk.read(name)

@@ -17,11 +17,11 @@ from kamera.store.admin.pinbooks import book_of
 from kamera.store.admin.pins import PinBook
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
+from kamera.store.disk.keep import remote_of
 from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
 from kamera.store.keys import Context, KVForm, is_key
 from kamera.store.listing import census, stats
 from kamera.store.memory import parse_size
-from kamera.store.remote.ledger import remote_of
 from kamera.store.seal.rotate import Rotated, rotate
 from kamera.store.search.lookback import NearDuplicate
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kamera.store.admin.pins import Pins
-from kamera.store.disk.index import Weighed, decayed
+from kamera.store.disk.notes import decayed
 from kamera.store.disk.tier import DiskTier
-from kamera.store.info import Collected, Removed
+from kamera.store.info import Collected, Removed, Weighed
 from kamera.store.keys import KINDS, PATCH_KINDS
 
 ENCODING_COST = 0.5

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 from kamera.store.admin.gc import Victim, choose, value
-from kamera.store.disk.index import Weighed
-from kamera.store.info import Collected, ObjectInfo, Removed
+from kamera.store.info import Collected, Removed, Weighed
 from kamera.store.remote import RemoteTier
 from kamera.store.tiers import Tiers
 
@@ -32,7 +31,7 @@ def clean_remote(
     Raises `RemoteUnavailable`: objects removed by then stay removed; run it again.
     """
     now = time.time()
-    objects = [_weighed(info) for info in remote.infos()]
+    objects = [Weighed.of(info) for info in remote.infos()]
     victims = list(choose(objects, {pin.name for pin in remote.pins.list()}, max_bytes, now))
     removed: list[Removed] = []
     for i in range(0, len(victims), BATCH):
@@ -62,23 +61,3 @@ def _still_free(remote: RemoteTier, batch: list[Victim]) -> list[Victim]:
     pinned = remote.pins.pinned([found.key for found, _ in batch])
     kept = {found.chunk_id for found, _ in batch if found.key in pinned}
     return [victim for victim in batch if victim.object.chunk_id not in kept]
-
-
-def _weighed(info: ObjectInfo) -> Weighed:
-    context = info.context
-    return Weighed(
-        key=info.key,
-        kind=info.kind,
-        chunk_id=info.chunk_id,
-        fingerprint=context.fingerprint,
-        anchor=context.anchor,
-        tenant=context.tenant,
-        tokens=info.tokens,
-        bytes=info.bytes,
-        created=info.created,
-        stamp="",
-        uses=0.0,
-        used=None,
-        kv=context.kv,
-        base=info.base,
-    )

@@ -103,6 +103,12 @@ class Keep:
             ) from error
 
 
+def remote_of(directory: Path) -> str | None:
+    """The url (without credentials) of the remote that ``directory`` caches; None if it caches none."""
+    url: str | None = Keep(directory).read()["remote"]
+    return url
+
+
 def _empty() -> dict[str, Any]:
     return {"format": _FORMAT, "pins": {}, "cap": None, "remote": None}
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kamera.errors import StoreFull
-from kamera.store.disk.index import Weighed
 from kamera.store.disk.tier import DiskTier
+from kamera.store.info import Weighed
 from kamera.store.keys import PATCH_KINDS
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Bounds:
         stamp = self._disk.stamp(name)
         if stamp is None:
             return False
-        used = self._disk.index.last_use(name)
+        used = self._disk.index.notes.last_use(name)
         last = max(used or 0.0, int(stamp.rpartition("-")[2]) / 1e9)
         if self._clock() - last <= self._ttl:
             return False
@@ -87,8 +87,9 @@ class Bounds:
     def sweep(self) -> None:
         """Remove all objects past their ttl."""
         if self._ttl is not None:
-            for key in self._disk.index.unused_since(self._clock() - self._ttl):
-                self.is_over(key)
+            since = self._clock() - self._ttl
+            for row in [row for row in self._disk.index.weighed() if last_use(row) < since]:
+                self.is_over(row.key)
 
     def _evict(self, excess: int, coming: str) -> int:
         """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""

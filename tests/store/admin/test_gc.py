@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.admin.gc import choose, collect, value
-from kamera.store.disk.index import HALF_LIFE, Weighed
+from kamera.store.disk.notes import HALF_LIFE
+from kamera.store.info import Weighed
 from tests.store.builders import CONTEXT, canonical, patch
 
 NOW = 1e9
 
 
 def weighed(key: str, kind: str = "canonical", chunk: str = "c", **fields: object) -> Weighed:
-    base = Weighed(key, kind, chunk, "f", "a", "", 100, 1000, NOW, "stamp", 0.0, None)
+    base = Weighed(key, kind, chunk, "f", "a", "", "as-is", "", 100, 1000, NOW, "stamp")
     return base._replace(**fields)
 
 

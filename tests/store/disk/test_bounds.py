@@ -182,7 +182,7 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
         disk = store._disk
         assert isinstance(disk, DiskTier)
         store._tiers._bounds = Bounds(disk, Pins(disk.root), None, 100, clock)
-        disk.index._clock = clock
+        disk.index.notes.clock = clock
         used, pinned, idle = (store.put(canonical(name * 64)) for name in "abc")
         StoreAdmin(store).pin([pinned])
         clock.now += 90
