@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable
 
 from kamera.errors import StoreFull
 from kamera.store.disk.tier import DiskTier
@@ -15,14 +13,6 @@ from kamera.store.info import Weighed
 from kamera.store.keys import PATCH_KINDS
 
 logger = logging.getLogger(__name__)
-
-
-class Kept(Protocol):
-    """The objects that must not be removed, and the lock under which that is decided."""
-
-    def kept(self) -> Collection[str]: ...
-
-    def alone(self) -> AbstractContextManager[None]: ...
 
 
 class Bounds:
@@ -37,7 +27,6 @@ class Bounds:
     def __init__(
         self,
         disk: DiskTier,
-        pins: Kept,
         limit: int | None,
         ttl: float | None,
         clock: Callable[[], float] = time.time,
@@ -45,7 +34,6 @@ class Bounds:
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a time in seconds, more than 0, got {ttl}")
         self._disk = disk
-        self._pins = pins
         self.limit = limit
         self._ttl = ttl
         self._clock = clock
@@ -77,8 +65,8 @@ class Bounds:
         last = max(used or 0.0, int(stamp.rpartition("-")[2]) / 1e9)
         if self._clock() - last <= self._ttl:
             return False
-        with self._pins.alone():
-            if name in self._pins.kept():
+        with self._disk.pins.place.alone():
+            if name in self._disk.pins.kept():
                 return False
             if not self._disk.read_only:
                 self._disk.evict(name, stamp)
@@ -107,8 +95,8 @@ class Bounds:
             return max(map(last_use, (row, *users))), row.kind == "encoding"
 
         gone, left = 0, set()
-        with self._pins.alone():
-            kept = self._pins.kept()
+        with self._disk.pins.place.alone():
+            kept = self._disk.pins.kept()
             for row in sorted(rows, key=turn):
                 if gone >= excess:
                     break

@@ -16,6 +16,7 @@ from kamera.store.disk.claims import LOCK
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
 from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
+from kamera.store.disk.keep import Keep
 from kamera.store.disk.marker import MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers
@@ -23,6 +24,7 @@ from kamera.store.disk.rows import Stamped
 from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
+from kamera.store.pins import PinBook
 from kamera.store.records import Record
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class DiskObjects:
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
         self.root = root
         self.codec = codec
+        self.pins = PinBook(Keep(root))
         with self._translated("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
+from kamera.files import ASIDE
 from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, Claims, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE
 from kamera.store.disk.folder import Folder, NotAFile, size_of, stamp_of
-from kamera.store.disk.marker import ASIDE, MARKER
+from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo

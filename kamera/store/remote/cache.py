@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
 
 from kamera.errors import StoreError
-from kamera.store.disk.keep import Keep
 from kamera.store.disk.limit import last_use
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import Weighed
@@ -20,23 +18,20 @@ _SLACK = 0.9  # share of the limit left after a trim, so that not every object c
 class DiskCache:
     """Keeps ``disk`` below ``limit`` bytes (None: no limit). Safe to use from threads and processes.
 
-    Only objects that the remote ``url`` confirmed are evicted, and none named by ``pinned``. Raises
+    Only objects that the remote ``url`` confirmed are evicted, and none that is pinned. Raises
     `StoreError` if the directory is the cache of another remote.
     """
 
-    def __init__(
-        self, disk: DiskTier, url: str, limit: int | None, pinned: Callable[[], Collection[str]]
-    ) -> None:
+    def __init__(self, disk: DiskTier, url: str, limit: int | None) -> None:
         self._disk = disk
         self._limit = limit
-        self._pinned = pinned
-        with Keep(disk.root).changing() as said:
-            if said["remote"] not in (None, url):
+        with disk.pins.place.changing() as pages:
+            if pages.remote not in (None, url):
                 raise StoreError(
-                    f"{disk.root} is the cache of {said['remote']}, not of {url}: give each remote a "
+                    f"{disk.root} is the cache of {pages.remote}, not of {url}: give each remote a "
                     "directory of its own"
                 )
-            said["remote"] = url
+            pages.remote = url
         self._lock = threading.Lock()
         self._bytes = 0
         self._stuck = False  # no more may be evicted until the remote has confirmed more
@@ -85,7 +80,7 @@ class DiskCache:
                 logger.warning("the cache %s is not trimmed: %s", self._disk.root, error)
 
     def _evict(self, rows: list[Weighed], target: int) -> None:
-        sent, pinned = self._disk.index.notes.sent(), self._pinned()
+        sent, pinned = self._disk.index.notes.sent(), self._disk.pins.kept()
         for row in sorted(rows, key=last_use):
             if self._bytes <= target:
                 return
