@@ -188,7 +188,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that `StoreAdmin.gc` removed: its key, kind, size, value (`admin.gc`) and the reason."""
+    """An object that `StoreAdmin.gc` removed: its key, kind, size, value (`eviction`) and the reason."""
 
     key: str
     kind: str

@@ -18,7 +18,7 @@ from kamera.store import (
     object_key,
     patch_key,
 )
-from kamera.store.admin.gc import choose
+from kamera.store.eviction import choose
 from kamera.store.format import decode, encode
 from kamera.store.info import Weighed
 from tests.store.builders import (

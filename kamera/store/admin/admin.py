@@ -138,7 +138,7 @@ class StoreAdmin:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
         Pinned objects stay. Of the rest, those that save the least recompute per byte are removed first
-        (`admin.gc`), and any patch whose canonical is gone is removed. ``every_tenant``: all objects of the
+        (`eviction`), and any patch whose canonical is gone is removed. ``every_tenant``: all objects of the
         directory, within one budget. ``quarantine_age``: also quarantined copies older than this (seconds),
         of all tenants. ``dry_run``: only report the objects to remove. ``progress`` is called with objects
         removed and to remove. In a remote all objects are weighed, but not by use: uses are not counted

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from kamera.errors import StoreFull
 from kamera.store.disk.tier import DiskTier
-from kamera.store.info import Weighed
-from kamera.store.keys import PATCH_KINDS
+from kamera.store.eviction import choose, last_use
 
 logger = logging.getLogger(__name__)
 
@@ -81,39 +80,15 @@ class Bounds:
 
     def _evict(self, excess: int, coming: str) -> int:
         """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
-        rows = list(self._disk.index.weighed())
-        patches: dict[tuple[str, ...], list[Weighed]] = {}
-        referring: dict[tuple[str, ...], list[Weighed]] = {}
-        for row in rows:
-            if row.kind in PATCH_KINDS:
-                patches.setdefault(row.group, []).append(row)
-            elif row.encoding:
-                referring.setdefault(row.encoding, []).append(row)
-
-        def turn(row: Weighed) -> tuple[float, bool]:
-            users = referring.get(row.group, ()) if row.kind == "encoding" else ()
-            return max(map(last_use, (row, *users))), row.kind == "encoding"
-
-        gone, left = 0, set()
-        with self._disk.pins.place.alone():
-            kept = self._disk.pins.kept()
-            for row in sorted(rows, key=turn):
-                if gone >= excess:
-                    break
-                # patches leave first (they serve only with their canonical), canonicals before encodings
-                leaving = [*patches.get(row.group, ()), row] if row.kind == "canonical" else [row]
-                users = referring.get(row.group, ()) if row.kind == "encoding" else ()
-                if any(one.key in kept or one.key == coming for one in leaving):
-                    continue
-                if any(one.key not in left for one in users):
-                    continue
-                for one in leaving:
-                    if one.key not in left and self._disk.evict(one.key, one.stamp):
-                        gone += one.bytes
-                    left.add(one.key)
+        gone = 0
+        while gone < excess:
+            rows = list(self._disk.index.weighed())
+            rest = sum(row.bytes for row in rows) - (excess - gone)
+            with self._disk.pins.place.alone():
+                kept = self._disk.pins.kept() | {coming}
+                victims = [found for found, _ in choose(rows, kept, rest, self._clock(), by="use")]
+                freed = sum(one.bytes for one in victims if self._disk.evict(one.key, one.stamp))
+            if not freed:
+                break
+            gone += freed
         return gone
-
-
-def last_use(row: Weighed) -> float:
-    """Time at which an object was last used, or else made (seconds since 1970)."""
-    return row.created if row.used is None else row.used

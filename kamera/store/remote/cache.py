@@ -6,8 +6,8 @@ import logging
 import threading
 
 from kamera.errors import StoreError
-from kamera.store.disk.limit import last_use
 from kamera.store.disk.tier import DiskTier
+from kamera.store.eviction import last_use
 from kamera.store.info import Weighed
 
 logger = logging.getLogger(__name__)

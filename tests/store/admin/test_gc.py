@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
-from kamera.store.admin.gc import choose, collect, value
+from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
+from kamera.store.eviction import choose, value
 from kamera.store.info import Quarantined, Weighed
 from kamera.store.pins import MemoryPlace, PinBook
 from tests.store.builders import CONTEXT, canonical, patch
