@@ -64,7 +64,7 @@ def counts(folder: Path, number: int, arm: str) -> dict[str, int]:
     with ChunkStore.open(folder, memory_limit=0) as store, ExitStack() as held:
         put_all(store, records(10**6, 2, 64), arm)
         rig.listen(store, heard)
-        with store._disk.index.database.writing():  # type: ignore[union-attr]  # what it says once
+        with store._disk.index._db.writing():  # type: ignore[union-attr]  # what it says once
             pass
         said.clear()
         calls = {

@@ -68,8 +68,8 @@ class Codec:
         """The content of `kamera-store.json` in a directory of such objects."""
         return {"format": DIRECTORY_VERSION, "layout": LAYOUT}
 
-    def sign_row(self, text: str) -> str:
-        """A digest of an index row, by which a row that was not written here is detected."""
+    def sign(self, text: str) -> str:
+        """A digest of a text, by which one that was not written here is detected."""
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def veil(self, text: str) -> str:

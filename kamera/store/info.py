@@ -54,6 +54,45 @@ def home_of(info: ObjectInfo) -> str | None:
     return None
 
 
+class Weighed(NamedTuple):
+    """The data of an object for `gc`: ``uses`` decayed to the time ``used`` (0 and None: never used)."""
+
+    key: str
+    kind: str
+    chunk_id: str
+    fingerprint: str
+    anchor: str
+    tenant: str
+    kv: str
+    base: str
+    tokens: int
+    bytes: int
+    created: float
+    stamp: str = ""
+    uses: float = 0.0
+    used: float | None = None
+
+    @classmethod
+    def of(cls, info: ObjectInfo) -> Weighed:
+        """The data of an object whose uses are not counted."""
+        own = info.context
+        ids = (info.chunk_id, own.fingerprint, own.anchor, own.tenant, own.kv, info.base)
+        return cls(info.key, info.kind, *ids, info.tokens, info.bytes, info.created)
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Equal for a canonical and its patches; unique for an encoding or an anchor."""
+        if self.kind == "encoding":
+            return self.chunk_id, self.fingerprint, self.tenant
+        anchor = (self.base if self.kind in PATCH_KINDS else "") or self.anchor
+        return self.chunk_id, self.fingerprint, anchor, self.tenant, self.kv
+
+    @property
+    def encoding(self) -> tuple[str, ...]:
+        """The `group` of the encoding that a canonical refers to; for any other object, of no object."""
+        return (self.chunk_id, self.base, self.tenant) if self.kind == "canonical" and self.base else ()
+
+
 @dataclass(frozen=True)
 class KindCount:
     """Objects of one kind, and their bytes as stored."""
@@ -76,16 +115,17 @@ class Census:
     forms: dict[str, KindCount]
 
     @classmethod
-    def of(cls, objects: Sequence[ObjectInfo], kinds: Iterable[str]) -> Census:
+    def of(cls, objects: Sequence[Weighed], kinds: Iterable[str]) -> Census:
         """The census of ``objects``, whose kinds are all in ``kinds``."""
-        held = {kind: [info.bytes for info in objects if info.kind == kind] for kind in kinds}
-        forms = sorted({info.context.kv for info in objects})
-        of = {form: [info.bytes for info in objects if info.context.kv == form] for form in forms}
+        held = {kind: [one.bytes for one in objects if one.kind == kind] for kind in kinds}
+        forms = sorted({one.kv for one in objects})
+        of = {form: [one.bytes for one in objects if one.kv == form] for form in forms}
+        models = (one for one in objects if one.kind not in ("anchor", "encoding"))
         return cls(
             kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in held.items()},
             forms={form: KindCount(len(sizes), sum(sizes)) for form, sizes in of.items()},
-            chunks=len({info.chunk_id for info in objects if info.kind != "anchor"}),
-            contexts=len({info.context for info in objects if info.kind not in ("anchor", "encoding")}),
+            chunks=len({one.chunk_id for one in objects if one.kind != "anchor"}),
+            contexts=len({(one.fingerprint, one.anchor, one.kv) for one in models}),
         )
 
 
@@ -148,7 +188,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that `StoreAdmin.gc` removed: its key, kind, size, value (`admin.gc`) and the reason."""
+    """An object that `StoreAdmin.gc` removed: its key, kind, size, value (`eviction`) and the reason."""
 
     key: str
     kind: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kamera.errors import quote
-from kamera.store.info import Census, ObjectInfo, StoreStats
+from kamera.store.info import Census, ObjectInfo, StoreStats, Weighed
 from kamera.store.keys import KINDS, PATCH_KINDS, Context
 from kamera.store.tiers import Tiers
 
@@ -42,14 +42,18 @@ def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
     if tiers.disk is not None and tiers.remote is None:
         tiers.sweep()
         return tiers.disk.index.census(tenant, kind)
-    return Census.of(rows(tiers, tenant, kind), KINDS if kind is None else (kind,))
+    return Census.of(list(map(Weighed.of, rows(tiers, tenant, kind))), KINDS if kind is None else (kind,))
 
 
 def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
     """Counts and bytes, and the counters of memory and remote."""
     tiers.sweep()
     disk = tiers.disk
-    kinds = Census.of(tiers.memory.infos(), KINDS).kinds if disk is None else disk.index.kinds(tenant)
+    kinds = (
+        Census.of(list(map(Weighed.of, tiers.memory.infos())), KINDS).kinds
+        if disk is None
+        else disk.index.kinds(tenant)
+    )
     return StoreStats(
         url=url,
         canonicals=kinds["canonical"].objects,

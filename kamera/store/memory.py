@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kamera.errors import PinsFull, quote
+from kamera.errors import quote
 from kamera.store.info import MemoryStats, ObjectInfo
+from kamera.store.pins import MemoryPlace, PinBook
 from kamera.store.records import Record
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
@@ -51,24 +51,14 @@ class MemoryTier:
         self,
         limit: int,
         held: Callable[[str], bool] = _nothing,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = limit
         self._held = held
-        self._clock = clock
-        self.pin_cap: int | None = None
-        """A further bound on the bytes that may be pinned."""
-        self._pins: dict[str, float] = {}
+        self.pins = PinBook(MemoryPlace(limit // 2))  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = 0
-
-    @property
-    def pin_limit(self) -> int:
-        """Most bytes that may be pinned: half of ``limit``, so that the rest works on; `pin_cap` if less."""
-        half = self.limit // 2
-        return half if self.pin_cap is None else min(half, self.pin_cap)
 
     def get(self, key: str, stamp: str | None = "") -> Record | None:
         """The record kept under ``key`` for ``stamp``, now the most recently used."""
@@ -93,11 +83,11 @@ class MemoryTier:
         with self._lock:
             self._remove(info.key)
             excess = self._bytes + entry.nbytes - self.limit
-            victims = []
+            victims, pinned = [], self.pins.kept() if excess > 0 else set()
             for key, other in self._entries.items():
                 if excess <= 0:
                     break
-                if not (self._is_pinned(key) or self._held(key)):
+                if not (key in pinned or self._held(key)):
                     victims.append(key)
                     excess -= other.nbytes
             if excess > 0:
@@ -109,40 +99,6 @@ class MemoryTier:
             self._chunks.setdefault(info.chunk_id, set()).add(info.key)
             self._bytes += entry.nbytes
             return True
-
-    def pin(self, key: str, ttl: float | None = None) -> bool:
-        """Do not evict ``key``, for ``ttl`` seconds or until `unpin`; False if it is not in memory.
-
-        Raises `PinsFull` when the pinned bytes would exceed `pin_limit`.
-        """
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return False
-            pinned = [other.nbytes for k, other in self._entries.items() if k != key and self._is_pinned(k)]
-            if sum(pinned) + entry.nbytes > self.pin_limit:
-                raise PinsFull(
-                    f"{sum(pinned) + entry.nbytes} bytes would be pinned in memory, over half of its "
-                    f"{self.limit}: unpin something, or open the store with a larger memory_limit"
-                )
-            self._pins[key] = float("inf") if ttl is None else self._clock() + ttl
-            return True
-
-    def pinned(self) -> list[tuple[str, int, float | None]]:
-        """Key, bytes and seconds left (None: no limit) of every pinned record in memory."""
-        with self._lock:
-            now = self._clock()
-            held = [
-                (k, e.nbytes, self._pins[k] - now) for k, e in self._entries.items() if self._is_pinned(k)
-            ]
-        return [(key, size, None if left == float("inf") else left) for key, size, left in held]
-
-    def unpin(self, key: str) -> bool:
-        """Let ``key`` be evicted again; True if it was pinned."""
-        with self._lock:
-            was = self._is_pinned(key)
-            self._pins.pop(key, None)
-            return was
 
     def last(self, key: str) -> bool:
         """Make ``key`` the first to be evicted; True if it is in memory."""
@@ -194,9 +150,6 @@ class MemoryTier:
             self._entries.clear()
             self._chunks.clear()
             self._bytes = 0
-
-    def _is_pinned(self, key: str) -> bool:
-        return self._pins.get(key, float("-inf")) > self._clock()
 
     def _remove(self, key: str) -> bool:
         entry = self._entries.pop(key, None)

@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from kamera.errors import StoreError, quote
-from kamera.store.admin.pins import Pins
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
@@ -37,7 +36,7 @@ def open_tiers(
     limit = None if disk_limit is None else parse_size(disk_limit)
     remote = open_remote(url, codec, tenant)
     disk = DiskTier(directory_of(Path(cache), codec), codec)
-    return Tiers(codec, tenant, memory_limit, disk, remote, limit, Pins(disk.root).kept)
+    return Tiers(codec, tenant, memory_limit, disk, remote, limit)
 
 
 def open_directory_tiers(
@@ -52,8 +51,7 @@ def open_directory_tiers(
     """The tiers of a directory store: memory, and the directory within its bounds (`disk.limit`)."""
     limit = None if disk_limit is None else parse_size(disk_limit)
     disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
-    bounds = Bounds(disk, Pins(disk.root), limit, ttl)
-    return Tiers(codec, tenant, memory_limit, disk, bounds=bounds)
+    return Tiers(codec, tenant, memory_limit, disk, bounds=Bounds(disk, limit, ttl))
 
 
 def path_of(url: str | os.PathLike[str]) -> Path | None:

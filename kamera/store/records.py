@@ -313,10 +313,14 @@ def detached(record: Record) -> Record:
     return record_of(header, {n: own(t) for n, t in record.tensors().items()})
 
 
-def described(record: CanonicalRecord, encoding: EncodingRecord) -> CanonicalRecord:
-    """``record`` with the embedding of its pictures, which the decoder receives in ``encoding``."""
+def described(record: CanonicalRecord, encoding: Record | None) -> CanonicalRecord:
+    """``record`` with the embedding of its pictures, by its ``encoding`` (None: it is not there)."""
     tokens = record.info.get(VISION_TOKENS, ())
-    if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
+    if (
+        not isinstance(encoding, EncodingRecord)
+        or not isinstance(tokens, list | tuple)
+        or not all(type(token) is int for token in tokens)
+    ):
         return record
     return replace(record, embedding=packed(mean_features(record.input_ids, encoding.embeds, tokens)))
 

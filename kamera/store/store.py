@@ -380,7 +380,7 @@ class ChunkStore:
 
 def signature(store: ChunkStore, text: str) -> str:
     """A digest of a text and the store's tenant; with a secret, one that only who holds it can make."""
-    return store._codec.sign_row(digest("kamera.sign.v1", store.tenant, text))
+    return store._codec.sign(digest("kamera.sign.v1", store.tenant, text))
 
 
 def memory_of(store: ChunkStore) -> MemoryStats:

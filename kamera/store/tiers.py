@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreError
@@ -20,12 +20,11 @@ from kamera.store import batch
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
-from kamera.store.disk.verify import verify
-from kamera.store.encoding import EncodingRecord
 from kamera.store.flights import Flights
-from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
+from kamera.store.info import FlushReport, ObjectInfo, RemoteStats
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import Order, possible, rank
+from kamera.store.pins import PinBook
 from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.cache import DiskCache
@@ -41,7 +40,7 @@ class Tiers:
     """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
 
     ``disk_limit`` (bytes) bounds the disk, and only in front of a remote: objects that the remote has and
-    ``pinned`` does not name leave, least recently used first. Raises as the tiers do, except for the
+    nobody pinned leave, least recently used first. Raises as the tiers do, except for the
     remote: while it is down, slow or refusing, look-ups miss and puts wait (`flush`).
     """
 
@@ -53,7 +52,6 @@ class Tiers:
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
         disk_limit: int | None = None,
-        pinned: Callable[[], Collection[str]] = frozenset,
         bounds: Bounds | None = None,
     ) -> None:
         self.disk = disk
@@ -70,9 +68,12 @@ class Tiers:
         # with a disk, memory may evict a pending object: it is read again
         held = self._uploads.is_pending
         self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
+        self.pins = remote.pins if remote is not None else self.memory.pins if disk is None else disk.pins
+        """With a remote its own, which all its clients honour; a cache directory has the same."""
         self._cache: DiskCache | None = None
         if disk is not None and remote is not None:
-            self._cache = DiskCache(disk, remote.url, disk_limit, pinned)
+            self.pins = PinBook(remote.pins.place, also=disk.pins)
+            self._cache = DiskCache(disk, remote.url, disk_limit)
             for name in self._cache.unsent(tenant):  # left by a process that was killed, or offline
                 self._uploads.add(name)
 
@@ -120,12 +121,11 @@ class Tiers:
     def _described(self, order: Order, before: Sequence[Order]) -> Record:
         """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
         record = detached(order.record)
-        if not isinstance(record, CanonicalRecord) or not record.vision or record.embedding:
-            return record
-        encoding = next((one.record for one in before if one.name == order.needs), None)
-        with contextlib.suppress(KameraError):  # then it cannot be searched
-            encoding = encoding or self.get(order.needs)
-        return described(record, encoding) if isinstance(encoding, EncodingRecord) else record
+        if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:
+            with contextlib.suppress(KameraError):  # then it cannot be searched
+                there = next((one.record for one in before if one.name == order.needs), None)
+                return described(record, there or self.get(order.needs))
+        return record
 
     def has(self, name: str) -> bool:
         """True if `get` would find an object, as far as is known without reading it."""
@@ -217,22 +217,6 @@ class Tiers:
         if self._bounds is not None:
             self._bounds.sweep()
 
-    def verify(self, *, rebuild: bool, progress: Callable[[int, int], None]) -> VerifyReport:
-        """Read every object of disk and remote once; ``rebuild`` and ``progress`` as `disk.verify`."""
-        if self.disk is None:
-            here = VerifyReport(0 if self.remote else len(self.memory.infos()), (), ())
-        else:
-            here = verify(self.disk, rebuild, progress)
-        if self.remote is None:
-            return here
-        there = self.remote.verify(progress)
-        return replace(
-            here,
-            ok=here.ok + there.ok,
-            quarantined=here.quarantined + there.quarantined,
-            refused=here.refused + there.refused,
-        )
-
     def remote_stats(self) -> RemoteStats | None:
         """The remote's counters and the number of pending objects; None without a remote."""
         return None if self.remote is None else replace(self.remote.stats(), pending=len(self.pending()))
@@ -269,7 +253,7 @@ class Tiers:
         stamp = self.disk.stamp(name)
         kept = self.memory.get(name, stamp)
         if stamp is not None:
-            self.disk.index.used(name)
+            self.disk.index.notes.used(name)
         if kept is not None or stamp is None:
             return kept
         found = self.disk.read(name)

@@ -7,14 +7,12 @@ the store, until `Withheld.release`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import threading
 from pathlib import Path
 
 from kamera import forks
+from kamera.files import published
 from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.keys import Context
@@ -82,18 +80,12 @@ class Withheld:
     def _write(self, name: str, reason: str) -> None:
         if self._folder is None:
             return
-        path = self._path(name)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(self._codec.veil(json.dumps({"reason": reason})))
-            os.replace(aside, path)
+            with published(self._path(name)) as file:
+                file.write(self._codec.veil(json.dumps({"reason": reason})).encode())
         except OSError as error:
             logger.warning("a withheld context is withheld in this process only: %s", error)
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
 
     def _path(self, name: str) -> Path:
         assert self._folder is not None

@@ -128,7 +128,7 @@ def listen(store: ChunkStore, said: Callable[[str, Callable[[], Any]], Any]) -> 
     database: Any = store._disk.index._db  # type: ignore[union-attr]
     with database.writing():  # it connects when it is used
         pass
-    database._writer = Statements(database._writer, said)
+    database.connection = Statements(database.connection, said)
 
 
 def die() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kamera.ops import KV, Blocks, Codes, LowRank, LowRanks, Patch, equal_groups, kv_of
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
-from kamera.store.admin.pins import PinBook
+from kamera.store.pins import PinBook
 from lab.reliability.forge import join, seal, split
 
 __all__ = ["join", "seal", "split"]

@@ -130,7 +130,7 @@ def test_whatever_is_asked_while_threads_hold_locks_is_refused(
 
     def held(reached: threading.Event, go: threading.Event) -> None:
         assert store._disk is not None
-        with store._memory._lock, store._disk.index.database.writing():
+        with store._memory._lock, store._disk.index._db.writing():
             reached.set()
             go.wait()
 
@@ -196,7 +196,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
 
         with pytest.MonkeyPatch.context() as slowed:
             slowed.setattr(Database, "_connect", slow)
-            Database(path, 1, "CREATE TABLE t (x)").execute("SELECT 1")
+            Database(path).execute("SELECT 1")
 
     def lives() -> bool:
         held = str(tmp_path) in descriptors()
@@ -237,7 +237,7 @@ def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: p
         with pytest.raises(TimeoutError, match=says), folder_locked(root, 0.05):
             pass
         monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
-        monkeypatch.setattr(database_module, "_BUSY_SECONDS", 0.05)  # of the row, which is made later then
+        monkeypatch.setattr(database_module, "PATIENCE", 0.05)  # of the row, which is made later then
         with Folder.at(root / "tmp") as folder:
             mine = claim(folder, canonical().key, 0)
             assert mine is not None
@@ -314,21 +314,20 @@ def test_a_child_forked_in_a_transaction_writes_the_same_file(
 ) -> None:
     monkeypatch.setattr(forks, "_LONGEST", DEADLINE)
     path = tmp_path / "index.sqlite"
-    tables = "CREATE TABLE t (x)"
-    database = Database(path, 1, tables)
+    database = Database(path)
     inside = threading.Event()
 
     def writes() -> None:
-        with database.writing():
+        with database.writing() as db:
             inside.set()
             time.sleep(0.2)  # a fork that did not wait would fall in here
-            database.execute("INSERT INTO t VALUES (1)")
+            db.execute("INSERT INTO sent VALUES ('1', '')")
 
     def child() -> str:
-        own = Database(path, 1, tables)
-        with own.writing(DEADLINE / 2):
-            own.execute("INSERT INTO t VALUES (2)")
-        return str(own.execute("SELECT COUNT(*) FROM t"))
+        own = Database(path)
+        with own.writing() as db:
+            db.execute("INSERT INTO sent VALUES ('2', '')")
+        return str(own.execute("SELECT COUNT(*) FROM sent"))
 
     thread = threading.Thread(target=writes)
     thread.start()

@@ -18,9 +18,9 @@ from kamera.store import (
     object_key,
     patch_key,
 )
-from kamera.store.admin.gc import choose
-from kamera.store.disk.index import Weighed
+from kamera.store.eviction import choose
 from kamera.store.format import decode, encode
+from kamera.store.info import Weighed
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
@@ -179,7 +179,7 @@ def test_a_store_counts_them_apart(tmp_path):
 def weighed(key: str, kind: str, anchor: str = "a", base: str = "", size: int = 10, **more: Any) -> Weighed:
     fingerprint = "v" if kind == "encoding" else "f"
     where = "" if kind == "encoding" else anchor
-    row = Weighed(key, kind, "chunk", fingerprint, where, "", 10, size, 1.0, "", 0.0, None, base=base)
+    row = Weighed(key, kind, "chunk", fingerprint, where, "", "as-is", base, 10, size, 1.0)
     return row._replace(**more)
 
 

@@ -515,10 +515,12 @@ def test_what_is_put_while_it_is_sent_is_sent_again() -> None:
 def test_pins_fill_half_the_memory_at_most(server: RedisServer) -> None:
     with ChunkStore.open(server.url(QUICK), memory_limit=4 * canonical("a").nbytes) as store:
         keys = [store.put(canonical(name)) for name in "abcd"]
-        memory = store._memory
-        assert memory.pin(keys[0]) and memory.pin(keys[1]) and memory.pin(keys[0])
-        with pytest.raises(PinsFull, match="memory_limit"):
-            memory.pin(keys[2])
-        assert not memory.pin("0" * 64)
-        assert memory.unpin(keys[1]) and not memory.unpin(keys[1])
-        assert memory.pin(keys[2])
+        book, size = store._memory.pins, canonical("a").nbytes
+        for key in (keys[0], keys[1], keys[0]):
+            book.pin([(key, size)])
+        with pytest.raises(PinsFull, match=f"over the cap of {2 * size}"):
+            book.pin([(keys[2], size)])
+        assert book.unpin([keys[1]]) == 1 and book.unpin([keys[1]]) == 0
+        book.pin([(keys[2], size)])
+        book.set_cap(None)
+        assert book.cap == 2 * size

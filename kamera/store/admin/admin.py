@@ -12,16 +12,15 @@ from kamera.store.admin.bundle import Exported, Imported, Progress, export_bundl
 from kamera.store.admin.convert import Converted, convert
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import clean
-from kamera.store.admin.gc_remote import clean_remote
-from kamera.store.admin.pinbooks import book_of
-from kamera.store.admin.pins import PinBook
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
+from kamera.store.admin.verify import verify
+from kamera.store.disk.keep import remote_of
 from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
 from kamera.store.keys import Context, KVForm, is_key
 from kamera.store.listing import census, stats
 from kamera.store.memory import parse_size
-from kamera.store.remote.ledger import remote_of
+from kamera.store.pins import PinBook
 from kamera.store.seal.rotate import Rotated, rotate
 from kamera.store.search.lookback import NearDuplicate
 
@@ -72,7 +71,7 @@ class StoreAdmin:
         Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
         index is rebuilt from the files first. ``progress`` is called with the objects done and their total.
         """
-        return self._tiers.verify(rebuild=rebuild, progress=progress)
+        return verify(self._tiers, rebuild, progress)
 
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
@@ -114,7 +113,7 @@ class StoreAdmin:
     @property
     def pins(self) -> PinBook:
         """The store's pins: all tenants' in a directory, this tenant's in a remote, else this process's."""
-        return book_of(self._tiers)
+        return self._tiers.pins
 
     def delete(self, key: str) -> bool:
         """Remove one object; return True if it existed. Raises `ValueError` if ``key`` is not a key."""
@@ -139,7 +138,7 @@ class StoreAdmin:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
         Pinned objects stay. Of the rest, those that save the least recompute per byte are removed first
-        (`admin.gc`), and any patch whose canonical is gone is removed. ``every_tenant``: all objects of the
+        (`eviction`), and any patch whose canonical is gone is removed. ``every_tenant``: all objects of the
         directory, within one budget. ``quarantine_age``: also quarantined copies older than this (seconds),
         of all tenants. ``dry_run``: only report the objects to remove. ``progress`` is called with objects
         removed and to remove. In a remote all objects are weighed, but not by use: uses are not counted
@@ -148,16 +147,13 @@ class StoreAdmin:
         """
         limit = None if max_bytes is None else parse_size(max_bytes)
         url, remote, disk = self.store.url, self._tiers.remote, self._tiers.disk
-        if remote is not None:
-            if every_tenant:
-                raise StoreError(f"{url} keeps tenants apart: collect for each of them")
-            report = clean_remote(self._tiers, remote, limit, quarantine_age, dry_run, progress)
-        elif disk is None:
+        if remote is not None and every_tenant:
+            raise StoreError(f"{url} keeps tenants apart: collect for each of them")
+        if remote is None and disk is None:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
-        else:
-            self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
-            tenant = None if every_tenant else self.store.tenant
-            report = clean(disk, tenant, limit, quarantine_age, dry_run, progress)
+        self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
+        tenant = None if every_tenant else self.store.tenant
+        report = clean(self._tiers, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
             self.store._search.forget([gone.key for gone in report.removed])
             for gone in report.removed:

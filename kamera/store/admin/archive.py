@@ -6,12 +6,9 @@ No member is ever extracted to a path: members are looked up by names that the s
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import os
 import re
-import secrets
 import stat
 import struct
 import zipfile
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
+from kamera.files import published
 from kamera.store.fields import canonical_json
 
 BUNDLE_VERSION = 1
@@ -73,55 +71,13 @@ class ArchiveWriter:
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[ArchiveWriter]:
     """A new archive; it appears at ``path`` only when all of it is on the disk. Raises `StoreError`."""
-    with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        writer = ArchiveWriter(archive)
-        yield writer
-        writer.finish()
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Any]:
-    """A binary file that only its owner may read, named once it is complete. Raises `StoreError`.
-
-    Until then it has no name, if the system supports that: a killed writer leaves no secrets behind.
-    """
-    aside = f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with contextlib.ExitStack() as stack:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, folder)
-            stack.callback(_remove, aside, folder)
-            descriptor, named = _without_name(path.parent), False
-            if descriptor is None:
-                flags, named = os.O_RDWR | os.O_CREAT | os.O_EXCL, True
-                descriptor = os.open(aside, flags, 0o600, dir_fd=folder)
-            with open(descriptor, "w+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                if not named:  # linkat follows the link only if it is given a folder
-                    os.link(f"/proc/self/fd/{file.fileno()}", aside, dst_dir_fd=folder, follow_symlinks=True)
-            os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            os.fsync(folder)
+        with published(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            writer = ArchiveWriter(archive)
+            yield writer
+            writer.finish()
     except OSError as error:
         raise StoreError(f"cannot write {str(path)!r}: {error}") from error
-
-
-def _without_name(folder: Path) -> int | None:
-    """Descriptor of a new file without a name; None if the system does not support that."""
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
-        return None
-    try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            return None
-        raise
-
-
-def _remove(name: str, folder: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
 
 
 class Archive:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
+from kamera.files import published
 from kamera.store import format as object_format
-from kamera.store.admin.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
+from kamera.store.admin.archive import CERTIFICATE, OBJECT, Archive, Unfit, opened, written
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import PATCH_KINDS
 from kamera.store.records import Record
@@ -199,7 +200,7 @@ def _put_certificate(store: ChunkStore, name: str, data: bytes) -> str:
     try:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         if not target.exists():
-            with new_file(target) as file:
+            with published(target) as file:
                 file.write(data)
             return "certificates"
         if target.read_bytes() == data:

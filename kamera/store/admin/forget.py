@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.admin.pinbooks import book_of
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
@@ -66,7 +65,7 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     # by name as well: the header of a copy may be gone
     names = look.names | {trace.name for trace in found}
     search.forget(names)
-    book_of(tiers).unpin(names)
+    tiers.pins.unpin(names)
     unclean = tiers.scrub()
     look = _Look(tiers, codec, tenant, chunk_id, names)
     return Forgotten(

@@ -1,8 +1,7 @@
-"""A SQLite file that many threads and processes share, and that may be discarded at any time.
+"""The SQLite file of a directory's index: plain, opened when it is used, and dropped on any doubt.
 
-Its contents can be rebuilt, so damage is not an error here: the process that meets it puts an empty file
-in its place, and all holders of the old one follow (`Database.generation`). Nothing here opens the file
-itself: POSIX drops a process's locks as soon as it closes any descriptor of a locked file.
+Its contents are made anew from the objects, so damage is no error here. Nothing but SQLite opens the file:
+POSIX drops a process's locks as soon as it closes any descriptor of a locked file.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,270 +18,175 @@ from typing import Any
 from kamera import forks
 from kamera.errors import StoreError
 from kamera.store.disk.locks import folder_locked
-from kamera.store.disk.marker import ASIDE
-from kamera.store.disk.scrub import scrub
+from kamera.store.disk.rows import SCHEMA, TABLES
 
 logger = logging.getLogger(__name__)
 
-_BUSY_SECONDS = 5.0  # a writer's wait for another
-_SUFFIXES = ("", "-wal", "-shm")
+PATIENCE = 2.0
+"""Seconds to wait for another writer."""
 
 
 class Unusable(StoreError):
     """The database cannot be used now: it is locked, or the disk is full, read-only or broken."""
 
 
-class Emptied(Unusable):
-    """The database was damaged and is empty now: the writer must start again."""
+class Dropped(Unusable):
+    """The database was damaged, and has been removed: an empty one takes its place."""
 
 
 class Database:
-    """One file in WAL mode, of ``tables`` in version ``schema``; any other version is discarded.
+    """One file in WAL mode, in memory if ``path`` is None; safe to use from several threads and processes.
 
-    ``path`` None: in memory. Nothing is opened before it is used. Readers never wait for a writer.
-    Safe to use from several threads and processes. Raises `Unusable`.
+    A file that is damaged, or of another schema, is removed and made anew, and so is one that was replaced:
+    all who use it follow. Raises `Unusable`.
     """
 
-    def __init__(self, path: Path | None, schema: int, tables: str) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.generation = 0
-        """Changes whenever the file proves to be a different one."""
-        self._schema = schema
-        self._tables = tables
-        self._lock = threading.RLock()  # for writing, and for changing the connection
-        self._reading = self._lock if path is None else threading.RLock()  # taken after the other
-        self._owner = 0  # the thread inside `writing`
+        self.connection: Any = None
+        """The one in use; another one after the file was replaced, whose rows are to be made anew."""
         self._file: tuple[int, int] | None = None
-        self._reader: Any = None
-        self._writer: Any = None
-        self._waits: tuple[Any, float] = (None, 0.0)  # the connection and how long it waits for a writer
+        self._lock = threading.RLock()
         self._closed = False
 
-    @classmethod
-    def copy_of(cls, path: Path, schema: int, tables: str, *, immutable: bool = False) -> Database:
-        """A copy in memory of the file as it is now; empty if the file cannot be read.
-
-        ``immutable``: for a folder that cannot be written, in which SQLite cannot place its locks.
-        """
-        made = cls(None, schema, tables)
-        with contextlib.suppress(sqlite3.Error, OSError), forks.steady():
-            how = "mode=ro&immutable=1" if immutable else "mode=ro"
-            with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)) as source:
-                if source.execute("PRAGMA user_version").fetchone()[0] == schema:
-                    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-                    source.backup(copy)
-                    if copy.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok":
-                        made._reader = made._writer = copy
-                        made.generation = 1
-        return made
-
     def execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """Rows of one statement, which inside `writing` is part of that; a damaged file is emptied first."""
-        with self._translated():
-            if self._owner == threading.get_ident():
-                return list(self._writer.execute(sql, values).fetchall())
-            self._follow()
-            try:
-                return self._read(sql, values)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._start_over(error)
-            return self._read(sql, values)
-
-    def execute_many(self, sql: str, values: Any) -> None:
-        """One statement for each of ``values`` (drawn one by one), inside `writing`."""
-        with self._translated():
-            self._writer.executemany(sql, values)
+        """The rows of one statement, outside `writing`."""
+        with self._usable():
+            return list(self._current().execute(sql, values).fetchall())
 
     @contextlib.contextmanager
-    def writing(self, seconds: float = _BUSY_SECONDS) -> Iterator[None]:
-        """Exclude every other writer, after waiting for it at most ``seconds``.
-
-        On an exception the rows are as before. Raises `Emptied` if the file proves damaged.
-        """
-        with self._lock, self._emptying(), self._translated():
-            self._follow()
-            if self._waits != (self._writer, seconds):
-                self._writer.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-                self._waits = self._writer, seconds
-            self._begin()
-            self._owner = threading.get_ident()
+    def writing(self) -> Iterator[Any]:
+        """A transaction, by its connection, which excludes every other writer; an exception undoes it."""
+        with self._usable():
+            while True:
+                db = self._current()
+                db.execute("BEGIN IMMEDIATE")
+                if db is self._current():
+                    break  # else it was replaced meanwhile: rows would be lost with the old file
             try:
-                yield
-                self._writer.execute("COMMIT")
+                yield db
+                db.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:  # some errors have rolled back already
+                if db.in_transaction:  # some errors have rolled back already
                     with contextlib.suppress(sqlite3.Error):
-                        self._writer.execute("ROLLBACK")
+                        db.execute("ROLLBACK")
                 raise
-            finally:
-                self._owner = 0
 
-    def problem(self) -> str | None:
-        """Read all of it; return the fault, if any, after which the file is empty."""
-        found = str(self.execute("PRAGMA integrity_check(1)")[0][0])
-        if found == "ok":
-            return None
-        self.damaged(found)
-        return found
+    def copy_to(self, other: Database) -> None:
+        """Make ``other`` a copy of it."""
+        with self._usable():
+            self._current().backup(other._current())
 
-    def damaged(self, why: str) -> None:
-        """Report that its contents are invalid: an empty file takes its place."""
-        with self._translated():
-            self._start_over(sqlite3.DatabaseError(why))
+    def drop(self, why: str) -> None:
+        """Remove it: its contents are doubtful."""
+        with self._usable(), contextlib.suppress(FileNotFoundError):
+            self._remove(sqlite3.DatabaseError(why))
 
     def scrub(self) -> str | None:
-        """See `scrub.scrub`."""
-        with self._lock, self._emptying(), self._translated():
-            self._follow()
-            return None if self.path is None else scrub(self._writer, self.path)
+        """Rewrite it from its rows and empty its log. None, or a line: the possible remains, and why.
+
+        ``secure_delete`` alone does not suffice: when SQLite moves rows between pages, copies stay behind.
+        """
+        with self._usable():
+            db, why = self._current(), None
+            db.execute("PRAGMA temp_store = MEMORY")  # its intermediate copy is not a file
+            try:
+                db.execute("VACUUM")
+                # the rows are in the log now: only the checkpoint's result tells if they reached the file
+                [busy, _, _] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                why = "somebody reads it" if busy else None
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) and "busy" not in str(error):
+                    raise
+                why = str(error)
+            name = "" if self.path is None else self.path.name
+            left = f"deleted rows may still be in {name} and {name}-wal ({why}): end that, and run it again"
+            return left if why else None
 
     def close(self) -> None:
         """Close it; any later use raises `Unusable`."""
-        with self._lock, self._reading:
+        with self._lock:
             self._disconnect()
             self._closed = True
 
-    def _read(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
-        """Rows by the writer's connection while no thread writes, else by a new one."""
-        if self._lock.acquire(blocking=False):
-            try:
-                return list(self._writer.execute(sql, values).fetchall())
-            finally:
-                self._lock.release()
-        with self._reading:
-            if self._reader is None and self.path is not None:
-                self._reader = self._connection(self.path)
-            return list(self._reader.execute(sql, values).fetchall())
-
-    def _disconnect(self) -> None:
-        with self._lock, self._reading, forks.steady():
-            for held in {id(db): db for db in (self._reader, self._writer) if db is not None}.values():
-                with contextlib.suppress(sqlite3.Error):
-                    held.close()
-            self._reader = self._writer = self._file = None
-
-    def _follow(self) -> None:
-        """Connect to the file that is at the path now."""
-        if not self._is_current():
-            with self._lock, self._reading:
-                if not self._is_current():
-                    self._connect()
-
-    def _is_current(self) -> bool:
-        if self._writer is None:
-            return False
-        return self.path is None or _identity(self.path) == self._file
+    def _current(self) -> Any:
+        """The connection to the file that is at the path now."""
+        if self._closed:
+            raise sqlite3.OperationalError("it is closed")
+        if self.connection is None or (self.path is not None and _identity(self.path) != self._file):
+            self._connect()
+        return self.connection
 
     def _connect(self) -> None:
         self._disconnect()
-        if self._closed:
-            raise sqlite3.OperationalError("it is closed")
         if self.path is None:
-            db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            db.executescript(f"{self._tables};PRAGMA user_version = {self._schema}")
-            self._reader = self._writer = db
-        else:
-            with folder_locked(self.path.parent, _BUSY_SECONDS):
-                try:
-                    self._open(self.path)
-                except sqlite3.DatabaseError as error:
-                    if not _is_damage(error):
-                        self._disconnect()
-                        raise
-                    self._throw_away(self.path, error)
-                    self._open(self.path)
-        self.generation += 1
+            self.connection = _made(":memory:")
+            return
+        with folder_locked(self.path.parent, PATIENCE):
+            if self.path.is_symlink():
+                raise OSError(f"{self.path} is a link, and a store follows no links: remove it")
+            with contextlib.suppress(FileExistsError):  # SQLite would make it readable by everyone
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            self._file = _identity(self.path)
+            self.connection = _made(self.path)
 
-    def _open(self, path: Path) -> None:
-        _make(path)
-        self._file = _identity(path)
-        try:
-            self._writer = self._connection(path)
-            self._writer.execute("PRAGMA cache_size = -32768")  # KiB: keys are random, and so are their pages
-            version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                self._writer.executescript(
-                    f"BEGIN IMMEDIATE;{self._tables};PRAGMA user_version = {self._schema};COMMIT"
-                )
-            elif version != self._schema:
-                raise sqlite3.DatabaseError(f"it is of schema {version}, not {self._schema}")
-        except UnicodeDecodeError as error:  # SQLite's message quotes the damaged bytes
-            raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
+    def _disconnect(self) -> None:
+        if self.connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.close()
+        self.connection = self._file = None
 
-    def _connection(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            _switch_to_wal(db)
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")  # a setting of the connection, not of the file
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _begin(self) -> None:
-        while True:
-            self._writer.execute("BEGIN IMMEDIATE")
-            if self._is_current():
-                return
-            self._writer.execute("ROLLBACK")  # replaced meanwhile: rows would be lost with the old file
-            self._follow()
-
-    @contextlib.contextmanager
-    def _emptying(self) -> Iterator[None]:
-        try:
-            yield
-        except Unusable as error:
-            cause = error.__cause__
-            if not isinstance(cause, sqlite3.DatabaseError) or not _is_damage(cause):
-                raise
-            with self._translated():
-                self._start_over(cause)
-            raise Emptied(str(error)) from error
-
-    def _start_over(self, error: sqlite3.DatabaseError) -> None:
-        """Put an empty file in the place of the damaged one, unless another process has done so."""
-        path, damaged = self.path, self._file
+    def _remove(self, error: Exception) -> None:
+        """Remove the file in use, unless another is in its place by now."""
+        path = self.path
         if path is None:
             raise error
-        with self._lock, self._reading:
-            with folder_locked(path.parent, _BUSY_SECONDS):
-                if self._file == damaged and _identity(path) == damaged:
-                    self._throw_away(path, error)
-            self._follow()
-
-    def _throw_away(self, path: Path, error: sqlite3.DatabaseError) -> None:
-        logger.warning("%s is unreadable (%s): starting over", path, error)
-        # unlinked before it is closed: then SQLite leaves the new file's log alone
-        for suffix in _SUFFIXES:
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        with folder_locked(path.parent, PATIENCE):
+            if self._file == _identity(path):
+                logger.warning("%s is unreadable (%s): starting over", path, error)
+                # before it is closed: then SQLite leaves the new file's log alone
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{path}{suffix}").unlink(missing_ok=True)
         self._disconnect()
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _usable(self) -> Iterator[None]:
         try:
-            with forks.steady():
-                yield
+            with self._lock, forks.steady():
+                try:
+                    yield
+                except sqlite3.DatabaseError as error:
+                    if not _is_damage(error):
+                        raise
+                    self._remove(error)
+                    raise Dropped(f"{self.path} was damaged: {error}") from error
         except (sqlite3.Error, OSError) as error:
             raise Unusable(f"{self.path} cannot be used now: {error}") from error
 
 
-def _make(path: Path) -> None:
-    """Make the file, readable by its owner only (SQLite would make it readable by everyone); no descriptor
-    of it was ever open under this name."""
-    if path.is_symlink():
-        raise OSError(f"{path} is a link, and a store follows no links: remove it")
-    if path.exists():
-        return
-    aside = path.with_name(f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}")
-    os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+def _made(path: Path | str) -> sqlite3.Connection:
+    """A connection to a file whose tables are made if it is empty. Raises `sqlite3.Error`."""
+    db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-    finally:
-        aside.unlink()
+        for setting in (
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "secure_delete = ON",  # of the connection, not of the file
+            "cache_size = -32768",  # KiB: keys are random, and so are their pages
+        ):
+            db.execute(f"PRAGMA {setting}")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            db.executescript(f"BEGIN IMMEDIATE;{TABLES};PRAGMA user_version = {SCHEMA};COMMIT")
+        elif version != SCHEMA:
+            raise sqlite3.DatabaseError(f"it is of schema {version}, not {SCHEMA}")
+    except UnicodeDecodeError as error:  # SQLite's message quotes the damaged bytes
+        db.close()
+        raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -297,18 +199,5 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     # Python 3.10 has no error codes; it raises the bare class for a malformed file or no database
-    return type(error) is sqlite3.DatabaseError or str(error).startswith(("no such table", "no such column"))
-
-
-def _switch_to_wal(db: sqlite3.Connection) -> None:
-    # SQLite ignores its own timeout here, so two processes that open a new store at the same moment
-    # would fail with "database is locked"
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+    damage = ("no such table", "no such column", "Could not decode")
+    return type(error) is sqlite3.DatabaseError or str(error).startswith(damage)

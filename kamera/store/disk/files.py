@@ -6,13 +6,13 @@ import contextlib
 import logging
 import os
 import re
-import stat
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
+from kamera.store.disk.claims import LOCK
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.fields import Header
@@ -36,8 +36,9 @@ class ObjectFiles:
     anything else.
     """
 
-    def __init__(self, folder: Nested, codec: Codec) -> None:
+    def __init__(self, folder: Nested, tmp: Nested, codec: Codec) -> None:
         self._objects = folder
+        self._tmp = tmp
         self._codec = codec
         self._durable: set[str] = set()  # folders whose names are known to be on the disk
 
@@ -53,23 +54,10 @@ class ObjectFiles:
                 found += [key for file in shard.names() if (key := _key_of(file, name)) is not None]
         return found
 
-    def shards(self) -> dict[str, int]:
-        """The folders of objects and their times of change (ns). Raises `NotADirectoryError` for a link."""
-        found = {}
-        for name in self._shards():
-            status = self._folder.status(name)
-            if status is not None and not stat.S_ISDIR(status.st_mode):
-                self._folder.sub(name)  # raises an error that names it
-            if status is not None:
-                found[name] = status.st_mtime_ns
-        return found
-
-    def stamps(self, shard: str) -> dict[str, str]:
-        """Key and stamp of every entry at an object's path in one of the folders."""
-        with contextlib.suppress(FileNotFoundError), self._folder.sub(shard) as folder:
-            found = folder.statuses().items()
-            return {key: stamp_of(s) for name, s in found if (key := _key_of(name, shard)) is not None}
-        return {}
+    def claimed(self) -> list[str]:
+        """Names of the objects that somebody writes, or died writing."""
+        tmp = self._tmp.there()
+        return [] if tmp is None else [name[: -len(LOCK)] for name in tmp.names() if name.endswith(LOCK)]
 
     def row(self, key: str) -> Stamped | None:
         """`peek`, or None for a file that cannot be read."""

@@ -173,11 +173,6 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    @property
-    def changed(self) -> int:
-        """Time at which a name in it was last added or removed (ns)."""
-        return os.fstat(self._descriptor).st_mtime_ns
-
     def locked(self, name: str, seconds: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of a file that is never replaced. `TimeoutError` after ``seconds``."""
         return locked(lambda: self.open(name), self.path / name, seconds)

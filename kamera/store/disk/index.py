@@ -1,6 +1,10 @@
 """The index: one row per object, so that listing never opens the objects; and the objects' uses.
 
-It only repeats the files' headers (`following`): it is a cache, and a look-up by key does not need it.
+It only repeats the files' headers: it is a cache, and a look-up by key does not need it. A process compares
+the names of rows and files once, when it first asks. After that rows are written behind their files; the
+names that are claimed in ``tmp/``, whose writers may have died, and every row whose file is another by now
+are read anew. Where the database cannot be used (it is locked, or the disk is full or read-only), the same
+rows are made in memory.
 """
 
 from __future__ import annotations
@@ -8,91 +12,165 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-from kamera.errors import KameraError
-from kamera.store.disk.compared import Files
-from kamera.store.disk.database import Unusable
-from kamera.store.disk.following import Following, WrongRows
-from kamera.store.disk.rows import COLUMNS, Stamped
-from kamera.store.info import Census, KindCount, ObjectInfo
-from kamera.store.keys import KINDS, PATCH_KINDS, Context
+from kamera.errors import StoreError
+from kamera.store.codec import Codec
+from kamera.store.disk.database import Database, Dropped, Unusable
+from kamera.store.disk.notes import Notes
+from kamera.store.disk.rows import COLUMNS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
+from kamera.store.info import Census, KindCount, ObjectInfo, Weighed
+from kamera.store.keys import KINDS, Context, is_key
 
 logger = logging.getLogger(__name__)
 
-HALF_LIFE = 7 * 86_400.0
-"""Seconds after which a use counts half."""
-
 _PAGE = 1000  # rows read at a time: other threads may run between two pages
-_USES_HELD = 256  # objects whose uses are counted in memory before they are written
+_BATCH = 256  # rows corrected in one transaction
+_RETRY_SECONDS = 5.0  # after these an unusable database is tried again
 
 
-class Weighed(NamedTuple):
-    """The data of an object for `gc`: ``uses`` decayed to the time ``used`` (0 and None: never used)."""
+class Files(Protocol):
+    """The files that the rows describe. Raises `OSError` or `StoreError`."""
 
-    key: str
-    kind: str
-    chunk_id: str
-    fingerprint: str
-    anchor: str
-    tenant: str
-    tokens: int
-    bytes: int
-    created: float
-    stamp: str
-    uses: float
-    used: float | None
-    kv: str = "as-is"
-    base: str = ""
+    def names(self) -> list[str]:
+        """The keys of all files."""
+        ...
 
-    @property
-    def group(self) -> tuple[str, ...]:
-        """Equal for a canonical and its patches; unique for an encoding or an anchor."""
-        if self.kind == "encoding":
-            return self.chunk_id, self.fingerprint, self.tenant
-        anchor = (self.base if self.kind in PATCH_KINDS else "") or self.anchor
-        return self.chunk_id, self.fingerprint, anchor, self.tenant, self.kv
+    def claimed(self) -> list[str]:
+        """The keys of files that somebody writes, or died writing."""
+        ...
 
-    @property
-    def encoding(self) -> tuple[str, ...]:
-        """The `group` of the encoding that a canonical refers to; for any other object, of no object."""
-        return (self.chunk_id, self.base, self.tenant) if self.kind == "canonical" and self.base else ()
+    def stamp(self, key: str) -> str | None:
+        """Stamp of one file; None if there is none."""
+        ...
+
+    def row(self, key: str) -> Stamped | None:
+        """The contents of the file's header; None if there is no file, or it cannot be read."""
+        ...
 
 
-class Index(Following):
-    """Queries over the rows, whose ids are veiled by `Codec.veil`; as `Following`."""
+class Index:
+    """The rows of a directory's objects. Safe to use from several threads and processes.
+
+    A query raises the errors of ``files``, as `StoreError`, but none of the database.
+    """
 
     def __init__(
         self,
         path: Path,
         files: Files,
-        veil: Callable[[str], str] = str,
-        unveil: Callable[[str], str] = str,
-        sign: Callable[[str], str] = str,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.time,
         read_only: bool = False,
     ) -> None:
-        super().__init__(path, files, veil, unveil, sign, read_only)
-        self._veil = veil
-        self._unveil = unveil
-        self._clock = clock
-        self._uses: dict[str, tuple[int, float]] = {}
+        self.path = path
+        self._files = files
+        self._codec = Codec() if codec is None else codec
+        self._db = Database(path)
+        self.notes = Notes(self._db, clock, read_only=read_only)
+        self._memory = Database(None)
+        self._lock = threading.Lock()  # for the attributes below
+        self._agreed: Any = None  # the connection whose rows were compared with the files
+        self._read_only = read_only
+        self._again = float("inf") if read_only else 0.0  # time at which the database is tried again
+        self._doubtful: set[str] = set()
+        self._closed = False
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def put(self, rows: Sequence[Stamped]) -> bool:
+        """Write the rows of objects whose files are in place; False if they are written later."""
+        return self._change([info.key for info, _ in rows], [row_of(*row, self._codec) for row in rows])
+
+    def drop(self, key: str) -> bool:
+        """Delete the row of ``key``, if present; otherwise as `put`."""
+        return self._change([key], [])
+
+    def later(self, keys: Iterable[str]) -> None:
+        """Note changes of files: their rows are corrected before the next query."""
+        with self._lock:
+            self._doubtful.update(keys)
+            due = len(self._doubtful) >= 2 * _BATCH
+        if due:
+            with contextlib.suppress(StoreError):
+                self._settle(self._database())
+
+    def settle(self, key: str) -> bool:
+        """Correct the row of ``key`` from its file; False if that cannot be done now."""
+        with contextlib.suppress(Unusable):
+            if time.monotonic() >= self._again:
+                self._correct(self._db, [key])
+                return True
+        self.later([key])
+        return False
+
+    def correct(self, info: ObjectInfo, stamp: str) -> bool:
+        """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
+        row = self.get(info.key)
+        if row == (info, stamp) or self._files.stamp(info.key) != stamp:
+            return False
+        self.put([(info, stamp)])
+        return row is not None
+
+    def compare(self, *, afresh: bool = False) -> int:
+        """Compare every row with its file, or make it anew; return the number of rows."""
+        self._ask("SELECT 1")  # names and tables agree
+        db = self._database()
+        self._correct(db, {*self._files.names(), *self.keys()}, afresh=afresh)
+        return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])
+
+    def check(self) -> str | None:
+        """Read the whole database; return the fault, if any, after which it is made anew."""
+        try:
+            if time.monotonic() >= self._again:
+                found = str(self._db.execute("PRAGMA integrity_check(1)")[0][0])
+                if found != "ok":
+                    self._db.drop(found)
+                    return found
+        except Dropped as error:
+            return str(error)
+        except Unusable as error:
+            logger.warning("not checked: %s", error)
+        return None
+
+    def scrub(self) -> str | None:
+        """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""
+        try:
+            self._ask("SELECT 1")
+            return self._db.scrub()
+        except StoreError as error:
+            return str(error)
+
+    def close(self) -> None:
+        """Write all pending data, and close the database."""
+        if self._closed:
+            return
+        self.notes.flush()
+        with contextlib.suppress(StoreError, OSError):
+            if self._doubtful:
+                self._settle(self._database())
+        self._closed = True
+        self._db.close()
+        self._memory.close()
+
+    # -- queries -------------------------------------------------------------------------------
 
     def get(self, key: str) -> Stamped | None:
         """The row of ``key``, not compared with its file; None if absent or unreadable."""
-        try:
-            rows = self._select("WHERE key = ?", (key,))
-        except (Unusable, WrongRows):
-            return None
-        return rows[0] if rows else None
+        with contextlib.suppress(Unusable):
+            for row in self._database().execute(f"SELECT {COLUMNS} FROM objects WHERE key = ?", (key,)):
+                return read_row(row, self._codec)
+        return None
 
     def keys(self) -> set[str]:
         """The keys of all rows, not compared with the files."""
         with contextlib.suppress(Unusable):
-            return {key for (key,) in self._db.execute("SELECT key FROM objects")}
+            return {str(key) for (key,) in self._database().execute("SELECT key FROM objects")}
         return set()
 
     def iterate(
@@ -106,195 +184,186 @@ class Index(Following):
         offset: int = 0,
     ) -> Iterator[ObjectInfo]:
         """Objects of a tenant, oldest first, read in pages: ``limit`` of them after ``offset``."""
-        ids = {"tenant": tenant, "chunk_id": chunk_id, **_columns(context)}
-        wanted = {name: self._veil(value) for name, value in ids.items() if value is not None}
+        wanted = {} if context is None else columns_of(context, self._codec)
+        wanted["tenant"] = self._codec.veil(tenant)
+        wanted.update({} if chunk_id is None else {"chunk_id": self._codec.veil(chunk_id)})
         wanted.update({} if kind is None else {"kind": kind})
-        where = "WHERE " + " AND ".join(f"{name} = ?" for name in wanted)
-        values: tuple[Any, ...] = tuple(wanted.values())
-        page, behind = where, values
-        while limit is None or limit > 0:
-            count = _PAGE if limit is None else min(_PAGE, limit)
-            rows = self._page(f"{page} ORDER BY created, key LIMIT ? OFFSET ?", (*behind, count, offset))
-            yield from (info for info, _ in rows)
+        where = " AND ".join(f"{name} = ?" for name in wanted)
+        after: tuple[Any, ...] = ()
+        left = float("inf") if limit is None else limit
+        while left > 0:
+            count = int(min(_PAGE, left))
+            more = "AND (created, key) > (?, ?)" if after else ""
+            sql = f"SELECT {COLUMNS} FROM objects WHERE {where} {more} ORDER BY created, key LIMIT ? OFFSET ?"
+            rows = self._ask(sql, (*wanted.values(), *after, count, 0 if after else offset))
+            for info in self._right(rows):
+                if chunk_id in (None, info.chunk_id) and context in (None, info.context):
+                    left -= 1
+                    yield info
             if len(rows) < count:
                 return
-            last, offset = rows[-1][0], 0
-            limit = None if limit is None else limit - count
-            page, behind = f"{where} AND (created, key) > (?, ?)", (*values, last.created, last.key)
+            after = rows[-1][11], rows[-1][0]
+
+    def rows(self, **wanted: Any) -> list[ObjectInfo]:
+        """`iterate`, all at once."""
+        return list(self.iterate(**wanted))
 
     def names_of(self, kind: str, context: Context) -> list[str]:
         """Names of the objects of a kind and context, oldest first."""
-        wanted = {name: self._veil(value) for name, value in _columns(context).items()} | {"kind": kind}
+        wanted = columns_of(context, self._codec) | {"kind": kind}
         where = " AND ".join(f"{name} = ?" for name in wanted)
         sql = f"SELECT key FROM objects WHERE {where} ORDER BY created, key"
-        return [key for (key,) in self._answer(lambda: self._db.execute(sql, tuple(wanted.values())))]
-
-    def correct(self, info: ObjectInfo, stamp: str) -> bool:
-        """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
-        row = self.get(info.key)
-        if row == (info, stamp) or self._files.stamp(info.key) != stamp:
-            return False
-        self.put([(info, stamp)])
-        return row is not None
-
-    def rows(
-        self,
-        *,
-        tenant: str,
-        kind: str | None = None,
-        chunk_id: str | None = None,
-        context: Context | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[ObjectInfo]:
-        """`iterate`, all at once."""
-        found = self.iterate(
-            tenant=tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset
-        )
-        return list(found)
+        return [key for (key,) in self._ask(sql, tuple(wanted.values()))]
 
     def kinds(self, tenant: str) -> dict[str, KindCount]:
         """Number and bytes of a tenant's objects of each kind; no row is read for it."""
         sql = "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind"
-        found = {
-            kind: KindCount(count, total)
-            for kind, count, total in self._answer(lambda: self._db.execute(sql, (self._veil(tenant),)))
-        }
+        found = {kind: KindCount(*count) for kind, *count in self._ask(sql, (self._codec.veil(tenant),))}
         return {kind: found.get(kind, KindCount(0, 0)) for kind in KINDS}
 
     def census(self, tenant: str, kind: str | None = None) -> Census:
-        """`kinds`, and the numbers of chunks and contexts of these objects."""
-        kinds = {name: held for name, held in self.kinds(tenant).items() if kind in (None, name)}
-        where = "tenant = ?" if kind is None else "tenant = ? AND kind = ?"
-        values = (self._veil(tenant),) if kind is None else (self._veil(tenant), kind)
-        chunks = f"SELECT COUNT(DISTINCT chunk_id) FROM objects WHERE {where} AND kind != 'anchor'"
-        contexts = (
-            f"SELECT COUNT(*) FROM (SELECT DISTINCT fingerprint, anchor, kv FROM objects WHERE {where} "
-            "AND kind NOT IN ('anchor', 'encoding'))"
-        )
-        by_form = f"SELECT kv, COUNT(*), SUM(bytes) FROM objects WHERE {where} GROUP BY kv"
-        held, of, forms = self._answer(
-            lambda: [self._db.execute(sql, values) for sql in (chunks, contexts, by_form)]
-        )
-        found = sorted((self._unveil(kv), KindCount(*count)) for kv, *count in forms)
-        return Census(kinds, held[0][0], of[0][0], dict(found))
+        """A count of a tenant's objects, by their rows."""
+        rows = [row for row in self.weighed(tenant) if kind in (None, row.kind)]
+        found = Census.of(rows, KINDS if kind is None else (kind,))
+        return replace(found, forms={self._codec.unveil(kv): held for kv, held in found.forms.items()})
 
     def bytes(self) -> int:
         """The bytes of all objects, of all tenants."""
-        sql = "SELECT COALESCE(SUM(bytes), 0) FROM objects"
-        return int(self._answer(lambda: self._db.execute(sql))[0][0])
+        return int(self._ask("SELECT COALESCE(SUM(bytes), 0) FROM objects")[0][0])
 
     def of_chunk(self, chunk_id: str, tenant: str) -> list[ObjectInfo]:
         """The objects made of a chunk: its own, and patches of others formed behind it."""
-        veiled = self._veil(chunk_id)
-        where = "WHERE tenant = ? AND (chunk_id = ? OR instr(antecedents, ?) > 0) ORDER BY created, key"
-        rows = self._page(where, (self._veil(tenant), veiled, json.dumps(veiled)))
-        found = [info for info, _ in rows]
-        return [info for info in found if chunk_id in (info.chunk_id, *info.antecedents)]
+        veiled = self._codec.veil(chunk_id)
+        sql = (
+            f"SELECT {COLUMNS} FROM objects WHERE tenant = ? AND (chunk_id = ? OR instr(antecedents, ?) > 0)"
+        )
+        rows = self._ask(sql, (self._codec.veil(tenant), veiled, json.dumps(veiled)))
+        return [info for info in self._right(rows) if chunk_id in (info.chunk_id, *info.antecedents)]
 
     def contexts(self, tenant: str) -> list[Context]:
         """The contexts of a tenant's objects."""
         sql = "SELECT DISTINCT fingerprint, anchor, tenant, kv FROM objects WHERE tenant = ?"
-        rows = self._answer(lambda: self._db.execute(sql, (self._veil(tenant),)))
-        return [Context(*map(self._unveil, row)) for row in rows]
-
-    def last_use(self, key: str) -> float | None:
-        """Time of the last known use of ``key`` (seconds since 1970)."""
-        with self._held:
-            if key in self._uses:
-                return self._uses[key][1]
-        with contextlib.suppress(Unusable):
-            for (used,) in self._db.execute("SELECT used FROM uses WHERE key = ?", (key,)):
-                return float(used)
-        return None
+        rows = self._ask(sql, (self._codec.veil(tenant),))
+        return [Context(*map(self._codec.unveil, row)) for row in rows]
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
-        self.flush_uses()
+        self.notes.flush()
         # the plus keeps SQLite on the primary key: by tenant it would sort the whole store for every page
-        after, only = "", "" if tenant is None else "AND +tenant = ?"
-        sql = (
-            "SELECT key, kind, chunk_id, fingerprint, anchor, tenant, tokens, bytes, created, stamp, "
-            f"COALESCE(uses, 0), used, kv, base FROM objects LEFT JOIN uses USING (key) WHERE key > ? {only} "
-            f"ORDER BY key LIMIT {_PAGE}"
-        )
-        mine = () if tenant is None else (self._veil(tenant),)
-
-        def page() -> list[Any]:
-            return self._db.execute(sql, (after, *mine))
-
-        while rows := self._answer(page):
+        only = "" if tenant is None else "AND +tenant = ?"
+        mine = () if tenant is None else (self._codec.veil(tenant),)
+        after = ""
+        while rows := self._ask(f"{WEIGHED} WHERE key > ? {only} ORDER BY key LIMIT {_PAGE}", (after, *mine)):
             yield from (Weighed(*row) for row in rows)
             after = rows[-1][0]
 
-    def unused_since(self, when: float) -> list[str]:
-        """Objects neither made nor used after ``when`` (seconds since 1970), of all tenants."""
-        self.flush_uses()
-        sql = "SELECT key FROM objects LEFT JOIN uses USING (key) WHERE COALESCE(used, created) < ?"
-        return [key for (key,) in self._answer(lambda: self._db.execute(sql, (when,)))]
+    # -- inside --------------------------------------------------------------------------------
 
-    def used(self, key: str) -> None:
-        """Count a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
-        with self._held:
-            count, _ = self._uses.get(key, (0, 0.0))
-            self._uses[key] = count + 1, self._clock()
-            due = len(self._uses) >= _USES_HELD
-        if due:
-            self.flush_uses()
+    def _database(self) -> Database:
+        """The database in use now."""
+        return self._db if time.monotonic() >= self._again else self._memory
 
-    def flush_uses(self) -> None:
-        """Write the uses counted so far; they are dropped if another process holds the database."""
-        with self._held:
-            taken, self._uses = self._uses, {}
-        names = list(taken)
-        try:
-            for i in range(0, len(names), _USES_HELD):
-                self._add_uses({name: taken[name] for name in names[i : i + _USES_HELD]})
-        except Unusable as error:
-            logger.debug("uses not counted: %s", error)
-
-    def close(self) -> None:
-        """Write all pending data, and close the database."""
-        if not self._closed:
-            self.flush_uses()
-        super().close()
-
-    def _page(self, where: str, values: tuple[Any, ...]) -> list[Stamped]:
-        return self._answer(lambda: self._select(where, values))
-
-    def _add_uses(self, taken: dict[str, tuple[int, float]]) -> None:
-        held = (
-            "SELECT key, uses, used FROM objects LEFT JOIN uses USING (key) "
-            f"WHERE key IN ({', '.join('?' * len(taken))})"
-        )
-        with self._db.writing(0.0):
-            grown = []
-            for key, uses, last in self._db.execute(held, tuple(taken)):
-                count, now = taken[key]
-                before = 0.0 if last is None else decayed(uses, last, now)
-                grown.append((key, before + count, now))
-            self._db.execute_many("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", grown)
-
-    def _select(self, rest: str, values: tuple[Any, ...]) -> list[Stamped]:
-        rows = self._db.execute(f"SELECT {COLUMNS} FROM objects {rest}", values)
-        wrong, found = [], []
-        for row in rows:
+    def _change(self, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> bool:
+        while time.monotonic() >= self._again:
             try:
-                if not self._codec.is_ours(row):
-                    raise ValueError("its digest does not match")
-                found.append(self._codec.read(row))
-            except (KameraError, AttributeError, TypeError, ValueError):
-                wrong.append(row[0])
-        if wrong:
-            raise WrongRows(wrong)
-        return found
+                with self._db.writing() as db:
+                    if rows:
+                        db.executemany(INSERT, rows)
+                    else:
+                        _delete(db, keys[0])
+                with self._lock:
+                    self._doubtful.difference_update(keys)
+                return True
+            except Dropped:
+                continue
+            except Unusable as error:
+                logger.warning("the row of %s is written later: %s", ", ".join(keys), error)
+                self._again = time.monotonic() + _RETRY_SECONDS
+        with self._lock:
+            self._doubtful.update(keys)
+        return False
+
+    def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """Rows of one statement, from a database that agrees with the files."""
+        while True:
+            if self._closed:
+                raise StoreError(f"store {self.path.parent} is closed: open it again")
+            db = self._database()
+            try:
+                asked = self._agree(db)
+                found = db.execute(sql, values)
+                if db.connection is asked:  # else it was replaced meanwhile
+                    return found
+            except Dropped:
+                continue
+            except Unusable as error:
+                if db is self._memory:
+                    raise
+                logger.warning("listing from the files for now: %s", error)
+                self._again = time.monotonic() + _RETRY_SECONDS
+            except OSError as error:
+                raise StoreError(f"store {self.path.parent}: cannot list the objects: {error}") from error
+
+    def _agree(self, db: Database) -> Any:
+        """Bring the rows of ``db`` into agreement with the files; return its connection."""
+        db.execute("SELECT 1")
+        asked = db.connection
+        if asked is not self._agreed or db is self._memory:  # which no other process writes to
+            listed = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
+            if not listed and db is self._memory and not self._read_only:
+                with contextlib.suppress(Unusable):
+                    self._db.copy_to(db)  # fewer headers to read
+                    listed = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
+            self._correct(db, listed.symmetric_difference(self._files.names()))
+            self._agreed = asked
+        self._settle(db)
+        return asked
+
+    def _settle(self, db: Database) -> None:
+        """Correct the rows that are doubtful."""
+        with self._lock:
+            keys, self._doubtful = self._doubtful, set()
+        try:
+            self._correct(db, keys.union(self._files.claimed()))
+        except BaseException:
+            self.later(keys)
+            raise
+
+    def _correct(self, db: Database, keys: Iterable[str], *, afresh: bool = False) -> None:
+        """Make rows anew that are not of their files, or all of them."""
+        names = sorted(keys)
+        for start in range(0, len(names), _BATCH):
+            fresh: dict[str, tuple[str | None, Stamped | None]] = {}
+            for key in names[start : start + _BATCH]:
+                stamp = self._stamp(key)
+                rows = db.execute(f"SELECT {COLUMNS} FROM objects WHERE key = ?", (key,))
+                known = read_row(rows[0], self._codec) if rows else None
+                if afresh or len(rows) != (stamp is not None) or (known and known[1]) != stamp:
+                    fresh[key] = stamp, None if stamp is None else self._files.row(key)
+            if not fresh:
+                continue
+            with db.writing() as writer:
+                for key, (stamp, found) in fresh.items():
+                    now = self._stamp(key)
+                    if found is not None and found[1] == now:
+                        writer.execute(INSERT, row_of(*found, self._codec))
+                    elif now == stamp:  # else it was replaced meanwhile: that writer's row follows
+                        _delete(writer, key)
+
+    def _right(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[ObjectInfo]:
+        """The objects of rows; one that is not of its file is read from that."""
+        for row in rows:
+            found, stamp = read_row(row, self._codec), self._stamp(row[0])
+            if found is None or found[1] != stamp:
+                self.later([row[0]])
+                found = None if stamp is None else self._files.row(row[0])
+            if found is not None:
+                yield found[0]
+
+    def _stamp(self, key: str) -> str | None:
+        return self._files.stamp(key) if is_key(key) else None  # the key may be damaged
 
 
-def _columns(context: Context | None) -> dict[str, str]:
-    """The columns of a context; there is none for what its backbone answers to the probe."""
-    return {} if context is None else {n: v for n, v in vars(context).items() if n != "probe"}
-
-
-def decayed(uses: float, since: float, now: float) -> float:
-    """``uses`` counted up to the time ``since``, decayed to ``now``."""
-    return float(uses * 2 ** (-max(0.0, now - since) / HALF_LIFE))
+def _delete(db: Any, key: str) -> None:
+    for table in ("objects", "uses"):
+        db.execute(f"DELETE FROM {table} WHERE key = ?", (key,))

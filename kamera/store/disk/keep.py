@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kamera.errors import StoreError
+from kamera.files import published
 from kamera.store.disk.locks import folder_locked
-from kamera.store.disk.marker import ASIDE
+from kamera.store.pins import Pages, Pin
 
 KEEP = "keep.json"
 """Name of the file in a store directory."""
@@ -27,29 +26,29 @@ _LOCK_SECONDS = 60.0
 
 
 class Keep:
-    """The contents of ``root``/keep.json. Safe to use from several threads and processes.
+    """The pages of the pins in ``root``, for all its tenants. Safe to use from several threads and processes.
 
-    Raises `StoreError` when it is damaged or cannot be written: no object counts as unpinned because of
-    that. Reading creates no file.
+    The file appears with the first change, and a change is on the disk when `changing` ends. Raises
+    `StoreError` when it is damaged or cannot be written: no object counts as unpinned because of that.
     """
 
     def __init__(self, root: Path) -> None:
         self.path = root / KEEP
         self._held = threading.local()
 
-    def read(self) -> dict[str, Any]:
-        """The present contents."""
+    def read(self) -> Pages:
+        """See `Place`."""
         with self._translated():
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
-                return _empty()
+                return Pages()
             with open(descriptor, "rb") as file:
                 return _parsed(file.read())
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Exclude others from changing the file or deleting by its contents; a thread may enter twice."""
+        """See `Place`; a thread may enter twice."""
         if getattr(self._held, "by_me", False):
             yield
             return
@@ -66,31 +65,14 @@ class Keep:
                 self._held.by_me = False
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[dict[str, Any]]:
-        """The contents, to be modified; on the disk at the end. An exception changes nothing."""
+    def changing(self) -> Iterator[Pages]:
+        """See `Place`."""
         with self.alone():
-            said, before = self.read(), self.read()
-            yield said
-            if said != before:
-                with self._translated():
-                    self._write(json.dumps(said).encode())
-
-    def _write(self, text: bytes) -> None:
-        aside = self.path.with_name(f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}")
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(aside, flags, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self.path)
-        finally:
-            aside.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            pages, before = self.read(), self.read()
+            yield pages
+            if pages != before:
+                with self._translated(), published(self.path) as file:
+                    file.write(_text(pages))
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -103,23 +85,25 @@ class Keep:
             ) from error
 
 
-def _empty() -> dict[str, Any]:
-    return {"format": _FORMAT, "pins": {}, "cap": None, "remote": None}
+def _text(pages: Pages) -> bytes:
+    pins = {pin.name: [pin.bytes, pin.expires, pin.home] for pin in pages.pins.values()}
+    return json.dumps({"format": _FORMAT, "pins": pins, "cap": pages.cap, "remote": pages.remote}).encode()
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parsed(text: bytes) -> Pages:
     said = json.loads(text)
-    if not isinstance(said, dict) or said.get("format") != _FORMAT or said.keys() != _empty().keys():
+    if not isinstance(said, dict) or said.keys() != {"format", "pins", "cap", "remote"}:
         raise ValueError("it is not what is written there")
-    for name, pin in said["pins"].items():
-        size, expires, of = pin
-        if not (
-            isinstance(name, str)
-            and isinstance(size, int)
-            and isinstance(expires, int | float | None)
-            and isinstance(of, str | None)
-        ):
-            raise ValueError(f"the pin of {name} makes no sense")
-    if not (isinstance(said["cap"], int | None) and isinstance(said["remote"], str | None)):
-        raise ValueError("its cap or remote makes no sense")
-    return said
+    pages = Pages({n: Pin(n, *pin) for n, pin in said["pins"].items()}, said["cap"], said["remote"])
+    numbers = [pages.cap or 0, *(pin.bytes for pin in pages.pins.values())]
+    times = [pin.expires or 0.0 for pin in pages.pins.values()]
+    texts = [pages.remote or "", *(pin.home or "" for pin in pages.pins.values())]
+    fits = all(isinstance(n, int) for n in numbers) and all(isinstance(t, int | float) for t in times)
+    if said["format"] != _FORMAT or not (fits and all(isinstance(text, str) for text in texts)):
+        raise ValueError("it makes no sense")
+    return pages
+
+
+def remote_of(directory: Path) -> str | None:
+    """The url (without credentials) of the remote that ``directory`` caches; None if it caches none."""
+    return Keep(directory).read().remote

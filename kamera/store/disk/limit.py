@@ -5,24 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable
 
 from kamera.errors import StoreFull
-from kamera.store.disk.index import Weighed
 from kamera.store.disk.tier import DiskTier
-from kamera.store.keys import PATCH_KINDS
+from kamera.store.eviction import choose, last_use
 
 logger = logging.getLogger(__name__)
-
-
-class Kept(Protocol):
-    """The objects that must not be removed, and the lock under which that is decided."""
-
-    def kept(self) -> Collection[str]: ...
-
-    def alone(self) -> AbstractContextManager[None]: ...
 
 
 class Bounds:
@@ -37,7 +26,6 @@ class Bounds:
     def __init__(
         self,
         disk: DiskTier,
-        pins: Kept,
         limit: int | None,
         ttl: float | None,
         clock: Callable[[], float] = time.time,
@@ -45,7 +33,6 @@ class Bounds:
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a time in seconds, more than 0, got {ttl}")
         self._disk = disk
-        self._pins = pins
         self.limit = limit
         self._ttl = ttl
         self._clock = clock
@@ -73,12 +60,12 @@ class Bounds:
         stamp = self._disk.stamp(name)
         if stamp is None:
             return False
-        used = self._disk.index.last_use(name)
+        used = self._disk.index.notes.last_use(name)
         last = max(used or 0.0, int(stamp.rpartition("-")[2]) / 1e9)
         if self._clock() - last <= self._ttl:
             return False
-        with self._pins.alone():
-            if name in self._pins.kept():
+        with self._disk.pins.place.alone():
+            if name in self._disk.pins.kept():
                 return False
             if not self._disk.read_only:
                 self._disk.evict(name, stamp)
@@ -87,44 +74,21 @@ class Bounds:
     def sweep(self) -> None:
         """Remove all objects past their ttl."""
         if self._ttl is not None:
-            for key in self._disk.index.unused_since(self._clock() - self._ttl):
-                self.is_over(key)
+            since = self._clock() - self._ttl
+            for row in [row for row in self._disk.index.weighed() if last_use(row) < since]:
+                self.is_over(row.key)
 
     def _evict(self, excess: int, coming: str) -> int:
         """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
-        rows = list(self._disk.index.weighed())
-        patches: dict[tuple[str, ...], list[Weighed]] = {}
-        referring: dict[tuple[str, ...], list[Weighed]] = {}
-        for row in rows:
-            if row.kind in PATCH_KINDS:
-                patches.setdefault(row.group, []).append(row)
-            elif row.encoding:
-                referring.setdefault(row.encoding, []).append(row)
-
-        def turn(row: Weighed) -> tuple[float, bool]:
-            users = referring.get(row.group, ()) if row.kind == "encoding" else ()
-            return max(map(last_use, (row, *users))), row.kind == "encoding"
-
-        gone, left = 0, set()
-        with self._pins.alone():
-            kept = self._pins.kept()
-            for row in sorted(rows, key=turn):
-                if gone >= excess:
-                    break
-                # patches leave first (they serve only with their canonical), canonicals before encodings
-                leaving = [*patches.get(row.group, ()), row] if row.kind == "canonical" else [row]
-                users = referring.get(row.group, ()) if row.kind == "encoding" else ()
-                if any(one.key in kept or one.key == coming for one in leaving):
-                    continue
-                if any(one.key not in left for one in users):
-                    continue
-                for one in leaving:
-                    if one.key not in left and self._disk.evict(one.key, one.stamp):
-                        gone += one.bytes
-                    left.add(one.key)
+        gone = 0
+        while gone < excess:
+            rows = list(self._disk.index.weighed())
+            rest = sum(row.bytes for row in rows) - (excess - gone)
+            with self._disk.pins.place.alone():
+                kept = self._disk.pins.kept() | {coming}
+                victims = [found for found, _ in choose(rows, kept, rest, self._clock(), by="use")]
+                freed = sum(one.bytes for one in victims if self._disk.evict(one.key, one.stamp))
+            if not freed:
+                break
+            gone += freed
         return gone
-
-
-def last_use(row: Weighed) -> float:
-    """Time at which an object was last used, or else made (seconds since 1970)."""
-    return row.created if row.used is None else row.used

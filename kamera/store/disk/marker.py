@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError, StoreVersionError
+from kamera.files import published
 from kamera.store.disk.folder import Folder
 
 MARKER = "kamera-store.json"
-ASIDE = ".kamera."
-"""Prefix of the name of a marker that is being written."""
 
 
 def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
@@ -42,20 +39,11 @@ def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) 
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Folder.at(root)
     # the marker comes first, so that a half-made store is never taken for another program's folder
-    _put(folder, wanted)
+    with published(root / MARKER) as file:
+        file.write(_text(wanted))
     with Folder.at(root.parent) as parent:
         parent.sync()
     return folder
-
-
-def _put(folder: Folder, wanted: Mapping[str, Any]) -> None:
-    aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
-    try:
-        folder.create(aside, _text(wanted))
-        folder.move(aside, folder, MARKER)
-    finally:
-        folder.remove(aside)
-    folder.sync()
 
 
 def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from kamera.store.disk.claims import LOCK
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
 from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
+from kamera.store.disk.keep import Keep
 from kamera.store.disk.marker import MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers
@@ -23,6 +24,7 @@ from kamera.store.disk.rows import Stamped
 from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
+from kamera.store.pins import PinBook
 from kamera.store.records import Record
 
 logger = logging.getLogger(__name__)
@@ -34,24 +36,18 @@ class DiskObjects:
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
         self.root = root
         self.codec = codec
+        self.pins = PinBook(Keep(root))
         with self._translated("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)
             self._root.refuse_links()  # SQLite would follow one
             self._tmp, objects = (Nested(self._root, name) for name in ("tmp", "objects"))
             quarantine = Nested(self._root, "quarantine", stays=False)
-            self._files = ObjectFiles(objects, codec)
+            self._files = ObjectFiles(objects, self._tmp, codec)
             self._quarantine = Quarantine(quarantine)
             for folder in (objects, self._tmp, quarantine):
                 self._prepare(folder)
-        self.index = Index(
-            root / "index.sqlite",
-            self._files,
-            codec.veil,
-            codec.unveil,
-            codec.sign_row,
-            read_only=self.read_only,
-        )
+        self.index = Index(root / "index.sqlite", self._files, codec, read_only=self.read_only)
         self._readers = Readers()
         self._names = forks.Lock()  # threads queue here, and ask for the processes' lock one at a time
 
@@ -127,7 +123,7 @@ class DiskObjects:
     def rebuild_index(self) -> int:
         """Rebuild the rows from the files' headers; return their number."""
         with self._translated("list the objects"):
-            return self.index.rebuild()
+            return self.index.compare(afresh=True)
 
     def quarantined(self) -> list[Quarantined]:
         """The damaged objects in quarantine."""
@@ -171,10 +167,8 @@ class DiskObjects:
             with shard, self._renaming():
                 if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                     raise error
-                before = shard.changed
                 place = self._quarantine.take(self._files, shard, key, str(error))
                 self.index.drop(key)
-                self.index.moved(key[:2], before, shard.changed)
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
 

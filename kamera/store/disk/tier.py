@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
+from kamera.files import ASIDE
 from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, Claims, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE
 from kamera.store.disk.folder import Folder, NotAFile, size_of, stamp_of
-from kamera.store.disk.marker import ASIDE, MARKER
+from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo
@@ -166,6 +167,7 @@ class DiskTier(DiskObjects):
         self._writable("write")
         placed: dict[str, _Placed] = {}
         begun: set[str] = set()
+        unlisted: set[str] = set()
         with self._translated("write"), contextlib.ExitStack() as stack:
             claims = Claims(self._tmp.made())
             stack.callback(claims.close)
@@ -174,13 +176,13 @@ class DiskTier(DiskObjects):
             try:
                 self._claim(claims, keys, placed, begun)
                 aside = self._write_aside(keys, files, placed, begun, disk)
-                if aside:
-                    self._bring(aside, placed, disk)
+                if aside and not self._bring(aside, placed, disk):
+                    unlisted = {key for key in aside if isinstance(placed[key], str)}
             except BaseException:
-                self._let_go(claims, begun, claims.interrupted)
+                self._let_go(claims, begun, unlisted)
                 raise
-            refused = [key for key, found in placed.items() if isinstance(found, Exception)]
-            self._let_go(claims, begun, refused)
+            refused = {key for key, found in placed.items() if isinstance(found, Exception)}
+            self._let_go(claims, begun & refused, unlisted)
             return [placed[key] for key in keys]
 
     def _claim(
@@ -243,8 +245,8 @@ class DiskTier(DiskObjects):
 
     def _bring(
         self, aside: dict[str, tuple[_File, str]], placed: dict[str, _Placed], disk: Folder | None
-    ) -> None:
-        """Give the files that were written aside their names, and sync those."""
+    ) -> bool:
+        """Give the files that were written aside their names, and sync those. False if they have no rows."""
         tmp = self._tmp.made()
         rows: list[Stamped] = []
         with contextlib.ExitStack() as stack:
@@ -259,7 +261,6 @@ class DiskTier(DiskObjects):
             if disk is None:
                 self._files.sync_shards(shards)
             with self._renaming():
-                before = {name: shard.changed for name, shard in shards.items()}
                 for key, (file, stamp) in aside.items():
                     if isinstance(placed.get(file.needs), Exception):
                         placed[key] = placed[file.needs]
@@ -274,9 +275,7 @@ class DiskTier(DiskObjects):
                         placed[key] = self._refusal("write", error)
                         continue
                     rows.append((file.info, stamp))
-                if rows and self.index.put(rows):
-                    for name in {info.key[:2] for info, _ in rows}:
-                        self.index.moved(name, before[name], shards[name].changed)
+                listed = not rows or self.index.put(rows)
             if disk is not None:
                 disk.sync_all()
                 self._files.sync_shards(shards, synced=True)
@@ -284,16 +283,17 @@ class DiskTier(DiskObjects):
                 for name in {info.key[:2]: None for info, _ in rows}:
                     shards[name].sync()
         placed.update((info.key, stamp) for info, stamp in rows)
+        return listed
 
-    def _let_go(self, claims: Claims, begun: set[str], refused: Iterable[str]) -> None:
-        """Settle the claims; what was ``begun`` and ``refused`` is cleared first."""
-        failed = set(refused)
+    def _let_go(self, claims: Claims, failed: set[str], unlisted: set[str]) -> None:
+        """Settle the claims; what ``failed`` is cleared first.
+
+        Where that is impossible, and for what is ``unlisted``, the claim's file tells listings and writers.
+        """
         for key in claims.interrupted:
-            # if this fails, the claim's file tells the next writer
             with contextlib.suppress(OSError, KameraError):
-                if key in begun and key in failed:
-                    self._clear(key)
-                claims.settle(key)
+                if key not in unlisted and (key not in failed or self._clear(key)):
+                    claims.settle(key)
 
     def _stays(self, info: ObjectInfo, replace: bool) -> bool:
         """True if ``info`` must not take the place of the object stored under its key."""
@@ -308,22 +308,25 @@ class DiskTier(DiskObjects):
         """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
         shard = self._files.shard(key)
         if shard is None:
+            self.index.later([key])
             return False
         with shard, self._renaming():
             if stamp is not None and self._files.stamp(key) != stamp:
+                self.index.later([key])  # its row is of another file
                 return False
-            before = shard.changed
             gone = self._files.remove(shard, key)
-            if gone:
-                self.index.later(key)
-                self.index.moved(key[:2], before, shard.changed)
+        if gone:
+            self.index.later([key])
         return gone
 
-    def _clear(self, key: str) -> None:
-        """Repair after an interrupted write: remove the partial file, sync the name, correct the row."""
+    def _clear(self, key: str) -> bool:
+        """Repair after an interrupted write: remove the partial file, sync the name, correct the row.
+
+        False if the row cannot be corrected now.
+        """
         self._tmp.made().remove(key + _PART)
         self._files.sync(key)
-        self.index.settle(key)
+        return self.index.settle(key)
 
     def _collected(self, folder: Folder, name: str, before: float) -> bool:
         match = _OURS.fullmatch(name)
@@ -339,8 +342,9 @@ class DiskTier(DiskObjects):
         if mine is None:  # its writer lives
             return False
         try:
-            self._clear(key)
-            mine.settle()
+            done = self._clear(key)
+            if done:
+                mine.settle()
         finally:
             mine.close()
-        return True
+        return done

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
 
 from kamera.errors import StoreError
-from kamera.store.disk.index import Weighed
-from kamera.store.disk.limit import last_use
 from kamera.store.disk.tier import DiskTier
-from kamera.store.remote.ledger import Ledger
+from kamera.store.eviction import last_use
+from kamera.store.info import Weighed
 
 logger = logging.getLogger(__name__)
 
@@ -20,17 +18,20 @@ _SLACK = 0.9  # share of the limit left after a trim, so that not every object c
 class DiskCache:
     """Keeps ``disk`` below ``limit`` bytes (None: no limit). Safe to use from threads and processes.
 
-    Only objects that the remote ``url`` confirmed are evicted, and none named by ``pinned``. Raises
+    Only objects that the remote ``url`` confirmed are evicted, and none that is pinned. Raises
     `StoreError` if the directory is the cache of another remote.
     """
 
-    def __init__(
-        self, disk: DiskTier, url: str, limit: int | None, pinned: Callable[[], Collection[str]]
-    ) -> None:
+    def __init__(self, disk: DiskTier, url: str, limit: int | None) -> None:
         self._disk = disk
         self._limit = limit
-        self._pinned = pinned
-        self._ledger = Ledger(disk.root, disk.index, url)
+        with disk.pins.place.changing() as pages:
+            if pages.remote not in (None, url):
+                raise StoreError(
+                    f"{disk.root} is the cache of {pages.remote}, not of {url}: give each remote a "
+                    "directory of its own"
+                )
+            pages.remote = url
         self._lock = threading.Lock()
         self._bytes = 0
         self._stuck = False  # no more may be evicted until the remote has confirmed more
@@ -38,23 +39,23 @@ class DiskCache:
 
     def unsent(self, tenant: str) -> list[str]:
         """The tenant's objects whose files the remote did not confirm, oldest first."""
-        sent = self._ledger.stamps()
+        sent = self._disk.index.notes.sent()
         rows = [row for row in self._disk.index.weighed(tenant) if sent.get(row.key) != row.stamp]
         return [row.key for row in sorted(rows, key=lambda row: (row.created, row.key))]
 
     def sent(self, name: str, stamp: str) -> None:
         """Note that the remote has the file of ``stamp``."""
-        self._ledger.add(name, stamp)
+        self._disk.index.notes.note_sent(name, stamp)
         with self._lock:
             self._stuck = False
 
     def gone(self, name: str) -> None:
         """Note that the file was deleted."""
-        self._ledger.drop(name)
+        self._disk.index.notes.note_sent(name, None)
 
     def renewed(self, name: str, old: str, new: str) -> None:
         """Note that the file of stamp ``old`` was re-encrypted under another key, as that of ``new``."""
-        self._ledger.renew(name, old, new)
+        self._disk.index.notes.renew_sent(name, old, new)
 
     def grew(self, count: int) -> None:
         """Note ``count`` bytes written to the disk; evict if the limit is exceeded."""
@@ -79,11 +80,11 @@ class DiskCache:
                 logger.warning("the cache %s is not trimmed: %s", self._disk.root, error)
 
     def _evict(self, rows: list[Weighed], target: int) -> None:
-        sent, pinned = self._ledger.stamps(), self._pinned()
+        sent, pinned = self._disk.index.notes.sent(), self._disk.pins.kept()
         for row in sorted(rows, key=last_use):
             if self._bytes <= target:
                 return
             if sent.get(row.key) == row.stamp and row.key not in pinned:
                 if self._disk.evict(row.key, row.stamp):
                     self._bytes -= row.bytes
-                self._ledger.drop(row.key)
+                self._disk.index.notes.note_sent(row.key, None)

@@ -6,12 +6,13 @@ that does not answer, tries it again after a while, and logs that once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from kamera import forks
 from kamera.errors import KameraError, RemoteUnavailable
@@ -24,7 +25,6 @@ FAILURES = 2
 COOLDOWN = 15.0
 """Seconds without calls; then one call probes the remote."""
 
-Answer = TypeVar("Answer")
 State = Literal["closed", "open", "half-open"]
 
 
@@ -94,47 +94,57 @@ class Guard:
         self.reads = _Line(blobs, "reads", breaker())
         self.writes = _Line(blobs, "writes", breaker())
         self._blobs = blobs
-        forks.bind(self, lambda guard: forks.refuse(guard, "reads", "writes", "_blobs"))
+        forks.bind(self, _in_child)
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs`."""
-        return self.reads.call(lambda: self._blobs.get(name))
+        with self.reads.call():
+            return self._blobs.get(name)
 
     def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
         """See `Blobs`."""
-        return self.reads.call(lambda: self._blobs.heads(names, length))
+        with self.reads.call():
+            return self._blobs.heads(names, length)
 
     def present(self, names: Sequence[str]) -> list[bool]:
         """See `Blobs`."""
-        return self.reads.call(lambda: self._blobs.present(names))
+        with self.reads.call():
+            return self._blobs.present(names)
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
-        self.writes.call(lambda: self._blobs.put(name, data))
+        with self.writes.call():
+            self._blobs.put(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
         """See `Blobs`."""
-        return self.writes.call(lambda: self._blobs.create(name, data))
+        with self.writes.call():
+            return self._blobs.create(name, data)
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
         """See `Blobs`."""
-        return self.writes.call(lambda: self._blobs.exchange(name, old, new))
+        with self.writes.call():
+            return self._blobs.exchange(name, old, new)
 
     def delete(self, name: str) -> bool:
         """See `Blobs`."""
-        return self.writes.call(lambda: self._blobs.delete(name))
+        with self.writes.call():
+            return self._blobs.delete(name)
 
     def discard(self, names: Sequence[str]) -> None:
         """See `Blobs`."""
-        self.writes.call(lambda: self._blobs.discard(names))
+        with self.writes.call():
+            self._blobs.discard(names)
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """See `Blobs`."""
-        return self.writes.call(lambda: self._blobs.set_aside(name, data, place))
+        with self.writes.call():
+            return self._blobs.set_aside(name, data, place)
 
     def listed(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`."""
-        return self.reads.call(lambda: self._blobs.listed(folder))
+        with self.reads.call():
+            return self._blobs.listed(folder)
 
     def close(self) -> None:
         """See `Blobs`."""
@@ -160,13 +170,15 @@ class _Line:
         state = self.breaker.state
         return "failing" if state == "closed" and self._down else state
 
-    def call(self, action: Callable[[], Answer]) -> Answer:
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """One call inside, counted. `RemoteUnavailable` if it fails, or where none is to be made."""
         if not self.breaker.allow():
             self._count("skipped")
             raise RemoteUnavailable(f"{self._blobs.url} is left alone for a while: {self.last_error}")
         self._count("calls")
         try:
-            answer = action()
+            yield
         except self._blobs.errors as error:
             self.breaker.failure()
             raise RemoteUnavailable(f"{self._blobs.url} fails {self._kind}: {self._failed(error)}") from error
@@ -178,7 +190,6 @@ class _Line:
             raise
         self.breaker.success()
         self._recovered()
-        return answer
 
     def _failed(self, error: Exception) -> str:
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
@@ -204,3 +215,7 @@ class _Line:
     def _count(self, what: str) -> None:
         with self._lock:
             self.counts[what] += 1
+
+
+def _in_child(guard: Guard) -> None:
+    forks.refuse(guard, "reads", "writes", "_blobs")

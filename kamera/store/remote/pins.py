@@ -1,21 +1,21 @@
-"""Pins beside the objects of a remote: every client that collects there, on any machine, honours them.
+"""The pages of a book of pins beside the objects of a remote: every client that collects there honours them.
 
-Each pin is one small blob with its object's name; the cap is another. Writing a pin and checking the cap
-are separate steps: of two clients that pin at once both may be refused, but never can both exceed the cap.
+Each pin is one small blob with its object's name; the cap is another. Not every service can compare and
+replace a blob, so the pages are written first and compared with the cap then: of two clients that pin at once
+both may be refused, but never can both exceed the cap.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from math import inf, isfinite
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable
-from kamera.store.admin.pins import NO_HOMES, Pin, check_cap, check_ttl, over_cap
 from kamera.store.keys import is_key
+from kamera.store.pins import Pages, Pin, over_cap
 from kamera.store.remote.blobs import PINS, Head
 from kamera.store.remote.guard import Guard
 from kamera.store.remote.listing import Listing
@@ -26,97 +26,66 @@ _CAP = "cap"
 _BYTES = 64  # most of a pin
 
 
-class RemotePins:
-    """One tenant's pins in a remote; as `PinBook`. Safe to use from several threads and machines.
+class RemotePlace:
+    """One tenant's pages in a remote. Safe to use from several threads and machines.
 
     Their clocks must agree as closely as a ``ttl`` should hold. A pin that cannot be read holds for good:
-    no object counts as unpinned because of damage. Raises `RemoteUnavailable`.
+    no object counts as unpinned because of damage. Raises `RemoteUnavailable`; the pages are as before then,
+    as far as the remote answers.
     """
 
-    def __init__(self, blobs: Guard, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, blobs: Guard) -> None:
         self._blobs = blobs
-        self._clock = clock
         self._listing = Listing(blobs, PINS, is_key, _BYTES, _read)
 
-    def pin(
-        self,
-        objects: Iterable[tuple[str, int]],
-        ttl: float | None = None,
-        homes: Mapping[str, str] = NO_HOMES,
-    ) -> None:
-        """See `PinBook`; after a failure the former pins are restored, as far as the remote answers."""
-        check_ttl(ttl)
-        until = inf if ttl is None else self._clock() + ttl
-        wanted = dict(objects)
-        before = dict(zip(wanted, self._blobs.heads([PINS + name for name in wanted], _BYTES), strict=True))
-        written: list[str] = []
+    def read(self) -> Pages:
+        """See `Place`."""
+        return Pages({pin.name: pin for pin in self._listing()}, self._cap())
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Pages]:
+        """See `Place`."""
+        before = self.read()
+        pages = Pages(dict(before.pins), before.cap)
+        yield pages
         try:
-            for name, size in wanted.items():
-                written.append(name)
-                self._blobs.put(PINS + name, f"{size} {until!r}".encode())
-            cap = self.cap
-            held = 0 if cap is None else sum(pin.bytes for pin in self.list())
-            if cap is not None and held > cap:
-                raise over_cap(held, cap)
+            grown = self._write(before, pages)
+            after = self.read() if grown and pages.cap is not None else pages
+            if grown and after.cap is not None and after.bytes > after.cap:
+                raise over_cap(after.bytes, after.cap)
         except (RemoteUnavailable, PinsFull):
             with contextlib.suppress(RemoteUnavailable):
-                for name in written:
-                    self._restore(name, before[name])
+                self._write(pages, before)
             raise
 
-    def unpin(self, names: Iterable[str]) -> int:
-        """See `PinBook`."""
-        wanted = list(dict.fromkeys(names))
-        held = self.pinned(wanted)
-        self.discard(wanted)
-        return len(held)
+    def alone(self) -> AbstractContextManager[None]:
+        """See `Place`: nobody is excluded."""
+        return contextlib.nullcontext()
 
-    def discard(self, names: Sequence[str]) -> None:
-        """Remove the pins of objects that are gone."""
-        self._blobs.discard([PINS + name for name in names])
+    def _write(self, before: Pages, after: Pages) -> bool:
+        """Turn the pages ``before`` into those ``after``; return True if a pin was written."""
+        fresh = [pin for name, pin in after.pins.items() if before.pins.get(name) != pin]
+        for pin in fresh:
+            until = inf if pin.expires is None else pin.expires
+            self._blobs.put(PINS + pin.name, f"{pin.bytes} {until!r}".encode())
+        if gone := before.pins.keys() - after.pins.keys():
+            self._blobs.discard([PINS + name for name in gone])
+        if after.cap != before.cap:
+            if after.cap is None:
+                self._blobs.delete(PINS + _CAP)
+            else:
+                self._blobs.put(PINS + _CAP, str(after.cap).encode())
+        return bool(fresh)
 
-    def pinned(self, names: Sequence[str]) -> set[str]:
-        """Those of ``names`` that are pinned now, from one read of their pins."""
-        return {
-            pin.name for pin in self._listing.of(builtins.list(names)) if pin is not None and self._holds(pin)
-        }
-
-    def list(self) -> builtins.list[Pin]:
-        """See `PinBook`."""
-        return [pin for pin in self._listing() if self._holds(pin)]
-
-    @property
-    def cap(self) -> int | None:
-        """See `PinBook`."""
+    def _cap(self) -> int | None:
         try:
             data = self._blobs.get(PINS + _CAP)
         except CorruptChunk:
             data = b""
-        if data is None:
-            return None
-        if not data.isdigit():
-            logger.warning(
-                "the cap on pins of %s cannot be read: nothing more can be pinned", self._blobs.url
-            )
-            return 0
-        return int(data)
-
-    def set_cap(self, cap: int | None) -> None:
-        """See `PinBook`."""
-        check_cap(cap)
-        if cap is None:
-            self._blobs.delete(PINS + _CAP)
-        else:
-            self._blobs.put(PINS + _CAP, str(cap).encode())
-
-    def _restore(self, name: str, before: Head | None) -> None:
-        if before is None:
-            self._blobs.delete(PINS + name)
-        else:
-            self._blobs.put(PINS + name, before.data)
-
-    def _holds(self, pin: Pin) -> bool:
-        return pin.expires is None or pin.expires > self._clock()
+        if data is None or data.isdigit():
+            return None if data is None else int(data)
+        logger.warning("the cap on pins of %s cannot be read: nothing more can be pinned", self._blobs.url)
+        return 0
 
 
 def _read(name: str, head: Head) -> Pin:

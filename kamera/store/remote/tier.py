@@ -17,11 +17,12 @@ from kamera.ops import GUARANTEES, outranks
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
 from kamera.store.keys import is_key
+from kamera.store.pins import PinBook
 from kamera.store.records import Record
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, Blobs, Head
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.listing import Listing
-from kamera.store.remote.pins import RemotePins
+from kamera.store.remote.pins import RemotePlace
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class RemoteTier:
     ) -> None:
         self.url = blobs.url
         self._blobs = Guard(blobs, breaker)
-        self.pins = RemotePins(self._blobs)
+        self.pins = PinBook(RemotePlace(self._blobs))
         self._listing = self._lister()
         self._codec = codec
         self._tenant = tenant

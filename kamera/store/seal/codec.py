@@ -60,7 +60,7 @@ class Sealed(Codec):
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
         return super().open(source, name, where)
 
-    def sign_row(self, text: str) -> str:
+    def sign(self, text: str) -> str:
         """See `Codec`; nobody can make one without the secret."""
         return hashlib.blake2b(text.encode(), key=self.key_for("kamera.row.v1"), digest_size=16).hexdigest()
 

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kamera import files as files_module
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnknownChunk
 from kamera.store import ChunkStore, Context, StoreAdmin, certificate_folders
 from kamera.store.admin import archive as archive_module
@@ -188,7 +189,7 @@ def test_a_bundle_that_could_not_be_finished_is_not_there(
         put(store, canonical(A))
         for call in ("replace", "fsync"):
             with monkeypatch.context() as patched:
-                patched.setattr(archive_module.os, call, fails)
+                patched.setattr(files_module.os, call, fails)
                 with pytest.raises(StoreError, match="No space left"):
                     StoreAdmin(store).export_bundle(tmp_path / "b")
         with pytest.raises(StoreError, match="cannot write"):

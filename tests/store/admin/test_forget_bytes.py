@@ -16,7 +16,9 @@ from kamera.cli.app import main
 from kamera.errors import AmbiguousId, UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
-from kamera.store.disk import scrub as scrub_module
+from kamera.store.disk import database as database_module
+from kamera.store.disk.database import Database
+from kamera.store.disk.rows import INSERT
 from tests.store.builders import CONTEXT, canonical, patch, snapshot
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
@@ -75,30 +77,26 @@ def test_no_byte_of_a_forgotten_id_is_left_in_any_file(root: Path, options: dict
 
 def test_rows_that_sqlite_moved_leave_no_copy_behind(tmp_path: Path) -> None:
     """Where SQLite moves rows between pages copies stay, `secure_delete` or not; a scrub leaves none."""
-    db = sqlite3.connect(tmp_path / "x.sqlite", isolation_level=None)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA secure_delete = ON")
-    db.execute("CREATE TABLE t (key TEXT PRIMARY KEY, chunk TEXT, more TEXT, created REAL) WITHOUT ROWID")
-    db.execute("CREATE INDEX i ON t (chunk, created, key)")
+    database = Database(tmp_path / "x.sqlite")
     ids, count = [chunk(n) for n in range(3000)], 0
-    db.execute("BEGIN")
-    for n, one in enumerate(ids):
-        db.execute("INSERT INTO t VALUES (?, ?, ?, ?)", (one, chunk(-n), "m" * (n * 37 % 601), n))
-    for n in range(0, len(ids), 3):
-        count += db.execute("DELETE FROM t WHERE key = ?", (ids[n],)).rowcount
-    db.execute("COMMIT")
-    assert scrub_module.scrub(db, tmp_path / "x.sqlite") is None
+    with database.writing() as db:
+        for n, one in enumerate(ids):
+            row = (one, "", chunk(-n), *[""] * 8, n, "", "m" * (n * 37 % 601), "")
+            db.execute(INSERT, row)
+        for n in range(0, len(ids), 3):
+            count += db.execute("DELETE FROM objects WHERE key = ?", (ids[n],)).rowcount
+    assert database.scrub() is None
     data = b"".join(snapshot(tmp_path).values())
     gone = range(0, len(ids), 3)
     assert [n for n in gone if ids[n].encode() in data or (n and chunk(-n).encode() in data)] == []
-    assert [n for [n] in db.execute("SELECT COUNT(*) FROM t")] == [len(ids) - count]
-    db.close()
+    assert database.execute("SELECT COUNT(*) FROM objects") == [(len(ids) - count,)]
+    database.close()
 
 
 def test_a_log_that_a_reader_keeps_is_told_of_and_emptied_later(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrub_module.scrub, "__defaults__", (0.05,))
+    monkeypatch.setattr(database_module, "PATIENCE", 0.05)
     with ChunkStore.open(root) as store:
         fill(store, 3)
         reader = sqlite3.connect(root / "index.sqlite", isolation_level=None)

@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
-from kamera.store.admin.gc import choose, collect, value
-from kamera.store.disk.index import HALF_LIFE, Weighed
+from kamera.store.admin.gc import collect
+from kamera.store.disk.notes import HALF_LIFE
+from kamera.store.eviction import choose, value
+from kamera.store.info import Quarantined, Weighed
+from kamera.store.pins import MemoryPlace, PinBook
 from tests.store.builders import CONTEXT, canonical, patch
 
 NOW = 1e9
 
 
 def weighed(key: str, kind: str = "canonical", chunk: str = "c", **fields: object) -> Weighed:
-    base = Weighed(key, kind, chunk, "f", "a", "", 100, 1000, NOW, "stamp", 0.0, None)
+    base = Weighed(key, kind, chunk, "f", "a", "", "as-is", "", 100, 1000, NOW, "stamp")
     return base._replace(**fields)
 
 
@@ -48,6 +51,34 @@ def stores(draw: st.DrawFn) -> list[Weighed]:
     return objects
 
 
+class Fake:
+    """A store of these objects."""
+
+    at_once = 64
+
+    def __init__(self, objects: list[Weighed], pinned: set[str]) -> None:
+        self.pins = PinBook(MemoryPlace(2**40))
+        self.pins.pin([(name, 1) for name in pinned])
+        self.gone: list[str] = []
+        self._objects = objects
+
+    def objects(self) -> list[Weighed]:
+        return self._objects
+
+    def remove(self, objects: Sequence[Weighed]) -> list[bool]:
+        self.gone.extend(found.key for found in objects)
+        return [True] * len(objects)
+
+    def copies(self) -> list[Quarantined]:
+        return []
+
+    def purge(self, copy: str) -> int:
+        return 0
+
+    def clear(self) -> int:
+        return 0
+
+
 @given(stores(), st.data())
 def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
     objects: list[Weighed], data: st.DataObject
@@ -55,13 +86,8 @@ def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
     names = [found.key for found in objects]
     pinned = set(data.draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
     budget = data.draw(st.integers(0, 60_000))
-    gone: list[str] = []
-
-    def evict(leaving: Sequence[Weighed]) -> list[bool]:
-        gone.extend(found.key for found in leaving)
-        return [True] * len(leaving)
-
-    report = collect(objects, pinned, budget, evict, NOW)
+    held = Fake(objects, pinned)
+    report, gone = collect(held, budget, NOW), held.gone
     left = [found for found in objects if found.key not in gone]
     assert len(gone) == len(set(gone))
     assert pinned.isdisjoint(gone)

@@ -11,7 +11,8 @@ import pytest
 
 from kamera.errors import PinsFull, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.admin.pins import Pin, Pins
+from kamera.store.disk.keep import Keep
+from kamera.store.pins import Pin, PinBook
 from tests.store.builders import canonical, is_pinned, patch
 
 
@@ -28,11 +29,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pins(tmp_path: Path, clock: Clock) -> Pins:
-    return Pins(tmp_path, clock)
+def pins(tmp_path: Path, clock: Clock) -> PinBook:
+    return PinBook(Keep(tmp_path), clock)
 
 
-def test_a_pin_holds_until_its_time_is_over(pins: Pins, clock: Clock) -> None:
+def test_a_pin_holds_until_its_time_is_over(pins: PinBook, clock: Clock) -> None:
     pins.pin([("a", 10), ("b", 20)], ttl=60)
     pins.pin([("c", 30)])
     clock.now += 59.9
@@ -43,7 +44,7 @@ def test_a_pin_holds_until_its_time_is_over(pins: Pins, clock: Clock) -> None:
     assert not is_pinned(pins, "a") and is_pinned(pins, "c")
 
 
-def test_pinning_again_sets_the_time_anew(pins: Pins, clock: Clock) -> None:
+def test_pinning_again_sets_the_time_anew(pins: PinBook, clock: Clock) -> None:
     pins.pin([("a", 10)], ttl=60)
     clock.now += 30
     pins.pin([("a", 10)], ttl=60)
@@ -54,14 +55,14 @@ def test_pinning_again_sets_the_time_anew(pins: Pins, clock: Clock) -> None:
     assert is_pinned(pins, "a")
 
 
-def test_unpinning_lets_go_and_counts(pins: Pins, clock: Clock) -> None:
+def test_unpinning_lets_go_and_counts(pins: PinBook, clock: Clock) -> None:
     assert pins.unpin(["a"]) == 0
     pins.pin([("a", 10), ("b", 10)])
     assert pins.unpin(["a", "x"]) == 1
     assert [pin.name for pin in pins.list()] == ["b"]
 
 
-def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: Pins, clock: Clock) -> None:
+def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: PinBook, clock: Clock) -> None:
     assert pins.cap is None
     pins.set_cap(100)
     pins.pin([("a", 60)], ttl=50)
@@ -78,25 +79,25 @@ def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: Pins, clock: Cl
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan")])
-def test_a_time_that_is_none_is_bad_usage(pins: Pins, ttl: float) -> None:
+def test_a_time_that_is_none_is_bad_usage(pins: PinBook, ttl: float) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         pins.pin([("a", 1)], ttl)
     with pytest.raises(ValueError, match="number of bytes"):
         pins.set_cap(-1)
 
 
-def test_looking_makes_no_file_and_the_file_is_the_owners(pins: Pins) -> None:
+def test_looking_makes_no_file_and_the_file_is_the_owners(pins: PinBook) -> None:
     assert (pins.list(), is_pinned(pins, "a"), pins.cap) == ([], False, None)
-    assert not pins.path.exists()
+    assert not pins.place.path.exists()
     pins.pin([("a", 1)])
-    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.path.parent.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.place.path.parent.iterdir()} == {0o600}
 
 
 def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
         key = store.put(canonical())
         StoreAdmin(store).pin([key])
-        StoreAdmin(store).pins.path.write_bytes(b"no database " * 1000)
+        StoreAdmin(store).pins.place.path.write_bytes(b"no database " * 1000)
         for use in (
             StoreAdmin(store).pins.list,
             lambda: StoreAdmin(store).gc(0),
@@ -170,7 +171,7 @@ def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
 
 def take(path: Path, me: int, ready: Any) -> None:
     ready.wait()
-    pins = Pins(path)
+    pins = PinBook(Keep(path))
     for i in range(10):
         try:
             pins.pin([(f"{me}-{i}", 10)])
@@ -178,11 +179,11 @@ def take(path: Path, me: int, ready: Any) -> None:
             return
 
 
-def test_processes_that_pin_at_once_keep_the_cap(pins: Pins) -> None:
+def test_processes_that_pin_at_once_keep_the_cap(pins: PinBook) -> None:
     pins.set_cap(105)
     fork = multiprocessing.get_context("fork")
     ready = fork.Barrier(3)
-    takers = [fork.Process(target=take, args=(pins.path.parent, me, ready)) for me in range(3)]
+    takers = [fork.Process(target=take, args=(pins.place.path.parent, me, ready)) for me in range(3)]
     for taker in takers:
         taker.start()
     for taker in takers:

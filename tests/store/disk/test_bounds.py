@@ -13,9 +13,9 @@ import pytest
 
 from kamera.errors import StoreError, StoreFull
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.admin.pins import Pins
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
+from kamera.store.pins import PinBook
 from tests.store.builders import CONTEXT, canonical, file_of, patch
 
 
@@ -48,9 +48,9 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
 
         chosen, pinned = threading.Event(), threading.Event()
         monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
-        choose_first = Pins.kept
+        choose_first = PinBook.kept
 
-        def kept(self: Pins) -> set[str]:
+        def kept(self: PinBook) -> set[str]:
             found = choose_first(self)
             if not chosen.is_set():
                 return found
@@ -62,7 +62,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
             return found
 
         seen: list[bool] = []
-        monkeypatch.setattr(Pins, "kept", kept)
+        monkeypatch.setattr(PinBook, "kept", kept)
         pinned.set()
         removed = {gone.key for gone in StoreAdmin(store).gc(0).removed}
         monkeypatch.undo()
@@ -181,8 +181,8 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
     with ChunkStore.open(root, ttl=100) as store:
         disk = store._disk
         assert isinstance(disk, DiskTier)
-        store._tiers._bounds = Bounds(disk, Pins(disk.root), None, 100, clock)
-        disk.index._clock = clock
+        store._tiers._bounds = Bounds(disk, None, 100, clock)
+        disk.index.notes.clock = clock
         used, pinned, idle = (store.put(canonical(name * 64)) for name in "abc")
         StoreAdmin(store).pin([pinned])
         clock.now += 90

@@ -104,9 +104,10 @@ def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_what_it_acknowledged(s
         assert 0 < len(kept) < len(puts)
         assert all("No space" in str(put.error) for put in puts if put.error is not None)
         assert {info.key for info in store.ls()} == kept | {canonical(f"{n:064x}").key for n in range(5)}
-        assert list((root / "tmp").iterdir()) == []
+        assert not list((root / "tmp").glob("*.part"))  # their names tell whoever lists that rows are missing
     (small / "ballast").unlink()
     with ChunkStore.open(root, memory_limit=0) as store:
+        assert list((root / "tmp").iterdir()) == []
         assert StoreAdmin(store).verify().ok == 5 + len(kept)
         assert not any(put.error for put in store.put_many([canonical(f"{n:064x}") for n in range(60)]))
         assert len(store.ls()) == 60

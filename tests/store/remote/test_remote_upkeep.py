@@ -11,8 +11,8 @@ import pytest
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.admin.pins import Pin
-from kamera.store.remote.pins import RemotePins
+from kamera.store.pins import Pin, PinBook
+from kamera.store.remote.pins import RemotePlace
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, is_pinned, patch
@@ -61,7 +61,7 @@ def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisSer
     with ChunkStore.open(server.url("timeout=60")) as store:
         key = store.put(canonical())
         now = [1000.0]
-        pins = RemotePins(remote_of(store)._blobs, lambda: now[0])
+        pins = PinBook(RemotePlace(remote_of(store)._blobs), lambda: now[0])
         pins.pin([(key, 10)], ttl=60)
         now[0] += 59.9
         assert pins.list() == [Pin(key, 10, 1060.0)] and is_pinned(pins, key)
@@ -110,14 +110,14 @@ def test_a_pin_that_came_too_late_is_told_and_let_go(
 ) -> None:
     one, other = two
     key = one.put(canonical())
-    pin = RemotePins.pin
+    pin = PinBook.pin
 
-    def overtaken(self: RemotePins, *arguments: Any) -> None:
+    def overtaken(self: PinBook, *arguments: Any) -> None:
         StoreAdmin(other).delete(key)
         pin(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RemotePins, "pin", overtaken)
+        patched.setattr(PinBook, "pin", overtaken)
         with pytest.raises(StoreError, match="lost"):
             StoreAdmin(one).pin([key])
     assert StoreAdmin(one).pins.list() == []
@@ -129,15 +129,15 @@ def test_a_pin_during_gc_is_honoured_by_the_next_batch(
     one, other = two
     key = one.put(canonical())
     one.put(patch())
-    names = RemotePins.list
+    names = PinBook.list
 
-    def then_pinned(self: RemotePins) -> list[Pin]:
+    def then_pinned(self: PinBook) -> list[Pin]:
         found = names(self)
         monkeypatch.undo()
         StoreAdmin(other).pin([key])
         return found
 
-    monkeypatch.setattr(RemotePins, "list", then_pinned)
+    monkeypatch.setattr(PinBook, "list", then_pinned)
     assert StoreAdmin(one).gc(0).removed == ()
     assert len(one.ls()) == 2
 

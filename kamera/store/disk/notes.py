@@ -1,0 +1,98 @@
+"""What an index notes of objects beside their rows: how they are used, and which files a remote has.
+
+Both may be lost: an object counts as less used then, or is sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kamera.store.disk.database import Database, Unusable
+
+logger = logging.getLogger(__name__)
+
+HALF_LIFE = 7 * 86_400.0
+"""Seconds after which a use counts half."""
+
+_USES = 256  # objects whose uses are counted in memory before they are written
+
+
+class Notes:
+    """The notes in ``database``. Safe to use from several threads and processes; nothing here raises.
+
+    ``clock`` returns seconds since 1970. ``read_only``: nothing is written.
+    """
+
+    def __init__(
+        self, database: Database, clock: Callable[[], float] = time.time, *, read_only: bool
+    ) -> None:
+        self.clock = clock
+        self._db = database
+        self._read_only = read_only
+        self._uses: dict[str, tuple[int, float]] = {}
+        self._lock = threading.Lock()
+
+    def used(self, key: str) -> None:
+        """Count a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
+        with self._lock:
+            count, _ = self._uses.get(key, (0, 0.0))
+            self._uses[key] = count + 1, self.clock()
+            due = len(self._uses) >= _USES
+        if due:
+            self.flush()
+
+    def last_use(self, key: str) -> float | None:
+        """Time of the last known use of ``key`` (seconds since 1970)."""
+        with self._lock:
+            if key in self._uses:
+                return self._uses[key][1]
+        rows = self._say("SELECT used FROM uses WHERE key = ?", key)
+        return float(rows[0][0]) if rows else None
+
+    def flush(self) -> None:
+        """Write the uses counted so far; they are dropped if another process holds the database."""
+        with self._lock:
+            taken, self._uses = self._uses, {}
+        if not taken or self._read_only:
+            return
+        try:
+            with self._db.writing() as db:
+                grown = []
+                for key, (count, now) in taken.items():
+                    found = db.execute("SELECT uses, used FROM uses WHERE key = ?", (key,)).fetchone()
+                    before = 0.0 if found is None else decayed(found[0], found[1], now)
+                    grown.append((key, before + count, now, key))
+                there = "SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM objects WHERE key = ?)"
+                db.executemany(f"INSERT OR REPLACE INTO uses {there}", grown)
+        except Unusable as error:
+            logger.debug("uses not counted: %s", error)
+
+    def sent(self) -> dict[str, str]:
+        """Name and stamp of every file that the remote confirmed; some may be gone or replaced since."""
+        return {name: stamp for name, stamp in self._say("SELECT name, stamp FROM sent")}
+
+    def note_sent(self, name: str, stamp: str | None) -> None:
+        """Note that the remote has the file of ``stamp``; None: that the file is gone."""
+        if stamp is None:
+            self._say("DELETE FROM sent WHERE name = ?", name)
+        else:
+            self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", name, stamp)
+
+    def renew_sent(self, name: str, old: str, new: str) -> None:
+        """Note that the file of stamp ``old``, if the remote has it, is that of ``new`` now."""
+        self._say("UPDATE sent SET stamp = ? WHERE name = ? AND stamp = ?", new, name, old)
+
+    def _say(self, sql: str, *values: str) -> list[tuple[str, ...]]:
+        with contextlib.suppress(Unusable):
+            if not self._read_only:
+                return self._db.execute(sql, values)
+        return []
+
+
+def decayed(uses: float, since: float, now: float) -> float:
+    """``uses`` counted up to the time ``since``, decayed to ``now``."""
+    return float(uses * 2 ** (-max(0.0, now - since) / HALF_LIFE))

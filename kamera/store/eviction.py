@@ -1,0 +1,177 @@
+"""Eviction from a store: which objects leave first, by the recompute they save or by their last use.
+
+The value of an object is the recompute that a use saves, times its use:
+
+    saved = tokens × 1     a canonical or an anchor: its forward; a patch: the conditioned forward
+            tokens × 0.5   an encoding: the vision tower
+    used  = 2^(−age / half-life) + Σ over its uses of 2^(−(time since) / half-life)
+    value = saved × used
+
+A patch serves only together with its canonical, so a canonical can leave only with all its patches; by value
+it is weighed with them: Σ value / Σ bytes. An encoding can leave once no canonical refers to it: without it,
+a canonical is useless to a client that lacks the chunk's content. The least leaves first, until the rest
+fits. By value, a patch without its canonical is worth nothing and always leaves. Pinned objects stay, and so
+do the canonical of a pinned patch and the encoding of a canonical that stays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from kamera.store.disk.notes import decayed
+from kamera.store.info import Weighed
+from kamera.store.keys import KINDS, PATCH_KINDS
+
+ENCODING_COST = 0.5
+"""The saving of an encoding, in forwards of the language model per token; every other object saves one."""
+
+HEADS = frozenset(KINDS) - frozenset(PATCH_KINDS)
+"""Kinds of object that are of use by themselves."""
+
+
+class Victim(NamedTuple):
+    """An object that is to leave, and why."""
+
+    object: Weighed
+    reason: str
+
+
+def value(found: Weighed, now: float) -> float:
+    """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
+    saved = found.tokens * (ENCODING_COST if found.kind == "encoding" else 1.0)
+    used = decayed(1.0, found.created, now)
+    if found.used is not None:
+        used += decayed(found.uses, found.used, now)
+    return saved * used
+
+
+def last_use(row: Weighed) -> float:
+    """Time at which an object was last used, or else made (seconds since 1970)."""
+    return row.created if row.used is None else row.used
+
+
+def choose(
+    objects: Iterable[Weighed],
+    pinned: Collection[str],
+    max_bytes: int | None,
+    now: float,
+    by: Literal["value", "use"] = "value",
+) -> Iterator[Victim]:
+    """The objects that leave, in order, so that the rest is at most ``max_bytes`` (None: any number).
+
+    ``by`` their value per byte, or their last use. ``pinned``: names that stay. If they are larger than
+    ``max_bytes``, the limit is not reached.
+    """
+    groups: dict[tuple[str, ...], _Group] = {}
+    total = 0
+    for found in objects:
+        groups.setdefault(found.group, _Group(by)).add(found, found.key in pinned, now)
+        total += found.bytes
+    for group in groups.values():
+        group.encoding = None if group.head is None else groups.get(group.head.encoding)
+        if group.encoding is not None:
+            group.encoding.referring += 1
+    for group in groups.values() if by == "value" else ():
+        if group.head is None:
+            for orphan in group.loose():
+                group.take(orphan)
+                total -= orphan.bytes
+                yield Victim(orphan, "its canonical is gone")
+    if max_bytes is None:
+        return
+    queue = list(_offers(groups.values()))
+    heapq.heapify(queue)
+    while total > max_bytes and queue:
+        offer = heapq.heappop(queue)
+        group = offer.group
+        if offer.patch is None:
+            if offer.size != len(group.values):
+                continue  # a patch has left since: the group was offered again
+            # the canonical last: an interruption leaves no patch without one
+            leaving = sorted(group.objects.values(), key=lambda found: found.kind in HEADS)
+        elif offer.patch.key in group.objects:
+            leaving = [offer.patch]
+        else:
+            continue
+        for found in leaving:
+            group.take(found)
+            total -= found.bytes
+            yield Victim(found, "least value per byte" if by == "value" else "least recently used")
+        free = group if group.objects else group.encoding
+        if free is not None and free is not group:
+            free.referring -= 1
+        if free is not None and free.is_free:
+            heapq.heappush(queue, free.offer())
+
+
+class _Offer(NamedTuple):
+    """A patch, or a group's head with its ``size`` - 1 patches, and what it is worth."""
+
+    worth: float
+    created: float
+    name: str
+    size: int
+    group: _Group
+    patch: Weighed | None
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        return self[:4] < other[:4]
+
+
+@dataclass
+class _Group:
+    """A canonical and its patches; or an encoding, or an anchor, by itself."""
+
+    by: str
+    head: Weighed | None = None
+    encoding: _Group | None = None
+    referring: int = 0  # canonicals whose encoding it is
+    kept: bool = False  # a member is pinned
+    objects: dict[str, Weighed] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
+    bytes: int = 0
+    value: float = 0.0
+
+    def add(self, found: Weighed, pinned: bool, now: float) -> None:
+        if found.kind in HEADS:
+            self.head = found
+        if pinned:
+            self.kept = True
+            self.pinned.add(found.key)
+        self.objects[found.key] = found
+        self.values[found.key] = value(found, now)
+        self.bytes += found.bytes
+        self.value += self.values[found.key]
+
+    def take(self, found: Weighed) -> None:
+        del self.objects[found.key]
+        self.bytes -= found.bytes
+        self.value -= self.values.pop(found.key)
+
+    def loose(self) -> list[Weighed]:
+        """Patches that may leave alone."""
+        return [o for o in self.objects.values() if o.kind not in HEADS and o.key not in self.pinned]
+
+    @property
+    def is_free(self) -> bool:
+        """True if the whole group may leave."""
+        return self.head is not None and not self.kept and not self.referring
+
+    def offer(self) -> _Offer:
+        """The offer of the whole group."""
+        assert self.head is not None
+        worth = last_use(self.head) if self.by == "use" else self.value / max(1, self.bytes)
+        return _Offer(worth, self.head.created, self.head.key, len(self.objects), self, None)
+
+
+def _offers(groups: Iterable[_Group]) -> Iterator[_Offer]:
+    for group in groups:
+        for patch in group.loose():
+            worth = last_use(patch) if group.by == "use" else group.values[patch.key] / max(1, patch.bytes)
+            yield _Offer(worth, patch.created, patch.key, 1, group, patch)
+        if group.is_free:
+            yield group.offer()
