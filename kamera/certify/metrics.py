@@ -66,7 +66,7 @@ def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items, s
 
     Both are `agreement` with re-prefill per item; nan if blind reuse flips none (paper, section 4).
     """
-    kept, base = _paired(arm, blind)
+    kept, base = _pair(arm, blind)
     return bootstrap(kept[base == 0.0].tolist(), seed)
 
 
@@ -77,7 +77,7 @@ def eta_interval(
 
     Draws in which blind reuse loses nothing have no η and are left out.
     """
-    ours, base = _paired(arm, blind)
+    ours, base = _pair(arm, blind)
     if not base.sum() > 0:
         return _UNKNOWN
     rng = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def eta_interval(
 _UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
-def _paired(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
+def _pair(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
     ours, base = np.asarray(arm, dtype=np.float64), np.asarray(blind, dtype=np.float64)
     if ours.shape != base.shape:
         raise ValueError(f"{ours.shape[0]} items of the arm and {base.shape[0]} of blind: ask both the same")

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.certify.kv import Compared
+from kamera.certify.kv import Comparison
 from kamera.certify.metrics import eta_interval
 from kamera.window import Estimate, Finding, Verdict
 
@@ -68,7 +68,7 @@ class Outcome:
 def judge(
     outcomes: Sequence[Outcome],
     chance: float,
-    compared: Compared | None = None,
+    compared: Comparison | None = None,
     name: str = "patched",
 ) -> Finding:
     """Judge served KV by its answers to questions; a guess is right with probability ``chance``.
@@ -98,10 +98,10 @@ def judge(
         flip_recover=recovered,
         closed=(compared and compared.closed) or None,
     )
-    return overruled(finding, "" if compared is None else compared.flaw)
+    return overrule(finding, "" if compared is None else compared.flaw)
 
 
-def overruled(finding: Finding, flaw: str) -> Finding:
+def overrule(finding: Finding, flaw: str) -> Finding:
     """The finding under a flaw of the operator or of the KV: "unsafe", for any answers; "" is none."""
     return replace(finding, verdict="unsafe", reason=flaw) if flaw else finding
 

@@ -58,7 +58,7 @@ class Canonicals:
 
     def facts(self, source: ByContent, former: Former) -> Facts:
         """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
-        return _encoded(self._built(source), former)
+        return _encode(self._built(source), former)
 
     def _look(self, prompt: Prompt, source: ChunkSource) -> Location | Facts:
         """A stored or unavailable chunk, or the facts of one to be formed."""
@@ -71,7 +71,7 @@ class Canonicals:
             chunk = self._built(source)
             if prompt.has_canonical(chunk.id):
                 return Location(source, chunk.id, chunk.num_tokens)
-            facts = _encoded(chunk, prompt.former)
+            facts = _encode(chunk, prompt.former)
             self._backbone.check_positions(prompt.former.alone(facts))
             return facts
         except (StoreError, StoreVersionError):
@@ -158,7 +158,7 @@ class Canonicals:
         return self._backbone.run(facts.encoded, positions, self._backbone.cache([former.anchor.kv]))[0]
 
 
-def _encoded(chunk: Chunk, former: Former) -> Facts:
+def _encode(chunk: Chunk, former: Former) -> Facts:
     return former.encodings.stored(chunk) or former.encodings.made(chunk)
 
 

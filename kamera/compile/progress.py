@@ -186,13 +186,13 @@ class Progress:
                 node.budget = node.budget.joined(budget)
                 if orbit:
                     node.orbit_places += 1
-                    node.orbit_budget = _joined(node.orbit_budget, budget)
+                    node.orbit_budget = _join(node.orbit_budget, budget)
         owners: dict[tuple[str, Path], Node] = {}
         for path in sorted(trie):
             node = trie[path]
             if node.orbit_budget is not None and len(path) > 1:
                 node.owner = owners.setdefault((path[-1], tuple(sorted(path[:-1]))), node)
-                node.owner.orbit_budget = _joined(node.owner.orbit_budget, node.orbit_budget)
+                node.owner.orbit_budget = _join(node.owner.orbit_budget, node.orbit_budget)
         return trie
 
     def _branch(self, system: System, path: Path, first: int) -> Branch:
@@ -229,6 +229,6 @@ class Progress:
         return len(path), self._locations[planned.system, planned.chunks[len(path)]].error or ""
 
 
-def _joined(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:
+def _join(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:
     """The smallest budget that satisfies both."""
     return other if one is None else one.joined(other)

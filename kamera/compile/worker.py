@@ -58,21 +58,21 @@ class Worker:
     def prospect(self, task: Sources) -> Prospect:
         """What is missing of the chunks that sources name, and facts of the model and the clock."""
         ids = [source.chunk_id for source in task.sources if isinstance(source, ById)]
-        prompt = self._opened(task.system)
+        prompt = self._prompt_under(task.system)
         missing = tuple(chunk_id for chunk_id in ids if not prompt.has_canonical(chunk_id))
         return Prospect(missing, len(self.backbone.layout), self.clock.name)
 
     def locate(self, task: Sources) -> tuple[tuple[Location, ...], TaskCost]:
         """Determine the id of each chunk, and form its canonical if that is not stored."""
-        prompt = self._opened(task.system)
-        with self._measured(prompt) as cost:
+        prompt = self._prompt_under(task.system)
+        with self._measuring(prompt) as cost:
             locations = self._canonicals.locate(prompt, task.sources, cost)
         return locations, cost
 
     def compile(self, branches: Sequence[Branch]) -> tuple[tuple[Growth, ...], TaskCost]:
         """Form the patches of each branch that are not stored."""
-        prompt = self._opened(branches[0].system)
-        with self._measured(prompt) as cost:
+        prompt = self._prompt_under(branches[0].system)
+        with self._measuring(prompt) as cost:
             growths = tuple(self._grow(prompt, branch, cost) for branch in branches)
         return growths, cost
 
@@ -177,7 +177,7 @@ class Worker:
         cost.applied_tokens = facts.length
 
     @contextmanager
-    def _measured(self, prompt: Prompt) -> Iterator[TaskCost]:
+    def _measuring(self, prompt: Prompt) -> Iterator[TaskCost]:
         """Count and time the block, and check that its objects are stored."""
         cost = TaskCost()
         started, refused = self.clock.now(), prompt.refused
@@ -204,7 +204,7 @@ class Worker:
     def _prompt_of(self, system: str | None) -> Prompt:
         return Prompt(self.backbone, self.store, system, self.settings)
 
-    def _opened(self, system: str | None) -> Prompt:
+    def _prompt_under(self, system: str | None) -> Prompt:
         """The prompt; its objects of another one are let go of first."""
         if self._prompt.system != system:
             self._prompt = self._prompt_of(system)

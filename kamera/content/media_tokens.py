@@ -49,7 +49,7 @@ class MediaTokens:
         pixels: Any = load_image(item) if kind == "image" else _clip(item)
         name = _digest(kind, pixels)
         if name not in self._held:
-            self._held[name] = self._made(kind, name, pixels)
+            self._held[name] = self._make(kind, name, pixels)
             if len(self._held) > HELD:
                 self._held.popitem(last=False)
         self._held.move_to_end(name)
@@ -62,11 +62,12 @@ class MediaTokens:
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
         with self._template.exclusive.alone():
-            made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
+            media = _arguments(images, clips)
+            made = self._template.processor(text=[text], **media, add_special_tokens=special)
         return {name: torch.as_tensor(value) for name, value in made.items()}
 
-    def _made(self, kind: str, name: str, pixels: Any) -> Media:
-        given = _given([pixels], []) if kind == "image" else _given([], [pixels])
+    def _make(self, kind: str, name: str, pixels: Any) -> Media:
+        given = _arguments([pixels], []) if kind == "image" else _arguments([], [pixels])
         text = [self._template.placeholder(kind)]
         with self._template.exclusive.alone():
             made = self._template.processor(text=text, **given, add_special_tokens=False)
@@ -101,7 +102,7 @@ def expand(
     return out, spans
 
 
-def _given(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
+def _arguments(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
     """Pictures and clips as arguments of the processor."""
     given: dict[str, Any] = {"return_tensors": "pt"}
     if images:

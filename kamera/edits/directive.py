@@ -85,7 +85,7 @@ def resolve(
     """
     if snap not in get_args(Snap):
         raise ValueError(f"snap {quote(snap)} is none of {', '.join(get_args(Snap))}")
-    edits = [_resolved(d, rendered, tokenize, sink, snap) for d in directives]
+    edits = [_resolve_one(d, rendered, tokenize, sink, snap) for d in directives]
     edits.sort(key=lambda e: (e.start, e.stop))
     for one, other in pairwise(edits):
         if other.start < one.stop or one.start == other.start:
@@ -96,7 +96,7 @@ def resolve(
     return tuple(edits)
 
 
-def _resolved(
+def _resolve_one(
     directive: Directive,
     rendered: Rendered,
     tokenize: Callable[[str], Sequence[int]],
@@ -158,9 +158,9 @@ def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
 
 def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
     """The smallest span around ``start:stop`` that cuts no picture and no tag of a turn."""
-    held = (-1, -1)
-    while held != (start, stop):
-        held = (start, stop)
+    before = (-1, -1)
+    while before != (start, stop):
+        before = (start, stop)
         for segment in rendered.segments:
             if segment.media is not None and _cuts(start, stop, segment.start, segment.stop):
                 start, stop = min(start, segment.start), max(stop, segment.stop)

@@ -55,7 +55,7 @@ def keep_last_images(
         first = max(0, len(counted) - n) // batch * batch
         leaving, staying = counted[:first], counted[first:]
         if removes == "picture":
-            return _emptied(messages, leaving, placeholder)
+            return _empty(messages, leaving, placeholder)
         kept = {p.message for p in staying}
         gone = {i for p in leaving if p.message not in kept for i in (p.message, p.result) if i is not None}
         return without_calls(messages, gone, reasoning=removes == "step")
@@ -108,7 +108,7 @@ def _shows_result(messages: Sequence[Message], i: int) -> bool:
     )
 
 
-def _emptied(
+def _empty(
     messages: Sequence[Message], leaving: Collection[_Picture], placeholder: str | None
 ) -> list[dict[str, Any]]:
     """Messages without these pictures; those of nothing else are removed, unless they are results."""
@@ -117,13 +117,13 @@ def _emptied(
         places[picture.message].add(picture.path)
     out = []
     for i, message in enumerate(messages):
-        left = dict(message) if i not in places else _replaced(message, places[i], placeholder)
+        left = dict(message) if i not in places else _replace(message, places[i], placeholder)
         if left is not None:
             out.append(left)
     return out
 
 
-def _replaced(
+def _replace(
     message: Message, places: Collection[tuple[int, ...]], placeholder: str | None
 ) -> dict[str, Any] | None:
     if () in places:
@@ -134,7 +134,7 @@ def _replaced(
         if () in inner:
             kept += _stand_in(item, placeholder)
         elif inner:
-            kept.append(_replaced(item, inner, placeholder))
+            kept.append(_replace(item, inner, placeholder))
         else:
             kept.append(item)
     if not kept and not is_result(message) and message.get("type") != "tool_result":
