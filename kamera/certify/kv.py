@@ -98,7 +98,7 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KVComparison:
     """What KV was found to be.
 
     ``closed`` is, by channel and layer, the least share over chunks of what the best patch of its size
@@ -110,13 +110,13 @@ class Comparison:
     flaw: str = ""
     lack: str = ""
 
-    def __and__(self, other: Comparison) -> Comparison:
+    def __and__(self, other: KVComparison) -> KVComparison:
         """Both, of one layout: the lesser shares, and the first flaw."""
         closed = {
             name: [min(pair) for pair in zip(shares, other.closed.get(name, shares), strict=True)]
             for name, shares in (other.closed | self.closed).items()
         }
-        return Comparison(closed, self.flaw or other.flaw, self.lack or other.lack)
+        return KVComparison(closed, self.flaw or other.flaw, self.lack or other.lack)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Truth:
     layout: Layout
     budget: PatchBudget
 
-    def compare(self, served: Sequence[KV], *, said: bool = True) -> Comparison:
+    def compare(self, served: Sequence[KV], *, said: bool = True) -> KVComparison:
         """Served KV of the same chunks; ``said`` asks whether it is what their stored patches say, too."""
         flaw = next(self._unlike_said(served), "") if said else ""
         closed: dict[str, list[float]] = {}
@@ -168,7 +168,7 @@ class Truth:
                     flaw = flaw or (f"in layer {i} channel {c.name} of chunk {n + 1} {why}" if why else "")
         lacks = [f"{1 - off / all_:.2f} in {name}" for name, (off, all_) in sums.items() if off > HALF * all_]
         lack = f"of what blind reuse lacks, the served KV has {', '.join(lacks)}" if lacks else ""
-        return Comparison(closed, flaw, lack)
+        return KVComparison(closed, flaw, lack)
 
     @cached_property
     def _deficits(self) -> list[Deltas]:

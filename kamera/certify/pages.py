@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, Reading, draw_queries
+from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
 
 SIZE = 448
 """Side of a page in pixels: 16 tokens of 28 pixels in Qwen2.5-VL."""
@@ -105,11 +105,11 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
         lines = [template.says.format(e, v) for e, v in _shuffle(rng, [*facts.items(), *filled])]
         pages.append(_text(template.title, lines))
 
-    readings: dict[Order, dict[str, Reading]] = {}
+    readings: dict[Order, dict[str, ReaderFact]] = {}
     for behind in ORDERS:
         answers = {h: _stated(stated, e, behind) for h, e in zip(handles, entries, strict=False)}
         readings[behind] = {
-            template.reads.format(h): Reading(a or UNKNOWN, a is not None) for h, a in answers.items()
+            template.reads.format(h): ReaderFact(a or UNKNOWN, a is not None) for h, a in answers.items()
         }
 
     order = TRIALS["patched"][1]

@@ -78,7 +78,7 @@ class ProbeScene:
         digest.update(repr((self.system, sorted(self.queries.items()))).encode())
 
 
-class Reading(NamedTuple):
+class ReaderFact(NamedTuple):
     """The answer to a question about the reader's facts; ``told`` if a chunk in the window states it."""
 
     answer: str
@@ -87,7 +87,7 @@ class Reading(NamedTuple):
 
 def draw_queries(
     rng: np.random.Generator,
-    readings: Mapping[Order, Mapping[str, Reading]],
+    readings: Mapping[Order, Mapping[str, ReaderFact]],
     contested: Mapping[str, str],
     options: tuple[str, ...],
 ) -> dict[Guarantee, tuple[Query, ...]]:

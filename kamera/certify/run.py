@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from kamera.certify.kv import Comparison
+from kamera.certify.kv import KVComparison
 from kamera.certify.probe import PROBES, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import OF_PHASE, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
-from kamera.certify.verdict import Outcome, judge, overrule, unseen
+from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
 from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
 from kamera.window import Certificate, Finding, Guarantee, ReusePolicy, grounds_of, library_versions
 
@@ -119,11 +119,11 @@ class _Poll:
         self.items = items
         self.flaw = ""
         self.shown: list[ProbeScene] = []
-        self.outcomes: dict[Guarantee, list[Outcome]] = {g: [] for g in guarantees}
+        self.outcomes: dict[Guarantee, list[QuestionOutcome]] = {g: [] for g in guarantees}
         self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
-        self.compared: dict[Guarantee, Comparison] = {}
-        self.sabotaged: dict[str, list[Outcome]] = {name: [] for name in faults}
-        self.sabotaged_kv: dict[str, Comparison] = {}
+        self.compared: dict[Guarantee, KVComparison] = {}
+        self.sabotaged: dict[str, list[QuestionOutcome]] = {name: [] for name in faults}
+        self.sabotaged_kv: dict[str, KVComparison] = {}
 
     @property
     def done(self) -> bool:
@@ -166,7 +166,7 @@ class _Poll:
 
     def _compare(self, trials: Trials) -> None:
         first = not self.compared
-        found: dict[Guarantee, Comparison] = {"patched": trials.compare()}
+        found: dict[Guarantee, KVComparison] = {"patched": trials.compare()}
         if first:
             found["patched"] &= trials.compare_after_moves()
         if first and not (self.flaw or found["patched"].flaw):

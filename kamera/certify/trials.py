@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 
 from kamera.certify.answers import Instead, answers
-from kamera.certify.kv import ChunkPlace, Comparison, Truth, moved_as_said, places
+from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import OF_PHASE, Material, sabotages
-from kamera.certify.verdict import Outcome
+from kamera.certify.verdict import QuestionOutcome
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
@@ -35,7 +35,7 @@ class Trials:
         self.store = ChunkStore.open("memory://")
         self.elsewhere = ChunkStore.open("memory://")  # another chunk in the first place
 
-    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[Outcome]:
+    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[QuestionOutcome]:
         """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled."""
         window = self._window_of(guarantee)
         worth = window.slots[-1].guarantee
@@ -46,7 +46,7 @@ class Trials:
 
     def ask_sabotages(
         self, queries: Sequence[Query], names: Sequence[str]
-    ) -> Iterator[tuple[str, list[Outcome]]]:
+    ) -> Iterator[tuple[str, list[QuestionOutcome]]]:
         """Ask the questions about patched KV of the KV that these sabotaged builds would serve instead."""
         if not names:
             return
@@ -59,11 +59,11 @@ class Trials:
 
     # -- the KV itself -------------------------------------------------------------------------
 
-    def compare(self) -> Comparison:
+    def compare(self) -> KVComparison:
         """Patched KV as the window shows it."""
         return self._truth.compare(_live_kv(self._patched_window))
 
-    def compare_after_moves(self) -> Comparison:
+    def compare_after_moves(self) -> KVComparison:
         """Patched KV that came back: recalled, and behind chunks that changed places and back."""
         last = len(self._patched_window) - 1
         window = self._patched_window.fork()
@@ -76,7 +76,7 @@ class Trials:
         window.reorder(turned)
         return found & self._truth.compare(_live_kv(window))
 
-    def compare_survivors(self) -> Comparison:
+    def compare_survivors(self) -> KVComparison:
         """Patched KV that stayed while the first chunk left, or the second: as it was, moved."""
         before = self._patched_window.shown()
         flaw = ""
@@ -85,9 +85,9 @@ class Trials:
             window.evict(gone)
             kept = [i for i in range(len(before)) if i != gone + 1]
             flaw = flaw or moved_as_said(before, window.shown(), kept, self.backbone.layout)
-        return Comparison(flaw=flaw)
+        return KVComparison(flaw=flaw)
 
-    def compare_sabotages(self) -> dict[str, Comparison]:
+    def compare_sabotages(self) -> dict[str, KVComparison]:
         """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
         return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotages.items()}
@@ -194,9 +194,9 @@ def _blind(window: KameraWindow) -> KameraWindow:
     return blind
 
 
-def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[Outcome]:
+def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[QuestionOutcome]:
     return [
-        Outcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
+        QuestionOutcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
         for query, (ideal, want), (low, far), (high, near) in zip(
             queries, prefilled, blind, served, strict=True
         )

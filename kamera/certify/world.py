@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kamera import testbed
-from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, Reading, draw_queries
+from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
 
 LAYOUT = "LLLIL"
 """Legends, and the items frame in the reader's place."""
@@ -16,10 +16,12 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     episode = testbed.World(seed).episode(index, layout=LAYOUT)
     tags = list(episode.frames[READER].glyph_of)
 
-    readings: dict[Order, dict[str, Reading]] = {}
+    readings: dict[Order, dict[str, ReaderFact]] = {}
     for behind in ORDERS:
         questions = [episode.ask("value", tag, behind) for tag in tags]
-        readings[behind] = {question.text: Reading(question.answer, question.bound) for question in questions}
+        readings[behind] = {
+            question.text: ReaderFact(question.answer, question.bound) for question in questions
+        }
 
     order = TRIALS["patched"][1]
     said: dict[int, set[int]] = {}

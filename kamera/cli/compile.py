@@ -16,7 +16,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Owner, PatchBytes
 from kamera.cli.output import Output
 from kamera.cli.place import Coded, StorePlace, StoreUrl
-from kamera.compile import Job, Plan, Settings, SoloTeam, Team, read_plan
+from kamera.compile import Job, PlanFile, Settings, SoloTeam, Team, read_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
@@ -139,7 +139,7 @@ def _layers(text: str | None) -> Sequence[int] | str | None:
     return [int(number) for number in text.split(",")]
 
 
-def _refuse_any_id(plan: Plan, settings: Settings, place: StorePlace) -> None:
+def _refuse_any_id(plan: PlanFile, settings: Settings, place: StorePlace) -> None:
     windows = plan.windows[: settings.limit]
     ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
     refuse_ids(windows, ids, place.url)

@@ -62,14 +62,14 @@ class PlannedWindow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanFile:
     """A checked plan file."""
 
     path: Path
     windows: tuple[PlannedWindow, ...]
 
 
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> PlanFile:
     """Read a plan and check, without a model, its format, its names and that every file exists.
 
     Raises PlanError naming every bad line, FileNotFoundError (or another OSError) for the plan itself.
@@ -89,7 +89,7 @@ def read_plan(path: str | Path) -> Plan:
         raise PlanError(problems)
     if not windows:
         raise PlanError([f"{path}:1: the plan describes no window: give one JSON object per line"])
-    return Plan(path, tuple(windows))
+    return PlanFile(path, tuple(windows))
 
 
 def _window(where: str, line: bytes, base: Path) -> PlannedWindow:

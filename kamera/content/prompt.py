@@ -42,7 +42,7 @@ class Seams:
     reopen: str  # end of an answer and the opening of the user's next turn
 
 
-class Written(NamedTuple):
+class PromptText(NamedTuple):
     """Rendered text; ``word`` replaces each of ``hidden``, texts that spell special tokens."""
 
     text: str
@@ -120,11 +120,11 @@ class PromptFormat:
 
     # -- text for token ids --------------------------------------------------------------------
 
-    def content(self, items: Sequence[dict[str, Any]]) -> Written:
+    def content(self, items: Sequence[dict[str, Any]]) -> PromptText:
         """Content of a chunk; ``items`` as in `content_text`."""
         return self._guard([{"role": "user", "content": list(items)}], self._turn_text)
 
-    def dialogue(self, turns: Sequence[Turn]) -> Written:
+    def dialogue(self, turns: Sequence[Turn]) -> PromptText:
         """Messages as a chunk, which begins and ends within a window's open user turn.
 
         Raises RoleNotSupported for a role that the template lacks.
@@ -132,7 +132,7 @@ class PromptFormat:
         self._check(turns)
         return self._guard(turns, self._dialogue_text)
 
-    def question(self, asked: str | Sequence[Turn], tail: str) -> Written:
+    def question(self, asked: str | Sequence[Turn], tail: str) -> PromptText:
         """A question within the user's open turn, up to the answer. ``tail`` follows a question of text."""
         if isinstance(asked, str):
             turn = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
@@ -142,24 +142,24 @@ class PromptFormat:
             return self._guard(asked, partial(self._turn_text, tail=tail))
         return self._guard(asked, self._question_text)
 
-    def opening(self, system: str | Sequence[Turn] | None) -> Written:
+    def opening(self, system: str | Sequence[Turn] | None) -> PromptText:
         """The beginning of a window: a system prompt or messages, then the opening of the user's turn."""
         if system is None:
-            return Written(self.seams(None).prefix)
+            return PromptText(self.seams(None).prefix)
         if isinstance(system, str):
             turn = [{"role": "system", "content": [{"type": "text", "text": system}]}]
             return self._guard(turn, self._prefix_text)
         self._check(system)
         return self._guard(system, self._opening_text)
 
-    def ids(self, written: Written, *, special: bool = False) -> torch.Tensor:
+    def ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
         """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
         ids = torch.tensor(self.plain.tokens(written.text, add_special_tokens=special), dtype=torch.int64)
         return self.plain.spliced(ids, written.word, written.hidden, {})[0] if written.hidden else ids
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _guard(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> Written:
+    def _guard(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> PromptText:
         """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
         for turn in turns:
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
@@ -171,9 +171,9 @@ class PromptFormat:
         found = [item.get("text") for turn in turns for item in turn["content"]]
         texts = tuple(text for text in found if text)
         if self.plain.is_plain("".join(texts)):
-            return Written(render(list(turns)))
+            return PromptText(render(list(turns)))
         word = self.plain.stand_in(render([_with_text(turn, _SOMETHING) for turn in turns]))
-        return Written(render([_with_text(turn, word) for turn in turns]), word, texts)
+        return PromptText(render([_with_text(turn, word) for turn in turns]), word, texts)
 
     def _turn_text(self, turns: list[Turn], tail: str = "") -> str:
         return self.content_text(turns[0]["content"]) + tail

@@ -11,11 +11,11 @@ import pytest
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import TRIALS, certify, pages, run_probe
 from kamera.certify import probe as probe_module
-from kamera.certify.kv import Comparison
+from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, PROBES, READER, Order, Query, digest_of
 from kamera.certify.sabotage import SABOTAGES
-from kamera.certify.verdict import Outcome, judge, loss, unseen, wilson
+from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
 from kamera.window import grounds_of, library_versions
@@ -206,13 +206,15 @@ def test_an_answer_is_the_option_it_names_first(said, option):
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def answers(n: int, *, blind: int = 0, served: int = 0, ceiling: int = 0, kls=(1.0, 0.01)) -> list[Outcome]:
+def answers(
+    n: int, *, blind: int = 0, served: int = 0, ceiling: int = 0, kls=(1.0, 0.01)
+) -> list[QuestionOutcome]:
     """``n`` questions of which an arm gets the first so many wrong, and re-prefill the last so many."""
     out = []
     for i in range(n):
         prefilled = "wrong" if i >= n - ceiling else "right"
         out.append(
-            Outcome(
+            QuestionOutcome(
                 "right",
                 prefilled,
                 "off" if i < blind else prefilled,
@@ -252,14 +254,14 @@ def test_the_rules_of_the_verdict(case):
 
 def test_kv_that_is_wrong_is_unsafe_however_it_answers():
     right = answers(100, blind=80)
-    assert judge(right, 0.1, Comparison({"k": [1.0, 0.99]})).verdict == "safe"
-    found = judge(right, 0.1, Comparison({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
+    assert judge(right, 0.1, KVComparison({"k": [1.0, 0.99]})).verdict == "safe"
+    found = judge(right, 0.1, KVComparison({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
     assert (found.verdict, found.reason) == ("unsafe", "in layer 1 channel k it is scaled")
     assert (found.served.mean, found.closed) == (1.0, {"k": [1.0, 0.9]})
 
 
 def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
-    short = Comparison({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
+    short = KVComparison({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
     found = judge(answers(100, blind=80), 0.1, short)
     assert found.verdict == "cannot tell"
     assert "the served KV has 0.04 in k" in found.reason

@@ -10,7 +10,7 @@ import torch
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import certify, probe, run
-from kamera.certify.kv import Comparison
+from kamera.certify.kv import KVComparison
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
 from lab.sabotage.builds import builds
@@ -115,10 +115,10 @@ def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
 
 
 def test_of_two_comparisons_the_worse_holds():
-    one, other = Comparison({"k": [1.0, 0.5]}), Comparison({"k": [0.9, 0.8]}, flaw="torn", lack="much")
-    assert one & other == Comparison({"k": [0.9, 0.5]}, "torn", "much")
-    assert (Comparison(flaw="first") & other).flaw == "first"
-    assert (one & Comparison()).closed == one.closed
+    one, other = KVComparison({"k": [1.0, 0.5]}), KVComparison({"k": [0.9, 0.8]}, flaw="torn", lack="much")
+    assert one & other == KVComparison({"k": [0.9, 0.5]}, "torn", "much")
+    assert (KVComparison(flaw="first") & other).flaw == "first"
+    assert (one & KVComparison()).closed == one.closed
 
 
 def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_probe(trained, monkeypatch):

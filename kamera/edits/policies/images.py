@@ -69,7 +69,7 @@ def count_images(messages: Sequence[Message], of: Counted) -> int:
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _PicturePlace:
     """A picture's place: the index of its message, and of its item, its inner item in a ``tool_result``.
 
     ``result`` is the message of the tool's result that it belongs to.
@@ -80,19 +80,19 @@ class _Picture:
     result: int | None
 
 
-def _pictures(messages: Sequence[Message]) -> list[_Picture]:
+def _pictures(messages: Sequence[Message]) -> list[_PicturePlace]:
     found = []
     for i, message in enumerate(messages):
         result = i if is_result(message) else i - 1 if _shows_result(messages, i) else None
         if _is_image(message.get("output")):
-            found.append(_Picture(i, (), i))
+            found.append(_PicturePlace(i, (), i))
         blocks = dict(result_blocks(message))
         for k, item in enumerate(_items(message)):
             if _is_image(item):
-                found.append(_Picture(i, (k,), result))
+                found.append(_PicturePlace(i, (k,), result))
             elif k in blocks:
                 inner = enumerate(_items(item))
-                found += [_Picture(i, (k, m), i) for m, one in inner if _is_image(one)]
+                found += [_PicturePlace(i, (k, m), i) for m, one in inner if _is_image(one)]
     return found
 
 
@@ -109,7 +109,7 @@ def _shows_result(messages: Sequence[Message], i: int) -> bool:
 
 
 def _empty(
-    messages: Sequence[Message], leaving: Collection[_Picture], placeholder: str | None
+    messages: Sequence[Message], leaving: Collection[_PicturePlace], placeholder: str | None
 ) -> list[dict[str, Any]]:
     """Messages without these pictures; those of nothing else are removed, unless they are results."""
     places: dict[int, set[tuple[int, ...]]] = defaultdict(set)
