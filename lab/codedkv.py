@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from kamera import testbed
-from kamera.certify.metrics import Interval, bootstrap, kl
+from kamera.certify.metrics import bootstrap, kl
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor
-from kamera.window import ReusePolicy
+from kamera.window import Estimate, ReusePolicy
 from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load
@@ -44,7 +44,7 @@ class Row:
 
     arm: str
     n: int
-    accuracy: Interval
+    accuracy: Estimate
     kl: float
     agreement: float
     error: float

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from kamera import testbed
-from kamera.certify.metrics import Interval, bootstrap, eta, kl
+from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.engines.hf import Backbone
 from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
+from kamera.window import Estimate
 from lab.basis import Basis
 from lab.readers import Reading, measure_readers
 from lab.results import keep
@@ -55,7 +56,7 @@ class Row:
     share: float
     spent: float
     n: int
-    accuracy: Interval
+    accuracy: Estimate
     kl: float
     eta: float
 

@@ -1,7 +1,7 @@
 """Certification of the KV below exact that a model may be served: a probe, its answers, a verdict."""
 
-from kamera.certify.metrics import Interval, bootstrap, eta, kl
+from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.certify.probe import TRIALS
 from kamera.certify.run import ITEMS, certify, run_probe
 
-__all__ = ["ITEMS", "TRIALS", "Interval", "bootstrap", "certify", "eta", "kl", "run_probe"]
+__all__ = ["ITEMS", "TRIALS", "bootstrap", "certify", "eta", "kl", "run_probe"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -18,33 +18,6 @@ ANSWER_TOKENS = 12
 """An answer is one word; this leaves room for "The answer is …"."""
 
 
-class Asked(Protocol):
-    """An object that answers questions."""
-
-    def logits(self, texts: Sequence[str]) -> torch.Tensor:
-        """Next-token logits ``[texts, vocabulary]``."""
-        ...
-
-    def words(self, text: str) -> str:
-        """An answer in words."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Window:
-    """A window as it is."""
-
-    window: KameraWindow
-
-    def logits(self, texts: Sequence[str]) -> torch.Tensor:
-        """Next-token logits ``[texts, vocabulary]``."""
-        return self.window.next_token_logits_of(texts)
-
-    def words(self, text: str) -> str:
-        """An answer in words."""
-        return str(self.window.generate(text, max_new_tokens=ANSWER_TOKENS, do_sample=False))
-
-
 @dataclass(frozen=True, eq=False)
 class Instead:
     """The chunks of a window with other KV in their places.
@@ -56,51 +29,53 @@ class Instead:
     chunks: Sequence[Encoded]
     spans: Sequence[KV]
 
-    def logits(self, texts: Sequence[str]) -> torch.Tensor:
+    @property
+    def backbone(self) -> Engine:
+        """The window's."""
+        return self.window.backbone
+
+    def next_token_logits_of(self, texts: Sequence[str]) -> torch.Tensor:
         """Next-token logits ``[texts, vocabulary]``; questions of one length share a forward."""
         ids = [self._ids(text) for text in texts]
         rows: dict[int, torch.Tensor] = {}
         for length in sorted({len(i) for i in ids}):
             alike = [n for n, i in enumerate(ids) if len(i) == length]
-            asked = torch.stack([ids[n] for n in alike])
-            places = self._positions(asked[0])[:, -length:]
-            logits = self._backbone.ask_each(asked, places, self._behind(length))
+            questions = torch.stack([ids[n] for n in alike])
+            places = self._positions(questions[0])[:, -length:]
+            logits = self.backbone.ask_each(questions, places, self._behind(length))
             rows |= dict(zip(alike, logits, strict=True))
         return torch.stack([rows[n] for n in range(len(ids))])
 
-    def words(self, text: str) -> str:
+    def generate(self, text: str, **options: Any) -> str:
         """An answer in words."""
         ids = self._ids(text)
         sequence, positions = torch.cat([self.window.input_ids, ids]), self._positions(ids)
-        options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False}
-        behind = self._behind(len(ids) + ANSWER_TOKENS)
-        (row,) = self._backbone.decode(sequence, positions, behind, (), **options).tokens
-        return self._backbone.detokenize(row) or ""
-
-    @property
-    def _backbone(self) -> Engine:
-        return self.window.backbone
+        behind = self._behind(len(ids) + int(options["max_new_tokens"]))
+        (row,) = self.backbone.decode(sequence, positions, behind, (), **options).tokens
+        return self.backbone.detokenize(row) or ""
 
     def _ids(self, text: str) -> torch.Tensor:
-        return self._backbone.question_ids(text, self.window.anchor.tail)
+        return self.backbone.question_ids(text, self.window.anchor.tail)
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of the window and a question behind it, ``[axes, tokens]``."""
         spans = [self.window.anchor.input_ids, *(c.input_ids for c in self.chunks), ids]
-        return self._backbone.positions(spans, [{}, *(c.position_inputs for c in self.chunks), {}])
+        return self.backbone.positions(spans, [{}, *(c.position_inputs for c in self.chunks), {}])
 
     def _behind(self, room: int) -> LiveKV:
-        behind, still = self._backbone.live(), (0,) * self._backbone.axes
+        behind, still = self.backbone.live(), (0,) * self.backbone.axes
         behind.show([Span(kv, None, still) for kv in (self.window.anchor.kv, *self.spans)], room=room)
         return behind
 
 
-def answers(asked: Asked, queries: Sequence[Query], backbone: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+def answers(window: KameraWindow | Instead, queries: Sequence[Query]) -> list[tuple[str, torch.Tensor]]:
     """The answer to each question ("" for none of its options), and the next-token logits ``[vocabulary]``.
 
     The likeliest next token is the answer if it names an option; else the model generates words.
     """
-    logits = asked.logits([query.text for query in queries])
-    for query, row in zip(queries, logits, strict=True):
-        said = query.read(backbone.detokenize(row.argmax()[None].cpu()) or "")
-        yield said or query.read(asked.words(query.text)), row
+    made = []
+    for query, row in zip(queries, window.next_token_logits_of([q.text for q in queries]), strict=True):
+        answer = query.read(window.backbone.detokenize(row.argmax()[None].cpu()) or "")
+        words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
+        made.append((answer or query.read(str(words)), row))
+    return made

@@ -56,7 +56,7 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class ChunkPlace:
     """A chunk at its place in a window.
 
     It stands ``offset`` (per axis) from the position of its ``canonical``, behind ``antecedents``; the first
@@ -71,7 +71,7 @@ class Place:
     patch: Patch | None
 
 
-def places(window: KameraWindow, positions: torch.Tensor) -> list[Place]:
+def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
     """Places of the chunks of a window that were all served out of its store.
 
     ``positions`` ``[axes, tokens]`` are those of the same chunks in a window that prefilled them.
@@ -83,22 +83,22 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[Place]:
         seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
-        held = window.store.get_patch(window.context, slot.chunk_id, slot.antecedents)
+        patch = window.store.get_patch(window.context, slot.chunk_id, slot.antecedents)
         found.append(
-            Place(
+            ChunkPlace(
                 slot.chunk_id,
                 Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
                 window.backbone.place(record.kv),
                 offset,
                 slot.antecedents,
-                None if held is None else held.patch.truncate(window.policy.rank),
+                None if patch is None else patch.patch.truncate(window.policy.rank),
             )
         )
     return found
 
 
 @dataclass(frozen=True)
-class Compared:
+class KVComparison:
     """What KV was found to be.
 
     ``closed`` is, by channel and layer, the least share over chunks of what the best patch of its size
@@ -110,17 +110,17 @@ class Compared:
     flaw: str = ""
     lack: str = ""
 
-    def __and__(self, other: Compared) -> Compared:
+    def __and__(self, other: KVComparison) -> KVComparison:
         """Both, of one layout: the lesser shares, and the first flaw."""
         closed = {
             name: [min(pair) for pair in zip(shares, other.closed.get(name, shares), strict=True)]
             for name, shares in (other.closed | self.closed).items()
         }
-        return Compared(closed, self.flaw or other.flaw, self.lack or other.lack)
+        return KVComparison(closed, self.flaw or other.flaw, self.lack or other.lack)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Energies:
     """Energies of a chunk's channel in one layer: of its KV, its deficit, and what a patch leaves of that.
 
     ``gap`` is the distance of the best patch's scale from 1, as an energy: that of its codes. ``omitted``:
@@ -141,12 +141,12 @@ class Truth:
     The first chunk leads and has no deficit.
     """
 
-    places: Sequence[Place]
+    places: Sequence[ChunkPlace]
     true: Sequence[KV]
     layout: Layout
     budget: PatchBudget
 
-    def compare(self, served: Sequence[KV], *, said: bool = True) -> Compared:
+    def compare(self, served: Sequence[KV], *, said: bool = True) -> KVComparison:
         """Served KV of the same chunks; ``said`` asks whether it is what their stored patches say, too."""
         flaw = next(self._unlike_said(served), "") if said else ""
         closed: dict[str, list[float]] = {}
@@ -156,7 +156,7 @@ class Truth:
             for i, spec in enumerate(self.layout):
                 for c in spec.channels:
                     lacking, got = self._deficits[n][i][c.name], ours[i][c.name]
-                    kept = self._kept[n][i, c.name]
+                    kept = self._energies[n][i, c.name]
                     off, rounding = _energy(lacking - got), _rounding(kv[i][c.name].dtype) * kept.whole
                     share = _share(kept, off, rounding)
                     shares = closed.setdefault(c.name, [1.0] * len(self.layout))
@@ -168,7 +168,7 @@ class Truth:
                     flaw = flaw or (f"in layer {i} channel {c.name} of chunk {n + 1} {why}" if why else "")
         lacks = [f"{1 - off / all_:.2f} in {name}" for name, (off, all_) in sums.items() if off > HALF * all_]
         lack = f"of what blind reuse lacks, the served KV has {', '.join(lacks)}" if lacks else ""
-        return Compared(closed, flaw, lack)
+        return KVComparison(closed, flaw, lack)
 
     @cached_property
     def _deficits(self) -> list[Deltas]:
@@ -178,7 +178,7 @@ class Truth:
         ]
 
     @cached_property
-    def _kept(self) -> list[dict[tuple[int, str], _Kept]]:
+    def _energies(self) -> list[dict[tuple[int, str], _Energies]]:
         """What the best patch of each chunk keeps, formed again from a re-prefill; the first has none."""
         found = []
         for n, (deltas, place) in enumerate(zip(self._deficits, self.places, strict=True)):
@@ -192,11 +192,11 @@ class Truth:
                     if factors is None:
                         # its strongest direction has at least the mean energy of all
                         each = lacking / min(delta.shape) / sum(delta.shape)
-                        kept[i, name] = _Kept(whole, lacking, lacking, 0.0, each > SPARE * worth)
+                        kept[i, name] = _Energies(whole, lacking, lacking, 0.0, each > SPARE * worth)
                         continue
                     best = factors.dense().to(delta)
                     gap = min(abs(_inner(best, delta - best)), CODED * _energy(best))
-                    kept[i, name] = _Kept(whole, lacking, _energy(delta - best), gap)
+                    kept[i, name] = _Energies(whole, lacking, _energy(delta - best), gap)
             found.append(kept)
         return found
 
@@ -262,7 +262,7 @@ def _least_worth(patch: Patch) -> float:
     )
 
 
-def _share(kept: _Kept, off: float, rounding: float) -> float:
+def _share(kept: _Energies, off: float, rounding: float) -> float:
     """What is restored, as a share of what the best patch restores; 1 where that is rounding."""
     best = kept.lacking - kept.left
     return (
@@ -270,7 +270,7 @@ def _share(kept: _Kept, off: float, rounding: float) -> float:
     )
 
 
-def _wrong(kept: _Kept, off: float, served: float, met: float, rounding: float) -> str:
+def _wrong(kept: _Energies, off: float, served: float, met: float, rounding: float) -> str:
     """What is wrong with a deficit of energy ``served``; ``met`` is its inner product with the true one."""
     best = kept.lacking - kept.left
     if kept.omitted and kept.lacking > rounding:

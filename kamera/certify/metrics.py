@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kamera.window import Estimate
+
 Items = npt.NDArray[np.float64]
 """One value per item, in the order of the questions."""
+
+_ROUNDS = 1000
+"""Draws of a bootstrap."""
 
 
 def kl(arm: torch.Tensor, reference: torch.Tensor) -> float:
@@ -41,57 +45,46 @@ def eta(arm: Sequence[float], blind: Sequence[float]) -> float:
     return float("nan") if gap == 0.0 else 1.0 - float(np.mean(arm)) / gap
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def bootstrap(values: Sequence[float], seed: int = 0, rounds: int = 1000) -> Interval:
+def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     """Percentile bootstrap of the mean over items."""
     if not len(values):
         return _UNKNOWN
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    means = data[rng.integers(len(data), size=(rounds, len(data)))].mean(1)
+    means = data[rng.integers(len(data), size=(_ROUNDS, len(data)))].mean(1)
     low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(data.mean()), float(low), float(high))
+    return Estimate(float(data.mean()), float(low), float(high))
 
 
-def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items, seed: int = 0) -> Interval:
+def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> Estimate:
     """Share of the re-prefill answers flipped by blind reuse that the arm restores.
 
     Both are `agreement` with re-prefill per item; nan if blind reuse flips none (paper, section 4).
     """
-    kept, base = _paired(arm, blind)
-    return bootstrap(kept[base == 0.0].tolist(), seed)
+    kept, base = _pair(arm, blind)
+    return bootstrap(kept[base == 0.0].tolist())
 
 
-def eta_interval(
-    arm: Sequence[float] | Items, blind: Sequence[float] | Items, seed: int = 0, rounds: int = 1000
-) -> Interval:
+def eta_interval(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> Estimate:
     """`eta` of per-item KLs, with items drawn in pairs; ``mean`` is η of all items.
 
     Draws in which blind reuse loses nothing have no η and are left out.
     """
-    ours, base = _paired(arm, blind)
+    ours, base = _pair(arm, blind)
     if not base.sum() > 0:
         return _UNKNOWN
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(base), size=(rounds, len(base)))
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(base), size=(_ROUNDS, len(base)))
     gaps = base[drawn].mean(1)
     values = 1.0 - ours[drawn].mean(1)[gaps > 0] / gaps[gaps > 0]
     low, high = np.percentile(values, [2.5, 97.5])
-    return Interval(eta(ours.tolist(), base.tolist()), float(low), float(high))
+    return Estimate(eta(ours.tolist(), base.tolist()), float(low), float(high))
 
 
-_UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
+_UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
 
 
-def _paired(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
+def _pair(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
     ours, base = np.asarray(arm, dtype=np.float64), np.asarray(blind, dtype=np.float64)
     if ours.shape != base.shape:
         raise ValueError(f"{ours.shape[0]} items of the arm and {base.shape[0]} of blind: ask both the same")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kamera.certify.probe import READER, TRIALS, Order, ProbeScene, Reading, asked_of
+from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
 
 SIZE = 448
 """Side of a page in pixels: 16 tokens of 28 pixels in Qwen2.5-VL."""
@@ -102,23 +102,28 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
             continue
         spare = [v for v in template.values if v not in facts.values()]
         filled = zip(others, _some(rng, spare, _FILLED - len(facts)), strict=False)
-        lines = [template.says.format(e, v) for e, v in _mixed(rng, [*facts.items(), *filled])]
+        lines = [template.says.format(e, v) for e, v in _shuffle(rng, [*facts.items(), *filled])]
         pages.append(_text(template.title, lines))
 
-    def told(entry: str, order: Order) -> str | None:
-        return next((stated[i][entry] for i in reversed(order) if entry in stated[i]), None)
-
-    def read(order: Order) -> Mapping[str, Reading]:
-        answers = {h: told(e, order) for h, e in zip(handles, entries, strict=False)}
-        return {template.reads.format(h): Reading(a or UNKNOWN, a is not None) for h, a in answers.items()}
+    readings: dict[Order, dict[str, ReaderFact]] = {}
+    for behind in ORDERS:
+        answers = {h: _stated(stated, e, behind) for h, e in zip(handles, entries, strict=False)}
+        readings[behind] = {
+            template.reads.format(h): ReaderFact(a or UNKNOWN, a is not None) for h, a in answers.items()
+        }
 
     order = TRIALS["patched"][1]
     disputed = [e for e in entries[:ENTRIES] if len({stated[i][e] for i in order if e in stated[i]}) > 1]
-    contested = {template.asks.format(e): told(e, order) or UNKNOWN for e in disputed}
+    contested = {template.asks.format(e): _stated(stated, e, order) or UNKNOWN for e in disputed}
     contents: tuple[Content, ...] = tuple(
         [{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages
     )
-    return ProbeScene(SYSTEM, contents, asked_of(rng, read, contested, (*template.values, UNKNOWN)))
+    return ProbeScene(SYSTEM, contents, draw_queries(rng, readings, contested, (*template.values, UNKNOWN)))
+
+
+def _stated(stated: Sequence[Mapping[str, str]], entry: str, order: Order) -> str | None:
+    """What the last page in this order that states an entry says of it."""
+    return next((stated[i][entry] for i in reversed(order) if entry in stated[i]), None)
 
 
 def _badges(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
@@ -135,7 +140,7 @@ def _crates(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image
 
 def _journeys(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
     """Sentences that say who goes to which town."""
-    return _text("Journeys", [f"{person} is going to {town}." for person, town in _mixed(rng, shown)])
+    return _text("Journeys", [f"{person} is going to {town}." for person, town in _shuffle(rng, shown)])
 
 
 _TEMPLATES: tuple[_Template, ...] = (
@@ -176,7 +181,7 @@ def _some(rng: np.random.Generator, words: Sequence[str], count: int = ENTRIES) 
     return [words[i] for i in rng.permutation(len(words))[:count]]
 
 
-def _mixed(rng: np.random.Generator, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _shuffle(rng: np.random.Generator, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs in random order: the place of a line must not give the answer away."""
     return [pairs[i] for i in rng.permutation(len(pairs))]
 

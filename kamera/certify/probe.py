@@ -41,6 +41,9 @@ TRIALS: dict[Guarantee, tuple[Order, Order]] = {
 }
 """Windows of each guarantee: the one its KV was conditioned in, and the one it is served in."""
 
+ORDERS = tuple(dict.fromkeys(order for orders in TRIALS.values() for order in orders))
+"""Every order of chunks among them."""
+
 
 @dataclass(frozen=True)
 class Query:
@@ -64,7 +67,7 @@ class ProbeScene:
 
     system: str
     contents: tuple[list[dict[str, Any]], ...]
-    asked: Mapping[Guarantee, tuple[Query, ...]]
+    queries: Mapping[Guarantee, tuple[Query, ...]]
 
     def feed(self, digest: Any) -> None:
         """Feed all content and questions to a hash, pixels included."""
@@ -72,39 +75,39 @@ class ProbeScene:
             for part in content:
                 shown = part["image"].tobytes() if part["type"] == "image" else part["text"].encode()
                 digest.update(len(shown).to_bytes(8, "little") + shown)
-        digest.update(repr((self.system, sorted(self.asked.items()))).encode())
+        digest.update(repr((self.system, sorted(self.queries.items()))).encode())
 
 
-class Reading(NamedTuple):
+class ReaderFact(NamedTuple):
     """The answer to a question about the reader's facts; ``told`` if a chunk in the window states it."""
 
     answer: str
     told: bool
 
 
-def asked_of(
+def draw_queries(
     rng: np.random.Generator,
-    read: Callable[[Order], Mapping[str, Reading]],
+    readings: Mapping[Order, Mapping[str, ReaderFact]],
     contested: Mapping[str, str],
     options: tuple[str, ...],
 ) -> dict[Guarantee, tuple[Query, ...]]:
     """The questions of a scene: for half the answer differs between the two windows of a trial, for half not.
 
-    ``read`` gives every question about the reader's facts behind chunks in an order. ``contested`` are
-    questions on which two chunks disagree: for patched KV these are the first half. ``options`` are all
+    ``readings`` are every question about the reader's facts behind chunks in each of `ORDERS`. ``contested``
+    are questions on which two chunks disagree: for patched KV these are the first half. ``options`` are all
     possible answers.
     """
-    asked: dict[Guarantee, tuple[Query, ...]] = {}
+    queries: dict[Guarantee, tuple[Query, ...]] = {}
     for guarantee, (before, after) in TRIALS.items():
-        was, now = read(before), read(after)
+        was, now = readings[before], readings[after]
         changed = {text: found.answer for text, found in now.items() if found.answer != was[text].answer}
         same = {text: now[text].answer for text in now if text not in changed and now[text].told}
         hard = dict(contested) if guarantee == "patched" else changed
         mixed = [[list(group)[i] for i in rng.permutation(len(group))] for group in (hard, same)]
         pairs = zip(*(group[: PER_TRIAL // 2] for group in mixed), strict=False)
         answers = hard | same
-        asked[guarantee] = tuple(Query(text, answers[text], options) for pair in pairs for text in pair)
-    return asked
+        queries[guarantee] = tuple(Query(text, answers[text], options) for pair in pairs for text in pair)
+    return queries
 
 
 def world_scenes() -> Iterator[ProbeScene]:

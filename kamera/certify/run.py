@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from kamera.certify.kv import Compared
+from kamera.certify.kv import KVComparison
 from kamera.certify.probe import PROBES, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import OF_PHASE, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
-from kamera.certify.verdict import Outcome, judge, overruled, unseen
+from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
 from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
 from kamera.window import Certificate, Finding, Guarantee, ReusePolicy, grounds_of, library_versions
 
@@ -28,7 +28,7 @@ def certify(
     model: str = "",
 ) -> Certificate:
     """Run a probe completely. Raises the errors of `run_probe`."""
-    for step in run_probe(
+    *_, last = run_probe(
         backbone,
         probe=probe,
         items=items,
@@ -36,10 +36,9 @@ def certify(
         patch_bytes=patch_bytes,
         guarantees=guarantees,
         model=model,
-    ):
-        if isinstance(step, Certificate):
-            return step
-    raise AssertionError("a probe ends with its certificate")
+    )
+    assert isinstance(last, Certificate), "a probe ends with its certificate"
+    return last
 
 
 def run_probe(
@@ -70,15 +69,15 @@ def run_probe(
     # uncertified: the probe has to serve it before a certificate exists
     policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always", audit=0.0)
     faults = tuple(sabotages(backbone.axes))
-    tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
-    tally.flaw = _flaw(backbone)
+    poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
+    poll.flaw = _flaw(backbone)
     for scene in PROBES[probe]():
-        tally.shown.append(scene)
-        yield from tally.add(Trials(backbone, scene, policy))
-        if tally.done:
+        poll.shown.append(scene)
+        yield from poll.add(Trials(backbone, scene, policy))
+        if poll.done:
             break
     grounds = grounds_of(backbone, policy.budget)
-    findings, wrong = tally.judged()
+    findings, wrong = poll.findings_of()
     yield Certificate(
         fingerprint=grounds.fingerprint,
         model=model or type(backbone.model).__name__,
@@ -89,7 +88,7 @@ def run_probe(
         rank=rank,
         patch_bytes=patch_bytes,
         probe=probe,
-        probe_digest=digest_of(probe, tally.shown),
+        probe_digest=digest_of(probe, poll.shown),
         divergence=DIVERGENCE,
         findings=findings,
         sabotages=wrong,
@@ -113,18 +112,18 @@ def _flaw(backbone: Backbone) -> str:
     return ""
 
 
-class _Tally:
+class _Poll:
     """The questions asked so far: at most ``items`` of each guarantee, and of each of ``faults``."""
 
     def __init__(self, items: int, guarantees: Sequence[Guarantee], faults: Sequence[str]) -> None:
         self.items = items
         self.flaw = ""
         self.shown: list[ProbeScene] = []
-        self.outcomes: dict[Guarantee, list[Outcome]] = {g: [] for g in guarantees}
+        self.outcomes: dict[Guarantee, list[QuestionOutcome]] = {g: [] for g in guarantees}
         self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
-        self.compared: dict[Guarantee, Compared] = {}
-        self.sabotaged: dict[str, list[Outcome]] = {name: [] for name in faults}
-        self.sabotaged_kv: dict[str, Compared] = {}
+        self.compared: dict[Guarantee, KVComparison] = {}
+        self.sabotaged: dict[str, list[QuestionOutcome]] = {name: [] for name in faults}
+        self.sabotaged_kv: dict[str, KVComparison] = {}
 
     @property
     def done(self) -> bool:
@@ -136,17 +135,17 @@ class _Tally:
         """Compare a scene's KV, and ask its questions, up to the number still wanted."""
         self._compare(trials)
         for guarantee, outcomes in self.outcomes.items():
-            wanted = trials.scene.asked[guarantee][: self.items - len(outcomes)]
+            wanted = trials.scene.queries[guarantee][: self.items - len(outcomes)]
             if not wanted:
                 continue
             outcomes += trials.ask(guarantee, wanted)
             self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
             if guarantee == "patched" and not self.flaw:
-                for name, answered in trials.ask_sabotaged(wanted, self._untold()):
+                for name, answered in trials.ask_sabotages(wanted, self._open_faults()):
                     self.sabotaged[name] += answered
             yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
 
-    def judged(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
+    def findings_of(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
         """The findings by guarantee, and by sabotage."""
         chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
         wrong = {
@@ -158,22 +157,22 @@ class _Tally:
         for guarantee, outcomes in self.outcomes.items():
             found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
             bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or n in OF_PHASE}
-            findings[guarantee] = overruled(unseen(found, bears), self.flaw)
+            findings[guarantee] = overrule(unseen(found, bears), self.flaw)
         return findings, wrong
 
-    def _untold(self) -> list[str]:
+    def _open_faults(self) -> list[str]:
         """The faults to ask about: each in the first scene, then those alone that the KV does not show."""
         return [name for name, kv in self.sabotaged_kv.items() if not (kv.flaw and self.sabotaged[name])]
 
     def _compare(self, trials: Trials) -> None:
         first = not self.compared
-        found: dict[Guarantee, Compared] = {"patched": trials.compared()}
+        found: dict[Guarantee, KVComparison] = {"patched": trials.compare()}
         if first:
-            found["patched"] &= trials.compared_after_moves()
+            found["patched"] &= trials.compare_after_moves()
         if first and not (self.flaw or found["patched"].flaw):
-            self.sabotaged_kv = trials.compared_sabotaged()
+            self.sabotaged_kv = trials.compare_sabotages()
         if "survivor" in self.outcomes:
-            found["survivor"] = trials.compared_survivors()
+            found["survivor"] = trials.compare_survivors()
         for guarantee, compared in found.items():
             self.compared[guarantee] = compared if first else self.compared[guarantee] & compared
         # every guarantee is served by what serves patched KV

@@ -66,7 +66,7 @@ def _other_theta(of: Material) -> Material:
     return replace(of, layout=tuple(_each(spec, _turned_by_theta) for spec in of.layout))
 
 
-def _not_turned(of: Material) -> Material:
+def _turn_back(of: Material) -> Material:
     """The patch is turned back first, so that the turn of the sum leaves it as it is stored."""
     back = [-step for step in of.offset]
     return of.under(
@@ -79,7 +79,7 @@ def _not_turned(of: Material) -> Material:
     )
 
 
-def _exchanged(of: Material) -> Material:
+def _exchange(of: Material) -> Material:
     """The patches of the last two layers that have the same channels."""
     layers = list(of.patch.layers)
     for i in range(len(layers) - 1, 0, -1):
@@ -89,7 +89,7 @@ def _exchanged(of: Material) -> Material:
     return of.under(Patch.of(tuple(layers)))
 
 
-def _dropped(of: Material) -> Material:
+def _drop(of: Material) -> Material:
     """The layer whose patch is the least of those that correct more than rounding."""
     energies = {i: e for i, layer in enumerate(of.patch.layers) if (e := _energy(layer)) > 0}
     if not energies:
@@ -99,8 +99,8 @@ def _dropped(of: Material) -> Material:
     return of.under(Patch.of(tuple({} if i == least else layer for i, layer in enumerate(of.patch.layers))))
 
 
-def _scaled(of: Material) -> Material:
-    return of.under(_mapped(of.patch, lambda f: LowRank(floats(f.left) * SCALE, floats(f.right))))
+def _scale(of: Material) -> Material:
+    return of.under(_map(of.patch, lambda f: LowRank(floats(f.left) * SCALE, floats(f.right))))
 
 
 SABOTAGES: dict[str, Fault] = {
@@ -108,13 +108,13 @@ SABOTAGES: dict[str, Fault] = {
     "rotated twice": lambda of: replace(of, offset=tuple(2 * step for step in of.offset)),
     **{f"axis {name} not rotated": _without_axis(axis) for axis, name in enumerate(AXES)},
     "wrong theta": _other_theta,
-    "patch not turned": _not_turned,
+    "patch not turned": _turn_back,
     "K not patched": lambda of: of.under(_only(of, phased=False)),
     "V not patched": lambda of: of.under(_only(of, phased=True)),
-    "layers exchanged": _exchanged,
-    "layer dropped": _dropped,
-    "patch scaled": _scaled,
-    "another chunk's patch": lambda of: of.under(_fitted(of.another, of.patch)),
+    "layers exchanged": _exchange,
+    "layer dropped": _drop,
+    "patch scaled": _scale,
+    "another chunk's patch": lambda of: of.under(_fit(of.another, of.patch)),
     "random patch": lambda of: of.under(_random_like(of.patch, of.seed)),
     "stale patch": lambda of: of.under(of.stale),
 }
@@ -166,7 +166,7 @@ def _only(of: Material, *, phased: bool) -> Patch:
     )
 
 
-def _fitted(patch: Patch, to: Patch) -> Patch:
+def _fit(patch: Patch, to: Patch) -> Patch:
     """``patch`` with as many tokens as ``to``: its rows repeat from the first when they run out."""
     layers = []
     for layer, model in zip(patch.layers, to.layers, strict=True):
@@ -181,7 +181,7 @@ def _fitted(patch: Patch, to: Patch) -> Patch:
 def _random_like(patch: Patch, seed: int) -> Patch:
     """A random patch of the same rank and norm, layer by layer and channel by channel."""
     drawn = torch.Generator().manual_seed(seed)
-    return _mapped(patch, lambda factors: _noise(factors, drawn))
+    return _map(patch, lambda factors: _noise(factors, drawn))
 
 
 def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
@@ -191,7 +191,7 @@ def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
     return LowRank((left * scale).to(true.device), right.to(true.device))
 
 
-def _mapped(patch: Patch, change: Callable[[LowRank], LowRank]) -> Patch:
+def _map(patch: Patch, change: Callable[[LowRank], LowRank]) -> Patch:
     return Patch.of(tuple({name: change(f) for name, f in layer.items()} for layer in patch.layers))
 
 

@@ -8,12 +8,12 @@ from functools import cached_property
 
 import torch
 
-from kamera.certify.answers import Asked, Instead, Window, answers
-from kamera.certify.kv import Compared, Place, Truth, moved_as_said, places
+from kamera.certify.answers import Instead, answers
+from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import OF_PHASE, Material, sabotages
-from kamera.certify.verdict import Outcome
+from kamera.certify.verdict import QuestionOutcome
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
@@ -35,81 +35,76 @@ class Trials:
         self.store = ChunkStore.open("memory://")
         self.elsewhere = ChunkStore.open("memory://")  # another chunk in the first place
 
-    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[Outcome]:
+    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[QuestionOutcome]:
         """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled."""
-        window = self._served(guarantee)
+        window = self._window_of(guarantee)
         worth = window.slots[-1].guarantee
         assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"
         order = TRIALS[guarantee][1]
-        prefilled = self._said(Window(self._prefilled(order)), queries)
-        return _outcomes(
-            queries,
-            prefilled,
-            self._said(Window(_blind(window)), queries),
-            self._said(Window(window), queries),
-        )
+        prefilled = answers(self._prefill(order), queries)
+        return _outcomes(queries, prefilled, answers(_blind(window), queries), answers(window, queries))
 
-    def ask_sabotaged(
+    def ask_sabotages(
         self, queries: Sequence[Query], names: Sequence[str]
-    ) -> Iterator[tuple[str, list[Outcome]]]:
+    ) -> Iterator[tuple[str, list[QuestionOutcome]]]:
         """Ask the questions about patched KV of the KV that these sabotaged builds would serve instead."""
         if not names:
             return
-        prefilled = self._said(Window(self._exact), queries)
-        blind = self._said(Window(_blind(self._patched)), queries)
+        prefilled = answers(self._exact_window, queries)
+        blind = answers(_blind(self._patched_window), queries)
         for name in names:
-            spans, chunks = self._sabotaged[name], [place.encoded for place in self._places]
-            served = Instead(self._patched, chunks, spans)
-            yield name, _outcomes(queries, prefilled, blind, self._said(served, queries))
+            spans, chunks = self._sabotages[name], [place.encoded for place in self._places]
+            served = Instead(self._patched_window, chunks, spans)
+            yield name, _outcomes(queries, prefilled, blind, answers(served, queries))
 
     # -- the KV itself -------------------------------------------------------------------------
 
-    def compared(self) -> Compared:
+    def compare(self) -> KVComparison:
         """Patched KV as the window shows it."""
-        return self._truth.compare(_shown(self._patched))
+        return self._truth.compare(_live_kv(self._patched_window))
 
-    def compared_after_moves(self) -> Compared:
+    def compare_after_moves(self) -> KVComparison:
         """Patched KV that came back: recalled, and behind chunks that changed places and back."""
-        last = len(self._patched) - 1
-        window = self._patched.fork()
+        last = len(self._patched_window) - 1
+        window = self._patched_window.fork()
         chunk_id = window[last].chunk_id
         window.evict(last)
         window.recall(chunk_id)
-        found = self._truth.compare(_shown(window))
+        found = self._truth.compare(_live_kv(window))
         turned = [1, 0, *range(2, last + 1)]
         window.reorder(turned)
         window.reorder(turned)
-        return found & self._truth.compare(_shown(window))
+        return found & self._truth.compare(_live_kv(window))
 
-    def compared_survivors(self) -> Compared:
+    def compare_survivors(self) -> KVComparison:
         """Patched KV that stayed while the first chunk left, or the second: as it was, moved."""
-        before = self._patched.shown()
+        before = self._patched_window.shown()
         flaw = ""
         for gone in (0, 1):
-            window = self._patched.fork()
+            window = self._patched_window.fork()
             window.evict(gone)
             kept = [i for i in range(len(before)) if i != gone + 1]
             flaw = flaw or moved_as_said(before, window.shown(), kept, self.backbone.layout)
-        return Compared(flaw=flaw)
+        return KVComparison(flaw=flaw)
 
-    def compared_sabotaged(self) -> dict[str, Compared]:
+    def compare_sabotages(self) -> dict[str, KVComparison]:
         """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotaged.items()}
+        return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotages.items()}
 
     # -- windows -------------------------------------------------------------------------------
 
-    def _served(self, guarantee: Guarantee) -> KameraWindow:
+    def _window_of(self, guarantee: Guarantee) -> KameraWindow:
         before, after = TRIALS[guarantee]
         if guarantee == "patched":
-            return self._patched
+            return self._patched_window
         if guarantee == "survivor":
-            window = self._patched.fork()
+            window = self._patched_window.fork()
             window.slide()
         elif guarantee == "sampled":
-            window = self._sampled(self.policy)
+            window = self._sample(self.policy)
             if window.slots[-1].guarantee != "sampled":  # refused: then the most that a sample may run
-                window = self._sampled(replace(self.policy, share=MOST, max_error=1.0))
+                window = self._sample(replace(self.policy, share=MOST, max_error=1.0))
         elif guarantee == "near":
             assert self.stale  # forms the patches behind the other antecedents
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
@@ -120,7 +115,7 @@ class Trials:
             window.reorder([before.index(i) for i in after])
         return window
 
-    def _sampled(self, policy: ReusePolicy) -> KameraWindow:
+    def _sample(self, policy: ReusePolicy) -> KameraWindow:
         """Chunks prefilled in one order, and sampled in another."""
         before, after = TRIALS["sampled"]
         sampling = replace(policy, minimum="sampled", forms="returning")
@@ -129,17 +124,17 @@ class Trials:
         return window
 
     @cached_property
-    def _patched(self) -> KameraWindow:
+    def _patched_window(self) -> KameraWindow:
         """All chunks out of the store: the first leads, the others are patched."""
         order = TRIALS["patched"][1]
         self._window(self.store, order)  # prefilled in context, so that their patches are formed
         return self._window(self.store, order)
 
     @cached_property
-    def _exact(self) -> KameraWindow:
-        return self._prefilled(TRIALS["patched"][1])
+    def _exact_window(self) -> KameraWindow:
+        return self._prefill(TRIALS["patched"][1])
 
-    def _prefilled(self, order: Order) -> KameraWindow:
+    def _prefill(self, order: Order) -> KameraWindow:
         """Each chunk prefilled in context; only their vision encodes come from the store."""
         return self._window(self.store, order, ReusePolicy.exact())
 
@@ -152,12 +147,12 @@ class Trials:
     # -- sabotage ------------------------------------------------------------------------------
 
     @cached_property
-    def _places(self) -> list[Place]:
-        return places(self._patched, self._exact.position_ids)
+    def _places(self) -> list[ChunkPlace]:
+        return places(self._patched_window, self._exact_window.position_ids)
 
     @cached_property
     def _truth(self) -> Truth:
-        true = _shown(self._exact)
+        true = _live_kv(self._exact_window)
         return Truth(self._places, true, self.backbone.layout, self.policy.budget)
 
     @cached_property
@@ -166,13 +161,13 @@ class Trials:
         other = self._window(self.elsewhere, TRIALS["near"][0])
         found = {}
         for slot in other.slots[1:]:
-            held = self.elsewhere.get_patch(other.context, slot.chunk_id, slot.antecedents)
-            assert held is not None, "it was formed when the chunk was prefilled"
-            found[slot.chunk_id] = held.patch.truncate(self.policy.rank)
+            record = self.elsewhere.get_patch(other.context, slot.chunk_id, slot.antecedents)
+            assert record is not None, "it was formed when the chunk was prefilled"
+            found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
 
     @cached_property
-    def _sabotaged(self) -> dict[str, list[KV]]:
+    def _sabotages(self) -> dict[str, list[KV]]:
         """The KV that each sabotaged build would show for the chunks of the patched window."""
         faults = sabotages(self.backbone.axes)
         shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in faults}
@@ -185,11 +180,8 @@ class Trials:
                 shown[name].append(fault(of).served())
         return shown
 
-    def _said(self, asked: Asked, queries: Sequence[Query]) -> Said:
-        return list(answers(asked, queries, self.backbone))
 
-
-def _shown(window: KameraWindow) -> list[KV]:
+def _live_kv(window: KameraWindow) -> list[KV]:
     """The KV of every chunk, read back from the window's live cache."""
     return [window.kv(i) for i in range(len(window))]
 
@@ -202,9 +194,9 @@ def _blind(window: KameraWindow) -> KameraWindow:
     return blind
 
 
-def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[Outcome]:
+def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[QuestionOutcome]:
     return [
-        Outcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
+        QuestionOutcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
         for query, (ideal, want), (low, far), (high, near) in zip(
             queries, prefilled, blind, served, strict=True
         )

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.certify.kv import Compared
+from kamera.certify.kv import KVComparison
 from kamera.certify.metrics import eta_interval
 from kamera.window import Estimate, Finding, Verdict
 
@@ -51,7 +51,7 @@ FEWEST = math.ceil(_Z / MARGIN) - 2
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuestionOutcome:
     """One question: the answer of each arm ("" for none of the options), and its divergence.
 
     The divergences are KL to the re-prefill's next-token distribution, in nats.
@@ -66,9 +66,9 @@ class Outcome:
 
 
 def judge(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[QuestionOutcome],
     chance: float,
-    compared: Compared | None = None,
+    compared: KVComparison | None = None,
     name: str = "patched",
 ) -> Finding:
     """Judge served KV by its answers to questions; a guess is right with probability ``chance``.
@@ -84,7 +84,7 @@ def judge(
     flipped = [o for o in outcomes if o.blind != o.reprefill]
     recovered = wilson([o.served == o.reprefill for o in flipped]) if flipped else None
     share = eta_interval([o.served_kl for o in outcomes], [o.blind_kl for o in outcomes])
-    eta = None if math.isnan(share.mean) else Estimate(share.mean, share.low, share.high)
+    eta = None if math.isnan(share.mean) else share
     verdict, reason = _verdict(outcomes, accuracy["reprefill"], chance, recovered, eta, name)
     if compared is not None and compared.lack and verdict == "safe":
         verdict, reason = "cannot tell", f"these answers do not show it, but the KV does: {compared.lack}"
@@ -98,10 +98,10 @@ def judge(
         flip_recover=recovered,
         closed=(compared and compared.closed) or None,
     )
-    return overruled(finding, "" if compared is None else compared.flaw)
+    return overrule(finding, "" if compared is None else compared.flaw)
 
 
-def overruled(finding: Finding, flaw: str) -> Finding:
+def overrule(finding: Finding, flaw: str) -> Finding:
     """The finding under a flaw of the operator or of the KV: "unsafe", for any answers; "" is none."""
     return replace(finding, verdict="unsafe", reason=flaw) if flaw else finding
 
@@ -125,7 +125,7 @@ def unseen(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
 
 
 def _verdict(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[QuestionOutcome],
     ceiling: Estimate,
     chance: float,
     recovered: Estimate | None,
@@ -176,7 +176,7 @@ def _verdict(
     )
 
 
-def loss(outcomes: Sequence[Outcome], arm: str) -> Estimate:
+def loss(outcomes: Sequence[QuestionOutcome], arm: str) -> Estimate:
     """Change of accuracy from re-prefill to ``arm`` on the same questions; negative is a loss.
 
     The adjusted Wald interval for matched pairs (Agresti and Min, 2005): half a question is added to

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from kamera import testbed
-from kamera.certify.probe import READER, TRIALS, Order, ProbeScene, Reading, asked_of
+from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
 
 LAYOUT = "LLLIL"
 """Legends, and the items frame in the reader's place."""
@@ -18,9 +16,12 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     episode = testbed.World(seed).episode(index, layout=LAYOUT)
     tags = list(episode.frames[READER].glyph_of)
 
-    def read(order: Order) -> Mapping[str, Reading]:
-        found = [episode.ask("value", tag, order) for tag in tags]
-        return {question.text: Reading(question.answer, question.bound) for question in found}
+    readings: dict[Order, dict[str, ReaderFact]] = {}
+    for behind in ORDERS:
+        questions = [episode.ask("value", tag, behind) for tag in tags]
+        readings[behind] = {
+            question.text: ReaderFact(question.answer, question.bound) for question in questions
+        }
 
     order = TRIALS["patched"][1]
     said: dict[int, set[int]] = {}
@@ -29,5 +30,5 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
             said.setdefault(glyph, set()).add(colour)
     disputed = [episode.ask("colour", glyph, order) for glyph, colours in said.items() if len(colours) > 1]
     contested = {question.text: question.answer for question in disputed}
-    asked = asked_of(np.random.default_rng([seed, index]), read, contested, testbed.COLOURS)
-    return ProbeScene(testbed.SYSTEM, tuple(frame.content for frame in episode.frames), asked)
+    queries = draw_queries(np.random.default_rng([seed, index]), readings, contested, testbed.COLOURS)
+    return ProbeScene(testbed.SYSTEM, tuple(frame.content for frame in episode.frames), queries)

@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Owner, PatchBytes
-from kamera.cli.output import Output, facts, size
+from kamera.cli.output import Output
 from kamera.cli.place import Coded, StorePlace, StoreUrl
-from kamera.compile import CompileReport, Counts, Job, Plan, Settings, SoloTeam, Team, read_plan
+from kamera.compile import Job, PlanFile, Settings, SoloTeam, Team, read_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
 from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy
-
-_SHOWN = 10
 
 
 @command
@@ -111,7 +108,7 @@ def compile_plan(
                 bar.update(step.units)
         report, shown = job.report(), opened.url
     heading = {"model": model, "plan": str(plan), "store": shown, "rank": rank}
-    out.write({**heading, **asdict(report)}, _tables(planned, shown, report))
+    out.show({**heading, **asdict(report)})
     if report.failures:
         raise typer.Exit(1)
 
@@ -142,63 +139,7 @@ def _layers(text: str | None) -> Sequence[int] | str | None:
     return [int(number) for number in text.split(",")]
 
 
-def _refuse_any_id(plan: Plan, settings: Settings, place: StorePlace) -> None:
+def _refuse_any_id(plan: PlanFile, settings: Settings, place: StorePlace) -> None:
     windows = plan.windows[: settings.limit]
     ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
     refuse_ids(windows, ids, place.url)
-
-
-def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
-    rows: list[tuple[str, object]] = [
-        ("windows", f"{report.windows}, {len(report.failures)} failed"),
-        ("chunks", report.chunks),
-        ("canonicals", _counted(report.canonicals)),
-        ("patches", _counted(report.patches)),
-        ("orbit patches", _counted(report.orbits)),
-        ("forwards", f"{report.forwards} ({report.tokens} tokens){_shared(report)}"),
-        ("vision encodes", report.vision_encodes),
-        *_probes(report),
-        ("stored", size(report.bytes_stored)),
-        ("seconds", f"{report.seconds:.1f} ({report.clock})"),
-        *_repaid(report),
-    ]
-    if report.refused:
-        rows.append(("refused", f"{report.refused} stored objects were not accepted"))
-    if report.workers > 1 or report.reruns:
-        rows.append(("workers", f"{report.workers}, {report.reruns} tasks repeated"))
-    lines = [f"failed: {f.where}: {f.error}" for f in report.failures[:_SHOWN]]
-    if len(report.failures) > _SHOWN:
-        lines.append(f"… and {len(report.failures) - _SHOWN} more (--format json lists them all)")
-    return [facts(f"{plan.path} → {store}", rows), *lines]
-
-
-def _probes(report: CompileReport) -> list[tuple[str, object]]:
-    probes = report.probes
-    if not probes.forwards:
-        return []
-    encodes = f", {probes.vision_encodes} vision encodes" if probes.vision_encodes else ""
-    return [("probes", f"{probes.forwards} forwards ({probes.tokens} tokens){encodes}")]
-
-
-def _shared(report: CompileReport) -> str:
-    batches = report.batches
-    if not batches.trials:
-        return ""
-    return f"; {batches.canonicals} canonicals shared one, {batches.equal} of {batches.trials} trials equal"
-
-
-def _repaid(report: CompileReport) -> list[tuple[str, object]]:
-    even = report.break_even
-    if even is None:
-        return [("repaid", "nothing to repay")]
-    if even.harvested is None or even.compiled is None:
-        return [("repaid", "never: serving a patch takes as long as the forward it saves")]
-    each = "reuses of each patch"
-    return [
-        ("repaid, harvested", f"{even.harvested:.1f} {each}, if its prefill in context happens anyway"),
-        ("repaid, compiled", f"{even.compiled:.1f} {each}, all work of this run counted"),
-    ]
-
-
-def _counted(counts: Counts) -> str:
-    return f"{counts.formed} formed, {counts.reused} reused, {counts.skipped} skipped"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,32 +11,14 @@ from rich.table import Table
 
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model
-from kamera.cli.output import Output, facts, listing
+from kamera.cli.output import Output, facts, finite, listing
 from kamera.engines.hf import Backbone, OperatorProof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
 
-_CUTS = "a forward in pieces"
 _SPAN = 64
 """Upper bound on the tokens of any proof."""
-
-
-@dataclass(frozen=True)
-class _Proven:
-    claim: str
-    proof: OperatorProof
-
-    def document(self) -> dict[str, Any]:
-        proof = self.proof
-        return {
-            "claim": self.claim,
-            "offset": list(proof.offset),
-            "error": proof.error if proof.error == proof.error else None,  # JSON has no nan
-            "tolerance": proof.tolerance,
-            "worst": proof.worst,
-            "holds": proof.holds,
-        }
 
 
 @command
@@ -58,17 +40,18 @@ def doctor(
         document = {"model": model, "supported": False, "reason": str(error)}
         out.write(document, [f"{model}: refused", f"  {error}"])
         raise typer.Exit(1) from None
-    proofs = []
+    proofs: dict[str, OperatorProof] = {}
     with out.progress(len(_claims(backbone)) + 2, "proof") as bar:
-        for proven in _prove(backbone):
-            proofs.append(proven)
+        for claim, proof in _prove(backbone):
+            proofs[claim] = proof
             bar.update()
-    failed = next((p for p in proofs if not p.proof.holds), None)
+    failed = next((claim for claim, proof in proofs.items() if not proof.holds), None)
     reason = None
     if failed is not None:
+        proof = proofs[failed]
         reason = backbone.no_reuse or (
-            f"{failed.claim} is off by {failed.proof.error:.1e} at {failed.proof.worst}, over the tolerance "
-            f"of {failed.proof.tolerance:.0e}: its KV cannot be served elsewhere"
+            f"{failed} is off by {proof.error:.1e} at {proof.worst}, over the tolerance "
+            f"of {proof.tolerance:.0e}: its KV cannot be served elsewhere"
         )
     document = {
         "model": model,
@@ -78,11 +61,13 @@ def doctor(
         "processor": _processor(backbone),
         "modalities": _modalities(backbone),
         "anchor_tokens": _anchor_tokens(backbone, system),
-        "proofs": [p.document() for p in proofs],
+        "proofs": [
+            finite({"claim": claim, **asdict(proof), "holds": proof.holds}) for claim, proof in proofs.items()
+        ],
         "certificate": _certificate(backbone),
-        "notes": _notes(backbone, proofs),
+        "notes": _notes(backbone),
     }
-    out.write(document, _tables(document, proofs))
+    out.write(document, _tables(document))
     if failed is not None:
         raise typer.Exit(1)
 
@@ -99,58 +84,59 @@ def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _prove(backbone: Backbone) -> Iterator[_Proven]:
-    yield _Proven(_CUTS, prove_cuts(backbone))
+def _prove(backbone: Backbone) -> Iterator[tuple[str, OperatorProof]]:
+    yield "a forward in pieces", prove_cuts(backbone)
     for claim, offset in _claims(backbone).items():
-        yield _Proven(claim, prove_relocation(backbone, offset=offset))
-    yield _Proven("full-rank patch, moved on", prove_patch(backbone))
-    yield _Proven("moves in the live cache", prove_moves(backbone))
+        yield claim, prove_relocation(backbone, offset=offset)
+    yield "full-rank patch, moved on", prove_patch(backbone)
+    yield "moves in the live cache", prove_moves(backbone)
 
 
 def _processor(backbone: Backbone) -> dict[str, Any] | None:
-    held = backbone.builder.format
-    if held is None:
+    template = backbone.builder.format
+    if template is None:
         return None
     return {
-        "class": type(held.processor).__name__,
-        "chat_template": held.has_template,
-        "images": held.takes_images,
-        "videos": held.takes_videos,
+        "class": type(template.processor).__name__,
+        "chat_template": template.has_template,
+        "images": template.takes_images,
+        "videos": template.takes_videos,
     }
 
 
 def _modalities(backbone: Backbone) -> list[str]:
-    held = backbone.builder.format
-    if held is None:
+    template = backbone.builder.format
+    if template is None:
         return []
-    if not (backbone.builder.takes_pixels and held.takes_images):
+    if not (backbone.builder.takes_pixels and template.takes_images):
         return ["text"]
-    return ["text", "image", "video" if held.takes_videos else "video as images"]
+    return ["text", "image", "video" if template.takes_videos else "video as images"]
 
 
 def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
     """Number of anchor tokens under this system prompt; None without a processor."""
-    held = backbone.builder.format
-    if held is None:
+    template = backbone.builder.format
+    if template is None:
         return None
-    return int(backbone.tokenize(backbone.seams(system).prefix, special=not held.has_template).shape[0])
+    return int(backbone.tokenize(backbone.seams(system).prefix, special=not template.has_template).shape[0])
 
 
 def _certificate(backbone: Backbone) -> str:
     """Which guarantees a window whose policy admits all of them would serve here, and if none why."""
     grounds = grounds_of(backbone, ReusePolicy(certified=False).budget)
     found = find_certificate(grounds, folders())
-    held = found.certificate
-    if held is None:
+    certificate = found.certificate
+    if certificate is None:
         return f"none that serves ({found.refusal}); run kamera certify"
-    safe = [guarantee for guarantee in held.safe if guarantee not in found.denied]
-    others = {g: f"{g} {f.verdict}" for g, f in held.findings.items() if g not in safe}
+    safe = [guarantee for guarantee in certificate.safe if guarantee not in found.denied]
+    others = {g: f"{g} {f.verdict}" for g, f in certificate.findings.items() if g not in safe}
     others |= {g: f"{g} unsafe" for g in found.denied}
     withheld = f"; withheld: {', '.join(others.values())}" if others else ""
-    return f"serves {', '.join(safe)} at rank {held.rank}{withheld} (probe {held.probe!r}, {held.created})"
+    probe = f"(probe {certificate.probe!r}, {certificate.created})"
+    return f"serves {', '.join(safe)} at rank {certificate.rank}{withheld} {probe}"
 
 
-def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
+def _notes(backbone: Backbone) -> list[str]:
     notes = []
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):
@@ -165,7 +151,7 @@ def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
     return notes
 
 
-def _tables(document: dict[str, Any], proofs: list[_Proven]) -> Iterator[Table | str]:
+def _tables(document: dict[str, Any]) -> Iterator[Table | str]:
     found, processor = document["backbone"], document["processor"]
     limit = found["position_limit"]
     yield facts(
@@ -187,21 +173,14 @@ def _tables(document: dict[str, Any], proofs: list[_Proven]) -> Iterator[Table |
         ],
     )
     yield ""
-    yield listing(
-        "",
-        ("proof", "offset", "error", "tolerance", "worst", "holds"),
-        [
-            (
-                p.claim,
-                str(p.proof.offset),
-                f"{p.proof.error:.1e}",
-                f"{p.proof.tolerance:.0e}",
-                p.proof.worst,
-                "yes" if p.proof.holds else "NO",
-            )
-            for p in proofs
-        ],
-    )
+    columns = ("claim", "offset", "error", "tolerance", "worst", "holds")
+    powers = {"error": ".1e", "tolerance": ".0e"}
+    shown = [
+        {n: f"{v:{powers[n]}}" if n in powers and v is not None else v for n, v in proof.items()}
+        | {"offset": str(tuple(proof["offset"])), "holds": "yes" if proof["holds"] else "NO"}
+        for proof in document["proofs"]
+    ]
+    yield listing("", columns, [[proof[name] for name in columns] for proof in shown])
     yield ""
     yield from (f"note: {note}" for note in document["notes"])
     yield "supported" if document["supported"] else f"refused: {document['reason']}"

@@ -9,17 +9,16 @@ from typing import Annotated
 import torch
 import typer
 
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.command import command
 from kamera.cli.output import Output, finite, listing
 
 
+@command
 def fidelity(
+    out: Output,
     items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out episodes.")] = 0,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Re-prefill, blind reuse, patch and stale patch after recall, reorder and turnover.
 
@@ -28,7 +27,6 @@ def fidelity(
     from kamera import Backbone, __version__, testbed
     from kamera.eval.fidelity import Fidelity, measure
 
-    out = Output(format, output, quiet)
     backbone = Backbone(*testbed.load())
     with out.progress(items, "question") as bar:
         for step in measure(backbone, items=items, rank=rank, seed=seed):

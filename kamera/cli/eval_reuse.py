@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kamera.cli.command import command
 from kamera.cli.lazy import Verb, group
-from kamera.cli.options import ArmModules, Device, Dtype, File, Form, Format, Precision, Quiet
+from kamera.cli.options import ArmModules, Dtype, File, Format, Loading, ModelOption, Quiet
 from kamera.cli.output import Output, finite, listing
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ Folder = Annotated[
 ARMS = "exact,prefix,blind,keep,repair,patch@16,random-patch@16,other-patch@16"
 
 
+@command
 def freeze(
+    written: Output,
     source: Annotated[
         str,
         typer.Argument(
@@ -42,16 +45,12 @@ def freeze(
     system: Annotated[
         str | None, typer.Option(help="System prompt [default: the chat template's own; the testbed's].")
     ] = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Write items, traces and pictures to a folder, with a digest that every later run checks."""
     from kamera.eval.reuse import draw_items
     from kamera.eval.reuse import freeze as write
     from kamera.testbed import SYSTEM
 
-    written = Output(format, output, quiet)
     spoken = SYSTEM if system is None and source == "testbed" else system
     origin = {"source": source, "items": items, "seed": seed, "units": units}
     drawn = draw_items(source, data, count=items, seed=seed, units=units, told=lambda p: written.note(str(p)))
@@ -65,16 +64,15 @@ def freeze(
         made = write(counted(), out, system=spoken, origin=origin)
     traces = sum(len(item.traces) for item in made.items)
     document = {"benchmark": str(out), "digest": made.digest, "items": len(made.items), "questions": traces}
-    written.write(
-        document | origin, [f"{out}: {len(made.items)} items, {traces} questions, digest {made.digest}"]
-    )
+    written.show(document | origin)
 
 
+@command
 def run(
     folder: Folder,
-    model: Annotated[
-        str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
-    ] = "testbed",
+    loading: Loading,
+    written: Output,
+    model: ModelOption = "testbed",
     arms: Annotated[str, typer.Option(help="Arms, separated by commas; exact is needed.")] = ARMS,
     arm_module: ArmModules = None,
     items: Annotated[int | None, typer.Option(min=1, help="Only the first items.")] = None,
@@ -82,22 +80,15 @@ def run(
         Path | None,
         typer.Option("--submission", dir_okay=False, help="File for all answers."),
     ] = None,
-    device: Device = None,
-    dtype: Precision = Dtype.auto,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Ask every item behind every trace under every arm, and score the answers."""
-    from kamera.cli.models import load_backbone
     from kamera.eval.adapter import arms_of
     from kamera.eval.reuse import arms_named, load, run_benchmark, score_submission
 
-    written = Output(format, output, quiet)
     names = [name.strip() for name in arms.split(",")]
     makers = arms_named(names, arms_of(arm_module or ()))  # fails before the model is loaded
     benchmark = load(folder)
-    backbone = load_backbone(model, device, dtype, show_progress=written.shows_progress)
+    backbone = loading.load(model, show_progress=written.shows_progress)
     count = min(len(benchmark.items), items or len(benchmark.items))
     with written.progress(count, "item") as bar:
         made = run_benchmark(backbone, benchmark, makers, limit=items, on_item=bar.update)
@@ -106,18 +97,17 @@ def run(
     command = f"kamera eval reuse run {folder} --model {model} --arms {','.join(names)}"
     command += "".join(f" --arm-module {module}" for module in arm_module or ())
     command += f" --items {items}" if items else ""
-    command += "" if dtype is Dtype.auto else f" --dtype {dtype.value}"
+    command += "" if loading.dtype is Dtype.auto else f" --dtype {loading.dtype.value}"
     _write(written, [(made, score_submission(made, benchmark))], benchmark, {"command": command})
 
 
+@command
 def score(
     folder: Folder,
+    written: Output,
     submissions: Annotated[
         list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Submissions.")
     ],
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Check submissions against the schema and the benchmark, and score them; no model is needed."""
     from kamera.eval.reuse import load, read_submission, score_submission
@@ -125,7 +115,7 @@ def score(
     benchmark = load(folder)
     made = [read_submission(path, benchmark) for path in submissions]
     scored = [(one, score_submission(one, benchmark)) for one in made]
-    _write(Output(format, output, quiet), scored, benchmark, {})
+    _write(written, scored, benchmark, {})
 
 
 def schema(output: File = None, quiet: Quiet = False) -> None:
@@ -135,12 +125,7 @@ def schema(output: File = None, quiet: Quiet = False) -> None:
     Output(Format.json, output, quiet).write(published(), [])
 
 
-VERBS = {
-    "freeze": Verb("kamera.cli.eval_reuse:freeze", "Write items, traces and pictures to a folder."),
-    "run": Verb("kamera.cli.eval_reuse:run", "Ask every item behind every trace under every arm."),
-    "score": Verb("kamera.cli.eval_reuse:score", "Check and score submissions; no model is needed."),
-    "schema": Verb("kamera.cli.eval_reuse:schema", "The JSON schema of a submission."),
-}
+VERBS = {name: Verb(f"kamera.cli.eval_reuse:{name}") for name in ("freeze", "run", "score", "schema")}
 reuse = typer.Typer(
     help="The frozen benchmark of reuse: windows over time, and what each way of keeping them costs.",
     cls=group(VERBS),

@@ -12,14 +12,23 @@ from rich.table import Table
 from kamera.cli import contents
 from kamera.cli.command import command
 from kamera.cli.options import Owner
-from kamera.cli.output import Output, facts, listing, size
+from kamera.cli.output import Output, tables
 from kamera.cli.place import StorePlace, store_url
 from kamera.cli.store_options import keys_of
 from kamera.errors import StoreError
-from kamera.ops import Proof
 from kamera.store import StoreAdmin
 from kamera.store.disk.tier import MARKER
 from kamera.window.file import FILE as WINDOW
+
+_OBJECT = (
+    "key kind chunk_id antecedents tokens rank energy dtype bytes percent_of_kv context.fingerprint "
+    "context.anchor"
+)
+_CHUNK = (
+    "chunk_id label guarantee tokens copies.copy.rank copies.copy.kv_bytes copies.copy.percent_of_kv "
+    "copies.copy.antecedents"
+)
+"""Columns of the objects of a store, and of the chunks of a window."""
 
 
 @command
@@ -54,23 +63,23 @@ def inspect(
         raise ValueError(f"{of!r} names an object of a store, and {where!r} is none")
     if place is not None and place.remote:
         document = _remote(place, of, limit, out)
-        tables = _store_tables(document)
+        shown = _store_tables(document)
     elif path.is_file():
         document = contents.read_object(path)
         contents.relate([document], contents.store_of(path))
-        tables = _object_tables(document)
+        shown = _object_tables(document)
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)
-        tables = _store_tables(document)
+        shown = _store_tables(document)
     elif (path / WINDOW).is_file():
         document = contents.read_window(path)
-        tables = _window_tables(document)
+        shown = tables(document, {"chunks": _CHUNK.split()})
     else:
         raise StoreError(
             f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
             "give one of these"
         )
-    out.write(document, tables)
+    out.write(document, shown)
     if document.get("damaged") or not document.get("intact", True):
         raise typer.Exit(1)
 
@@ -116,125 +125,13 @@ def _document(path: str, count: int, objects: list[dict[str, Any]], copies: int)
     }
 
 
-def _store_tables(document: dict[str, Any]) -> Iterator[Table | str]:
-    intact = [o for o in document["contents"] if o["intact"]]
-    yield listing(
-        f"{document['path']}: {document['inspected']} of {document['objects']} objects, "
-        f"{size(document['bytes'])}",
-        ("key", "kind", "chunk", "behind", "tokens", "rank", "energy", "dtype", "bytes", "of KV", "context"),
-        [
-            (
-                o["key"][:12],
-                o["kind"],
-                o["chunk_id"][:12],
-                " ".join(a[:8] for a in o["antecedents"]),
-                o["tokens"],
-                o["rank"],
-                _share(o["energy"]),
-                o["dtype"],
-                o["bytes"],
-                _percent(o["percent_of_kv"]),
-                f"{o['context']['fingerprint'][:8]}/{o['context']['anchor'][:8]}",
-            )
-            for o in intact
-        ],
-    )
-    yield from (f"damaged: {o['error']}" for o in document["contents"] if not o["intact"])
-    if document["quarantined"]:
-        yield f"{document['quarantined']} damaged files are in quarantine/ already"
-    yield f"verified: {len(intact)} intact, {document['damaged']} damaged"
+def _store_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+    intact = [found for found in document["contents"] if found["intact"]]
+    damaged = [found["error"] for found in document["contents"] if not found["intact"]]
+    return tables({**document, "contents": intact, "damaged": damaged}, {"contents": _OBJECT.split()})
 
 
-def _object_tables(document: dict[str, Any]) -> Iterator[Table | str]:
+def _object_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     if not document["intact"]:
-        yield f"damaged: {document['error']}"
-        return
-    context = document["context"]
-    yield facts(
-        document["path"],
-        [
-            ("kind", document["kind"]),
-            ("key", document["key"]),
-            ("chunk", document["chunk_id"]),
-            ("backbone", context["fingerprint"]),
-            ("anchor", context["anchor"]),
-            ("tenant", context["tenant"] or "none"),
-            ("behind", "\n".join(document["antecedents"]) or "the anchor alone"),
-            ("tokens", document["tokens"]),
-            ("rank", "" if document["rank"] is None else document["rank"]),
-            ("energy kept", _share(document["energy"])),
-            ("antecedents were", document["formed"] or ""),
-            ("proof", _proof(document["proof"])),
-            ("layers", document["layers"]),
-            ("KV held", _form(context["kv"], document.get("loss"))),
-            ("bytes", f"{document['bytes']} in the file, {document['tensor_bytes']} of tensors"),
-            (
-                "of the chunk's KV",
-                _percent(document["percent_of_kv"]) or "unknown: its canonical is not at hand",
-            ),
-            ("info", document["info"]),
-            ("verified", "every byte is as it was written"),
-        ],
-    )
-    yield ""
-    yield _channel_table(document["channels"])
-
-
-def _window_tables(document: dict[str, Any]) -> Iterator[Table | str]:
-    yield facts(
-        f"{document['path']}: a window of {len(document['chunks'])} chunks",
-        [
-            ("backbone", document["fingerprint"]),
-            ("tenant", document["tenant"] or "none"),
-            ("tokens", f"{document['tokens']} of {document['max_tokens'] or 'any number'}"),
-            ("anchor", f"{document['anchor_tokens']} tokens"),
-            ("policy", document["policy"]),
-            ("bytes", size(document["bytes"])),
-            ("verified", "every byte is as it was written"),
-        ],
-    )
-    yield ""
-    rows = []
-    for chunk in document["chunks"]:
-        for name, copy in chunk["copies"].items():
-            rows.append(
-                (
-                    chunk["chunk_id"][:12],
-                    chunk["label"],
-                    chunk["guarantee"] if name == "copy" else "shown clean",
-                    chunk["tokens"],
-                    copy["rank"],
-                    size(copy["kv_bytes"]),
-                    _percent(copy["percent_of_kv"]),
-                    " ".join(a[:8] for a in copy["antecedents"]),
-                )
-            )
-    yield listing("", ("chunk", "label", "guarantee", "tokens", "rank", "KV", "patch", "behind"), rows)
-    if document["chunks"]:
-        yield ""
-        yield _channel_table(document["chunks"][0]["copies"]["copy"]["channels"])
-
-
-def _channel_table(channels: dict[str, dict[str, Any]]) -> Table:
-    rows = [
-        (name, c["layers"], c["dtype"], " ".join("x".join(map(str, s)) for s in c["shapes"]))
-        for name, c in channels.items()
-    ]
-    return listing("", ("channel", "layers", "dtype", "shape"), rows)
-
-
-def _form(kv: str, loss: dict[str, Any] | None) -> str:
-    return kv if loss is None else f"{kv}: relative error {loss['relative']}, at most {loss['largest']}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} %"
-
-
-def _proof(told: Mapping[str, Any] | None) -> str:
-    proof = Proof.from_info({"proof": told})
-    return "none was asked for" if proof is None else str(proof)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+        return iter([f"damaged: {document['error']}"])
+    return tables({**document, "verified": "every byte is as it was written"})

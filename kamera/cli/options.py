@@ -59,6 +59,9 @@ def size(text: str) -> int:
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
+]
 Device = Annotated[
     str | None, typer.Option(callback=_usable, help="Device of the model: cpu, cuda, cuda:1, …")
 ]

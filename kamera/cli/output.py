@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import reduce
+from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -19,8 +24,12 @@ from tqdm import tqdm
 from kamera.cli.options import File, Form, Format, Quiet
 
 _PLAIN_WIDTH = 200
+_FEW = 4  # items of a list are cell in a cell
 _UNBROKEN = 24  # cells up to this long are never folded
+_MOMENTS = ("created", "expires", "when")
+_DIGEST = re.compile(r"[0-9a-f]{40,}")
 
+Columns = Mapping[str, Sequence[str]]
 
 LINE_SECONDS = 10.0
 """Between two lines of progress within one step, where no bar can be drawn."""
@@ -84,13 +93,12 @@ class Output:
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
 
-    def report(self, title: str, done: Any, about: Mapping[str, Any], **labels: str) -> None:
-        """Write a dataclass: after ``about`` as the document, as a `summary` for people."""
-        rows, lines = summary(done, labels)
-        self.write({**about, **asdict(done)}, [facts(title, rows), *lines])
+    def show(self, document: Mapping[str, Any], columns: Columns = MappingProxyType({})) -> None:
+        """Write the result; for people its entries become `tables`."""
+        self.write(document, tables(document, columns))
 
     @contextmanager
-    def counted(self, unit: str) -> Iterator[Callable[[int, int], None]]:
+    def counting(self, unit: str) -> Iterator[Callable[[int, int], None]]:
         """A progress bar as a function of the number done and the total."""
         with self.progress(None, unit) as bar:
 
@@ -118,21 +126,62 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
     return table
 
 
-def summary(done: Any, labels: Mapping[str, str]) -> tuple[list[tuple[str, object]], list[str]]:
-    """Rows and lines of a dataclass of counts: fields under their own names or their ``labels``.
+def tables(document: Mapping[str, Any], columns: Columns = MappingProxyType({})) -> Iterator[Table | str]:
+    """A document for people: a row for each entry, a table for a list of objects, a line for each other item.
 
-    Of a tuple the row is how many there are, and texts in it are lines of their own.
+    ``columns`` are those cell of the objects of a list, by its name (else all of them); ``a.b`` is an entry
+    ``b`` of an object ``a``.
     """
     rows: list[tuple[str, object]] = []
-    lines: list[str] = []
-    for field in fields(done):
-        value = getattr(done, field.name)
-        label = labels.get(field.name, field.name.replace("_", " "))
-        if isinstance(value, tuple):
-            lines += [f"{label}: {line}" for line in value if isinstance(line, str)]
-            value = len(value)
-        rows.append((label, size(value) if "bytes" in field.name else value))
-    return rows, lines
+    lists: dict[str, list[Any]] = {}
+    for name, value in document.items():
+        label = name.replace("_", " ")
+        if isinstance(value, list | tuple) and all(isinstance(item, str | Mapping) for item in value):
+            rows.append((label, len(value)))
+            lists[name] = list(value)
+        elif isinstance(value, Mapping):
+            parts = value.items() if all(isinstance(v, Mapping) for v in value.values()) else [("", value)]
+            rows += [(f"{label} {part}".strip(), _phrase(inner)) for part, inner in parts]
+        else:
+            whole = value is None or isinstance(value, str)
+            rows.append((label, value or "none" if whole else cell(name, value)))
+    yield facts("", rows)
+    for name, items in lists.items():
+        label = name.replace("_", " ")
+        if items and all(isinstance(item, Mapping) for item in items):
+            chosen = columns.get(name) or tuple(items[0])
+            heads = [key.split(".")[-1].replace("_", " ") for key in chosen]
+            cells = [[cell(key, reduce(getitem, key.split("."), item)) for key in chosen] for item in items]
+            yield listing(f"\n{label}", heads, cells)
+        else:
+            yield from (f"{label}: {item}" for item in items)
+
+
+def cell(name: str, value: Any) -> Any:
+    """An entry for people: bytes and times with their units, digests by their first digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in _MOMENTS and isinstance(value, float):
+        return datetime.fromtimestamp(value, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if "bytes" in name and isinstance(value, int):
+        return size(value)
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        return value[:12]
+    if isinstance(value, list | tuple):
+        few = len(value) <= _FEW
+        return " ".join(str(cell("", inner)) for inner in value) if few else f"{len(value)} in all"
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+def _phrase(value: Mapping[str, Any]) -> str:
+    """Entries in one line, counts before their names: ``3 objects, 1.5 MiB, minimum patched``."""
+    parts = []
+    for name, inner in value.items():
+        text, label = str(cell(name, inner)), name.replace("_", " ")
+        counted = isinstance(inner, int) and not isinstance(inner, bool)
+        if inner is not None and text:
+            parts.append(text if name == "bytes" else f"{text} {label}" if counted else f"{label} {text}")
+    return ", ".join(parts)
 
 
 def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kamera.cli.command import command
 from kamera.cli.options import Owner
-from kamera.cli.output import Output, listing
+from kamera.cli.output import Output
 from kamera.cli.place import StorePlace, store_url
 from kamera.compile.mine import mine, plan_text
 from kamera.compile.placing import place as place_windows
@@ -62,31 +62,13 @@ def plan_from_trace(
     if store is not None:
         with StorePlace(store, owner).open_answering() as opened:
             stored = opened.ls()
+    document: dict[str, Any] = {"trace": str(trace)}
     if plan is None:
-        return _place(out, trace, anchor, stored or [])
+        windows = [asdict(window) for window in place_windows(trace, anchor=anchor, rows=stored or [])]
+        total = {name: sum(window[name] for window in windows) for name in _RUN}
+        out.show({**document, "windows": windows, "total": total}, {"windows": ("arrived", *_RUN)})
+        return
     chunks = None if stored is None else {row.chunk_id for row in stored if row.kind == "canonical"}
     mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
     plan.write_text(plan_text(mined, system), encoding="utf-8")
-    rows = [(len(m.chunks), m.times, m.saved_tokens, m.forming_tokens) for m in mined]
-    columns = ("chunks", "times", "tokens saved", "tokens to form")
-    document = {"trace": str(trace), "plan": str(plan), "windows": [asdict(m) for m in mined]}
-    out.write(document, [listing(f"{trace} → {plan}: {len(mined)} windows", columns, rows)])
-
-
-def _place(out: Output, trace: Path, anchor: str | None, rows: list[ObjectInfo]) -> None:
-    """What each window of a trace runs, in both orders."""
-    windows = place_windows(trace, anchor=anchor, rows=rows)
-    runs = [[getattr(window, name) for name in _RUN] for window in windows]
-    totals = [sum(column) for column in zip(*runs, strict=True)] or [0] * len(_RUN)
-    cells: list[tuple[object, ...]] = [
-        (len(window.arrived), window.arrived != window.placed, *run)
-        for window, run in zip(windows, runs, strict=True)
-    ]
-    columns = ("chunks", "moved", "forwards, arrived", "tokens", "forwards, placed", "tokens")
-    document = {
-        "trace": str(trace),
-        "windows": [asdict(window) for window in windows],
-        "total": dict(zip(_RUN, totals, strict=True)),
-    }
-    title = f"{trace}: {len(windows)} windows"
-    out.write(document, [listing(title, columns, [*cells, ("all", "", *totals)])])
+    out.show({**document, "plan": str(plan), "windows": [asdict(window) for window in mined]})

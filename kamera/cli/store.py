@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from kamera.cli.command import command
-from kamera.cli.output import facts, listing, size
-from kamera.cli.store_options import Kind, StoreArgument, moment
+from kamera.cli.store_options import Kind, StoreArgument
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 
@@ -21,34 +20,18 @@ def ls(
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N only.")] = None,
 ) -> None:
     """List a store's objects, oldest first."""
-    with target.opened() as store:
+    with target.open() as store:
         count = sum(counted.objects for counted in StoreAdmin(store).census(kind).kinds.values())
         shown = store.ls(kind, offset=0 if limit is None else max(0, count - limit))
-    rows = [
-        (
-            i.key[:12],
-            i.kind,
-            i.context.kv,
-            i.chunk_id[:12],
-            i.tokens,
-            i.rank,
-            i.formed or "",
-            " ".join(a[:8] for a in i.antecedents),
-            i.bytes,
-            moment(i.created),
-        )
-        for i in shown
-    ]
-    columns = ("key", "kind", "kv", "chunk", "tokens", "rank", "formed", "antecedents", "bytes", "created")
-    title = f"{store.url}: {count} objects" + (f", the newest {len(shown)}" if len(shown) < count else "")
-    document = {"store": store.url, "objects": count, "listed": [asdict(i) for i in shown]}
-    target.out.write(document, [listing(title, columns, rows)])
+    document = {"store": store.url, "objects": count, "listed": [asdict(info) for info in shown]}
+    names = "key kind context.kv chunk_id tokens rank formed antecedents bytes created"
+    target.out.show(document, {"listed": names.split()})
 
 
 @command
 def stats(target: StoreArgument, kind: Kind = None) -> None:
     """Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies."""
-    with target.opened() as store:
+    with target.open() as store:
         admin = StoreAdmin(store)
         census = admin.census(kind)
         pins, cap = admin.pins.list(), admin.pins.cap
@@ -68,21 +51,9 @@ def stats(target: StoreArgument, kind: Kind = None) -> None:
         "pinned": {"objects": len(pins), "bytes": pinned, "cap": cap},
         "quarantined": {"copies": len(damaged), "bytes": sum(copy.bytes for copy in damaged)},
     }
-    of = "" if cap is None else f" of at most {size(cap)}"
-    rows: list[tuple[str, object]] = [
-        ("objects", objects),
-        ("bytes", size(total)),
-        ("chunks", census.chunks),
-        ("contexts", census.contexts),
-        *((name, f"{c.objects} objects, {size(c.bytes)}") for name, c in census.kinds.items()),
-        *((f"of KV {name}", f"{c.objects} objects, {size(c.bytes)}") for name, c in census.forms.items()),
-        ("pinned", f"{len(pins)} objects, {size(pinned)}{of}"),
-        ("in quarantine", f"{len(damaged)} copies, {size(sum(copy.bytes for copy in damaged))}"),
-    ]
     if remote is not None:
         document["remote"] = {"url": remote.url, "pending": remote.pending}
-        rows.append(("waiting to be sent", f"{remote.pending} objects"))
-    target.out.write(document, [facts(store.url, rows)])
+    target.out.show(document)
 
 
 @command
@@ -96,20 +67,10 @@ def verify(
 
     Exit code 1 if an object was damaged or cannot be read.
     """
-    with target.opened() as store, target.out.counted("object") as progress:
+    with target.open() as store, target.out.counting("object") as progress:
         if rebuild and target.place.remote and target.place.cache is None:
             raise StoreError(f"{store.url} has no index to rebuild: verify it without --rebuild")
         report = StoreAdmin(store).verify(rebuild=rebuild, progress=progress)
-    target.out.report(
-        store.url,
-        report,
-        {"store": store.url},
-        ok="intact",
-        quarantined="damaged, now in quarantine",
-        refused="left in place, unreadable here",
-        orphan_files="files the index did not list",
-        orphan_rows="rows without a file",
-        stale="files of dead writers removed",
-    )
+    target.out.show({"store": store.url, **asdict(report)})
     if report.quarantined or report.refused:
         raise typer.Exit(1)

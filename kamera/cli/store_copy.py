@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,9 +32,9 @@ def export_bundle(
     certificates: Certificates = True,
 ) -> None:
     """Write a store's objects to one file, unencrypted. Exit code 1 if some could not be read."""
-    with target.opened() as store, target.out.counted("object") as progress:
+    with target.open() as store, target.out.counting("object") as progress:
         done = StoreAdmin(store).export_bundle(bundle, chunk, certificates=certificates, progress=progress)
-    target.out.report(done.path, done, {})
+    target.out.show(asdict(done))
     if done.refused:
         raise typer.Exit(1)
 
@@ -46,11 +46,10 @@ def import_bundle(
     certificates: Certificates = True,
 ) -> None:
     """Import a bundle into a store, created if missing. Exit code 1 if some of it was refused."""
-    with target.opened(make=True) as store, target.out.counted("object") as progress:
+    with target.open(make=True) as store, target.out.counting("object") as progress:
         done = StoreAdmin(store).import_bundle(bundle, certificates=certificates, progress=progress)
         unsaved = len(store.flush(FLUSH_SECONDS).unsaved)
-    about = {"path": str(bundle), "unsaved": unsaved}
-    target.out.report(store.url, done, about, present="here already")
+    target.out.show({"path": str(bundle), "unsaved": unsaved, **asdict(done)})
     if done.refused or unsaved:
         raise typer.Exit(1)
 
@@ -73,19 +72,14 @@ def convert(
     """
     other = replace(source, store=target, cache=None)
     with (
-        source.opened() as store,
-        other.opened(make=True) as coded,
-        source.out.counted("object") as progress,
+        source.open() as store,
+        other.open(make=True) as coded,
+        source.out.counting("object") as progress,
     ):
         done = StoreAdmin(store).convert(coded, kv, progress=progress)
         unsaved = len(coded.flush(FLUSH_SECONDS).unsaved)
     about = {"store": store.url, "target": coded.url, "kv": kv, "unsaved": unsaved}
-    labels = {
-        "loss": "largest relative error",
-        "present": "there already",
-        "patches": "patches not converted",
-    }
-    source.out.report(f"{store.url} → {coded.url} in {kv}", done, about, **labels)
+    source.out.show({**about, **asdict(done)})
     if done.refused or unsaved:
         raise typer.Exit(1)
 
@@ -96,8 +90,8 @@ def rotate(target: StoreArgument) -> None:
 
     Exit code 1 if some could not be read: then the older keys are still needed.
     """
-    with target.opened() as store:
+    with target.open() as store:
         done = StoreAdmin(store).rotate()
-    target.out.report(store.url, done, {"store": store.url}, rewritten="written again", current="unchanged")
+    target.out.show({"store": store.url, **asdict(done)})
     if done.refused:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +68,7 @@ class StoreArgument:
         return StorePlace(self.store, self.owner, cache=self.cache)
 
     @contextmanager
-    def opened(self, *, make: bool = False) -> Iterator[ChunkStore]:
+    def open(self, *, make: bool = False) -> Iterator[ChunkStore]:
         """The store, which must exist unless ``make`` creates it.
 
         Raises `RemoteUnavailable` for a remote that stops answering: its objects would silently be missing
@@ -82,13 +81,6 @@ class StoreArgument:
             remote = StoreAdmin(store).stats().remote
             if remote is not None and remote.reads != "closed":
                 raise RemoteUnavailable(f"{store.url} stopped answering: {remote.last_error}")
-
-
-def moment(seconds: float | None) -> str:
-    """A time in UTC for people; empty for none."""
-    if seconds is None:
-        return ""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def keys_of(store: ChunkStore, targets: list[str]) -> list[str]:

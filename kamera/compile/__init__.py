@@ -1,7 +1,7 @@
 """Patch compilation as a job: read a plan, form and store the missing objects, report."""
 
 from kamera.compile.job import Job, Step, run_plan
-from kamera.compile.plan import Plan, PlannedWindow, read_plan
+from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
 from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.worker import SoloTeam, Team
@@ -14,8 +14,8 @@ __all__ = [
     "Counts",
     "Failure",
     "Job",
-    "Plan",
     "PlanError",
+    "PlanFile",
     "PlannedWindow",
     "Probes",
     "Settings",

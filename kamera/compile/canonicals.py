@@ -16,7 +16,7 @@ import torch
 
 from kamera.compile.clock import Clock
 from kamera.compile.plan import ByContent, ById, ChunkSource
-from kamera.compile.prompt import Prompt
+from kamera.compile.prompt import PromptObjects
 from kamera.compile.tasks import Location, TaskCost
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
@@ -39,7 +39,9 @@ class Canonicals:
         self._clock = clock
         self._equal: dict[Hashable, bool] = {}
 
-    def locate(self, prompt: Prompt, sources: Sequence[ChunkSource], cost: TaskCost) -> tuple[Location, ...]:
+    def locate(
+        self, prompt: PromptObjects, sources: Sequence[ChunkSource], cost: TaskCost
+    ) -> tuple[Location, ...]:
         """Every source, in order; errors of single chunks are in `Location.error`.
 
         Raises StoreError and StoreVersionError.
@@ -58,9 +60,9 @@ class Canonicals:
 
     def facts(self, source: ByContent, former: Former) -> Facts:
         """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
-        return _encoded(self._built(source), former)
+        return _encode(self._built(source), former)
 
-    def _look(self, prompt: Prompt, source: ChunkSource) -> Location | Facts:
+    def _look(self, prompt: PromptObjects, source: ChunkSource) -> Location | Facts:
         """A stored or unavailable chunk, or the facts of one to be formed."""
         try:
             if isinstance(source, ById):
@@ -71,7 +73,7 @@ class Canonicals:
             chunk = self._built(source)
             if prompt.has_canonical(chunk.id):
                 return Location(source, chunk.id, chunk.num_tokens)
-            facts = _encoded(chunk, prompt.former)
+            facts = _encode(chunk, prompt.former)
             self._backbone.check_positions(prompt.former.alone(facts))
             return facts
         except (StoreError, StoreVersionError):
@@ -88,7 +90,7 @@ class Canonicals:
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
 
     def _batches(
-        self, prompt: Prompt, missing: Iterable[Facts]
+        self, prompt: PromptObjects, missing: Iterable[Facts]
     ) -> Iterator[tuple[Hashable | None, list[Facts]]]:
         """Chunks that may share a forward, with the key of their trial; None for one that runs alone."""
         groups: dict[Hashable | None, list[Facts]] = {}
@@ -112,7 +114,7 @@ class Canonicals:
         return min(self._batch, MOST_TOKENS // max(1, facts.length))
 
     def _store(
-        self, prompt: Prompt, batch: Sequence[Facts], shape: Hashable | None, cost: TaskCost
+        self, prompt: PromptObjects, batch: Sequence[Facts], shape: Hashable | None, cost: TaskCost
     ) -> dict[str, str]:
         """Form and store the canonicals of a batch; returns errors by chunk id."""
         try:
@@ -158,7 +160,7 @@ class Canonicals:
         return self._backbone.run(facts.encoded, positions, self._backbone.cache([former.anchor.kv]))[0]
 
 
-def _encoded(chunk: Chunk, former: Former) -> Facts:
+def _encode(chunk: Chunk, former: Former) -> Facts:
     return former.encodings.stored(chunk) or former.encodings.made(chunk)
 
 

@@ -1,17 +1,15 @@
 """A team on Ray: every worker loads the model once, pulls tasks, and writes to one shared store.
 
-A worker that dies is replaced and its task repeated; objects it had stored are not formed again.
+Ray starts a worker that dies again and repeats its task; objects it had stored are not formed again.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,8 +19,6 @@ from kamera.compile.worker import Result, Task, Worker
 from kamera.engines.hf import Backbone
 from kamera.errors import ClusterError, quote
 from kamera.store import ChunkStore
-
-logger = logging.getLogger(__name__)
 
 DEATHS = 3
 """Workers that one task may kill before the job is aborted."""
@@ -74,13 +70,10 @@ class _Actor:
         torch.set_num_threads(self._threads)
         return Worker(self._load(), self._open_store(), self._settings)
 
-    def answer(self, work: Callable[[Worker, Any], Any], task: Any) -> tuple[str, Any]:
-        """The backbone's fingerprint, and the result of ``work`` on ``task``."""
-        return self._worker.backbone.fingerprint, work(self._worker, task)
-
-
-def _process(worker: Worker, task: None) -> int:
-    return os.getpid()
+    def answer(self, work: Callable[[Worker, Any], Any] | None, task: Any) -> tuple[int, str, Any]:
+        """This process, its backbone's fingerprint, and the result of ``work`` on ``task``; None without."""
+        fingerprint = self._worker.backbone.fingerprint
+        return os.getpid(), fingerprint, None if work is None else work(self._worker, task)
 
 
 class RayTeam:
@@ -113,51 +106,43 @@ class RayTeam:
         self._owns = not ray.is_initialized()
         if self._owns:
             self._connect(cluster)
-        self.reruns = 0
         self._fingerprint: str | None = None
-        self._actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=1 if gpu else 0)
-        self._given = (load, open_store, settings, threads or torch.get_num_threads())
+        self._processes: dict[int, None] = {}  # that have answered, as ordered set
+        self._lost = 0
+        actor = ray.remote(_Actor).options(
+            num_cpus=1, num_gpus=1 if gpu else 0, max_restarts=-1, max_task_retries=DEATHS - 1
+        )
+        given = (load, open_store, settings, threads or torch.get_num_threads())
         count = cluster.workers or self._default_size(gpu)
-        self._actors: list[Any] = [self._actor.remote(*self._given) for _ in range(count)]
+        self._actors: list[Any] = [actor.remote(*given) for _ in range(count)]
         try:
-            references = [actor.answer.remote(_process, None) for actor in self._actors]
-            self.pids = tuple(map(self._result, references))
+            for reference in [actor.answer.remote(None, None) for actor in self._actors]:
+                self._result(ray.get, reference)
         except BaseException:
             self.close()
             raise
+        self.pids = tuple(self._processes)
 
     @property
     def size(self) -> int:
         """Number of workers."""
         return len(self._actors)
 
+    @property
+    def reruns(self) -> int:
+        """Number of tasks repeated because a worker died: Ray starts it again."""
+        return len(self._processes) - len(self.pids) + self._lost
+
     def run(
         self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
         """Run the tasks; idle workers pull the next one, and results arrive as they complete."""
-        waiting = deque((task, 0) for task in tasks)
-        idle = list(range(self.size))
-        busy: dict[Any, tuple[int, Task, int]] = {}
-
-        def send() -> None:
-            while waiting and idle:
-                i, (task, deaths) = idle.pop(), waiting.popleft()
-                busy[self._actors[i].answer.remote(work, task)] = (i, task, deaths)
-
-        send()
-        while busy:
-            (done,), _ = self._ray.wait(list(busy), num_returns=1)
-            i, task, deaths = busy.pop(done)
-            idle.append(i)
-            try:
-                result = self._result(done)
-            except self._ray.exceptions.RayActorError as error:
-                self._replace(i, deaths + 1, error)
-                waiting.appendleft((task, deaths + 1))
-                send()
-                continue
-            send()  # keeps the worker busy while the caller handles the result
-            yield task, result
+        pool = self._ray.util.ActorPool(self._actors)
+        for i, task in enumerate(tasks):
+            pool.submit(partial(_send, work), (i, task))
+        while pool.has_next():
+            i, result = self._result(pool.get_next_unordered)
+            yield tasks[i], result
 
     def close(self) -> None:
         """End the workers."""
@@ -201,11 +186,20 @@ class RayTeam:
             return count
         return max(1, sum(node["Alive"] for node in self._ray.nodes()))
 
-    def _result(self, reference: Any) -> Any:
+    def _result(self, take: Callable[..., Any], *given: Any) -> Any:
+        """A worker's answer. Raises its own exception."""
         try:
-            fingerprint, result = self._ray.get(reference)
+            process, fingerprint, result = take(*given)
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error  # the worker's own exception
+            raise error.cause from error
+        except self._ray.exceptions.RayActorError as error:
+            self._lost += DEATHS - 1
+            reason = " ".join(str(error).split())[:200]
+            raise ClusterError(
+                f"one task has killed {DEATHS} workers ({reason}): stored objects stay; give workers more "
+                "memory, or run with --limit to find the window that causes it"
+            ) from error
+        self._processes[process] = None
         self._fingerprint = self._fingerprint or fingerprint
         if fingerprint != self._fingerprint:
             raise ClusterError(
@@ -214,13 +208,10 @@ class RayTeam:
             )
         return result
 
-    def _replace(self, i: int, deaths: int, error: Exception) -> None:
-        reason = " ".join(str(error).split())[:200]
-        if deaths >= DEATHS:
-            raise ClusterError(
-                f"one task has killed {deaths} workers ({reason}): stored objects stay; give workers more "
-                "memory, or run with --limit to find the window that causes it"
-            ) from error
-        logger.warning("a worker died, its task is done again: %s", reason)
-        self.reruns += 1
-        self._actors[i] = self._actor.remote(*self._given)
+
+def _numbered(work: Callable[[Worker, Any], Any], worker: Worker, task: tuple[int, Any]) -> tuple[int, Any]:
+    return task[0], work(worker, task[1])
+
+
+def _send(work: Callable[[Worker, Any], Any], actor: Any, task: tuple[int, Any]) -> Any:
+    return actor.answer.remote(partial(_numbered, work), task)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kamera.compile.plan import ById, Plan, PlannedWindow
+from kamera.compile.plan import ById, PlanFile, PlannedWindow
 from kamera.compile.progress import Progress, System
 from kamera.compile.report import Batches, BreakEven, CompileReport, Probes
 from kamera.compile.settings import Settings
@@ -33,7 +33,7 @@ class Step:
 
 
 def run_plan(
-    plan: Plan, backbone: Backbone, store: ChunkStore, settings: Settings | None = None
+    plan: PlanFile, backbone: Backbone, store: ChunkStore, settings: Settings | None = None
 ) -> CompileReport:
     """Compile a plan completely in this process and report. Raises the errors of `Job`."""
     settings = settings or Settings()
@@ -64,7 +64,7 @@ class Job:
     media, a position limit) is reported and the others continue; StoreError ends the run.
     """
 
-    def __init__(self, plan: Plan, team: Team, store: ChunkStore, settings: Settings) -> None:
+    def __init__(self, plan: PlanFile, team: Team, store: ChunkStore, settings: Settings) -> None:
         self.team = team
         self.settings = settings
         self.windows = plan.windows[: settings.limit]

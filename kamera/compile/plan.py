@@ -62,18 +62,14 @@ class PlannedWindow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanFile:
     """A checked plan file."""
 
     path: Path
     windows: tuple[PlannedWindow, ...]
 
 
-class _Bad(Exception):
-    """An error of the line being read."""
-
-
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> PlanFile:
     """Read a plan and check, without a model, its format, its names and that every file exists.
 
     Raises PlanError naming every bad line, FileNotFoundError (or another OSError) for the plan itself.
@@ -87,54 +83,53 @@ def read_plan(path: str | Path) -> Plan:
         where = f"{path}:{number}"
         try:
             windows.append(_window(where, line, path.parent))
-        except _Bad as bad:
+        except ValueError as bad:
             problems.append(f"{where}: {bad}")
     if problems:
         raise PlanError(problems)
     if not windows:
         raise PlanError([f"{path}:1: the plan describes no window: give one JSON object per line"])
-    return Plan(path, tuple(windows))
+    return PlanFile(path, tuple(windows))
 
 
 def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise _Bad(f"not UTF-8 ({error}): save the plan as UTF-8") from None
+        raise ValueError(f"not UTF-8 ({error}): save the plan as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _Bad(f"not JSON, {error.msg} at column {error.colno}: give one whole object a line") from None
+        raise ValueError(
+            f"not JSON, {error.msg} at column {error.colno}: give one whole object a line"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise _Bad(f"not JSON ({error}): give one object a line") from None
+        raise ValueError(f"not JSON ({error}): give one object a line") from None
     if not isinstance(value, dict):
-        raise _Bad(f'{_short(value)} is not an object: give {{"system": …, "chunks": […]}}')
+        raise ValueError(f'{_short(value)} is not an object: give {{"system": …, "chunks": […]}}')
     _known(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
     system = value.get("system")
     if system is not None and not isinstance(system, str):
-        raise _Bad(f"system {_short(system)} is not text: give a string, or leave it out")
+        raise ValueError(f"system {_short(system)} is not text: give a string, or leave it out")
     chunks = value.get("chunks")
     if not isinstance(chunks, list) or not chunks:
-        raise _Bad(f"chunks is {_short(chunks)}: give a list of at least one chunk")
+        raise ValueError(f"chunks is {_short(chunks)}: give a list of at least one chunk")
     sources = []
     for number, content in enumerate(chunks):
         try:
             sources.append(_source(content, base))
-        except _Bad as bad:
-            raise _Bad(f"chunks[{number}]: {bad}") from None
+        except ValueError as bad:
+            raise ValueError(f"chunks[{number}]: {bad}") from None
     return PlannedWindow(where, system, tuple(sources), *_wishes(value))
 
 
 def _wishes(value: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...] | None, bool | None]:
     rank, layers, orbit = value.get("rank"), value.get("layers"), value.get("orbit")
     if rank is not None and (type(rank) is not int or rank < 1):
-        raise _Bad(f"rank is {_short(rank)}: give a whole number from 1 on")
+        raise ValueError(f"rank is {_short(rank)}: give a whole number from 1 on")
     if orbit is not None and not isinstance(orbit, bool):
-        raise _Bad(f"orbit is {_short(orbit)}: give true or false")
+        raise ValueError(f"orbit is {_short(orbit)}: give true or false")
     if layers is not None and not isinstance(layers, list | str):
-        raise _Bad(f'layers is {_short(layers)}: give a list of numbers, or "a:b"')
-    try:
-        return rank, layers_of(layers), orbit
-    except ValueError as error:
-        raise _Bad(str(error)) from None
+        raise ValueError(f'layers is {_short(layers)}: give a list of numbers, or "a:b"')
+    return rank, layers_of(layers), orbit
 
 
 def _source(content: Any, base: Path) -> ChunkSource:
@@ -142,11 +137,13 @@ def _source(content: Any, base: Path) -> ChunkSource:
         _known(content, ("chunk_id",), "a stored chunk")
         chunk_id = content["chunk_id"]
         if not isinstance(chunk_id, str) or not chunk_id:
-            raise _Bad(f"chunk_id {_short(chunk_id)} is not an id: give a stored chunk's (kamera store ls)")
+            raise ValueError(
+                f"chunk_id {_short(chunk_id)} is not an id: give a stored chunk's (kamera store ls)"
+            )
         return ById(chunk_id)
     parts = content if isinstance(content, list) else [content]
     if not parts:
-        raise _Bad(f"an empty list is not a chunk: {_WAYS}")
+        raise ValueError(f"an empty list is not a chunk: {_WAYS}")
     items = tuple(_item(part, base) for part in parts)
     return ByContent(items, json.dumps(items, sort_keys=True))
 
@@ -154,49 +151,49 @@ def _source(content: Any, base: Path) -> ChunkSource:
 def _item(part: Any, base: Path) -> dict[str, Any]:
     if isinstance(part, str):
         if names_media(part):
-            raise _Bad(
+            raise ValueError(
                 f'{quote(part)} names a picture or a video: give {{"image": path}} or {{"video": path}}, or '
                 '{"text": …} if it is text'
             )
         part = {"text": part}
     if not isinstance(part, dict):
-        raise _Bad(f"{_short(part)} is not content: {_WAYS}")
+        raise ValueError(f"{_short(part)} is not content: {_WAYS}")
     if "chunk_id" in part:
-        raise _Bad("chunk_id names a whole chunk: it cannot be one item of a list")
+        raise ValueError("chunk_id names a whole chunk: it cannot be one item of a list")
     kinds = [kind for kind in _FIELDS if kind in part]
     kind = part.get("type", kinds[0] if len(kinds) == 1 else None)
     if not isinstance(kind, str) or kinds != [kind]:
-        raise _Bad(f"item with {sorted(part)} is not content: {_WAYS}")
+        raise ValueError(f"item with {sorted(part)} is not content: {_WAYS}")
     _known(part, ("type", kind, *_FIELDS[kind]), f"{kind} content")
     options = {name: part[name] for name in _FIELDS[kind] if part.get(name) is not None}
     for name, number in options.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
-            raise _Bad(f"{name} is {_short(number)}: give a positive number")
+            raise ValueError(f"{name} is {_short(number)}: give a positive number")
     media = part[kind]
     if kind == "text":
         if not isinstance(media, str) or not media:
-            raise _Bad(f"text {_short(media)} is empty or no text: give a string")
+            raise ValueError(f"text {_short(media)} is empty or no text: give a string")
         return {"type": "text", "text": media}
     if kind == "video" and isinstance(media, list):
         if not media:
-            raise _Bad("a video of no frames: give at least one picture")
+            raise ValueError("a video of no frames: give at least one picture")
         return {"type": kind, kind: [_file(frame, base, "image") for frame in media], **options}
     return {"type": kind, kind: _file(media, base, kind), **options}
 
 
 def _file(name: Any, base: Path, kind: str) -> str:
     if not isinstance(name, str) or not name:
-        raise _Bad(f"{kind} {_short(name)} is not a path: give the path of a file")
+        raise ValueError(f"{kind} {_short(name)} is not a path: give the path of a file")
     path = base / name.removeprefix("file://")
     if not path.is_file():
-        raise _Bad(f"no {kind} at {str(path)!r}: paths are relative to the plan's folder")
+        raise ValueError(f"no {kind} at {str(path)!r}: paths are relative to the plan's folder")
     return str(path)
 
 
 def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
     unknown = [name for name in given if name not in allowed]
     if unknown:
-        raise _Bad(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(allowed)}")
+        raise ValueError(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(allowed)}")
 
 
 def _short(value: Any) -> str:

@@ -24,7 +24,7 @@ _PARTS = 4
 
 
 @dataclass(eq=False)
-class Node:
+class PlanNode:
     """A chunk behind its antecedents: what lines want of it, and what came of it.
 
     It stands at ``places`` positions of the plan's windows, ``orbit_places`` of them in lines that want an
@@ -37,7 +37,7 @@ class Node:
     places: int = 0
     orbit_budget: PatchBudget | None = None
     orbit_places: int = 0
-    owner: Node | None = None
+    owner: PlanNode | None = None
     outcome: str = ""
     orbit_formed: bool = False
     failure: tuple[int, str] | None = None
@@ -54,7 +54,7 @@ class Progress:
             sources.setdefault(planned.system, {}).update(dict.fromkeys(planned.chunks))
         self.sources: dict[System, tuple[ChunkSource, ...]] = {s: tuple(d) for s, d in sources.items()}
         self._locations: dict[tuple[System, ChunkSource], Location] = {}
-        self._tries: dict[System, dict[Path, Node]] = {}
+        self._tries: dict[System, dict[Path, PlanNode]] = {}
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Progress:
         """Counts of orbit patches, over the positions of lines that request them."""
         wanted = [planned for planned in self.windows if self._settings.orbit_of(planned)]
         counts = Counter(skipped=sum(self._absent(planned) for planned in wanted))
-        formed: set[Node] = set()
+        formed: set[PlanNode] = set()
         for path, node in self._nodes():
             owner = node.owner
             if owner is None or not node.outcome or len(path) < 2:
@@ -173,26 +173,26 @@ class Progress:
             ids.append(location.chunk_id)
         return tuple(ids)
 
-    def _trie(self, system: System) -> dict[Path, Node]:
+    def _trie(self, system: System) -> dict[Path, PlanNode]:
         """The nodes of a system prompt's windows, with what lines want of them, in the order of the walk."""
-        trie: dict[Path, Node] = {}
+        trie: dict[Path, PlanNode] = {}
         for planned in self.windows:
             if planned.system != system:
                 continue
             budget, orbit = self._settings.budget_of(planned), self._settings.orbit_of(planned)
             for source, path in zip(planned.chunks, prefixes(self._path(planned)), strict=False):
-                node = trie.setdefault(path, Node(self._locations[system, source], budget))
+                node = trie.setdefault(path, PlanNode(self._locations[system, source], budget))
                 node.places += 1
                 node.budget = node.budget.joined(budget)
                 if orbit:
                     node.orbit_places += 1
-                    node.orbit_budget = _joined(node.orbit_budget, budget)
-        owners: dict[tuple[str, Path], Node] = {}
+                    node.orbit_budget = _join(node.orbit_budget, budget)
+        owners: dict[tuple[str, Path], PlanNode] = {}
         for path in sorted(trie):
             node = trie[path]
             if node.orbit_budget is not None and len(path) > 1:
                 node.owner = owners.setdefault((path[-1], tuple(sorted(path[:-1]))), node)
-                node.owner.orbit_budget = _joined(node.owner.orbit_budget, node.orbit_budget)
+                node.owner.orbit_budget = _join(node.owner.orbit_budget, node.orbit_budget)
         return trie
 
     def _branch(self, system: System, path: Path, first: int) -> Branch:
@@ -207,7 +207,7 @@ class Progress:
             {i: node.orbit_budget for i, node in owed if node.orbit_budget is not None},
         )
 
-    def _nodes(self) -> list[tuple[Path, Node]]:
+    def _nodes(self) -> list[tuple[Path, PlanNode]]:
         return [item for trie in self._tries.values() for item in trie.items()]
 
     def _absent(self, planned: PlannedWindow) -> int:
@@ -229,6 +229,6 @@ class Progress:
         return len(path), self._locations[planned.system, planned.chunks[len(path)]].error or ""
 
 
-def _joined(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:
+def _join(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:
     """The smallest budget that satisfies both."""
     return other if one is None else one.joined(other)

@@ -26,7 +26,7 @@ def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Con
     return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
 
 
-class Prompt:
+class PromptObjects:
     """Objects of one context. Look-ups go by ids alone, without a forward; a suitable patch is also verified.
 
     The anchor is prefilled with the first use of ``former`` or ``line``. ``refused`` counts stored objects

@@ -15,7 +15,7 @@ import torch
 from kamera.compile.canonicals import Canonicals
 from kamera.compile.clock import Clock
 from kamera.compile.plan import ById
-from kamera.compile.prompt import Prompt
+from kamera.compile.prompt import PromptObjects
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Branch, Growth, Location, Prospect, Sources, TaskCost
 from kamera.compile.trie import Path
@@ -58,27 +58,27 @@ class Worker:
     def prospect(self, task: Sources) -> Prospect:
         """What is missing of the chunks that sources name, and facts of the model and the clock."""
         ids = [source.chunk_id for source in task.sources if isinstance(source, ById)]
-        prompt = self._opened(task.system)
+        prompt = self._prompt_under(task.system)
         missing = tuple(chunk_id for chunk_id in ids if not prompt.has_canonical(chunk_id))
         return Prospect(missing, len(self.backbone.layout), self.clock.name)
 
     def locate(self, task: Sources) -> tuple[tuple[Location, ...], TaskCost]:
         """Determine the id of each chunk, and form its canonical if that is not stored."""
-        prompt = self._opened(task.system)
-        with self._measured(prompt) as cost:
+        prompt = self._prompt_under(task.system)
+        with self._measuring(prompt) as cost:
             locations = self._canonicals.locate(prompt, task.sources, cost)
         return locations, cost
 
     def compile(self, branches: Sequence[Branch]) -> tuple[tuple[Growth, ...], TaskCost]:
         """Form the patches of each branch that are not stored."""
-        prompt = self._opened(branches[0].system)
-        with self._measured(prompt) as cost:
+        prompt = self._prompt_under(branches[0].system)
+        with self._measuring(prompt) as cost:
             growths = tuple(self._grow(prompt, branch, cost) for branch in branches)
         return growths, cost
 
     # -- patches -------------------------------------------------------------------------------
 
-    def _grow(self, prompt: Prompt, branch: Branch, cost: TaskCost) -> Growth:
+    def _grow(self, prompt: PromptObjects, branch: Branch, cost: TaskCost) -> Growth:
         patches: set[int] = set()
         orbits: set[int] = set()
         i = 1  # a leading chunk has no antecedents
@@ -102,7 +102,7 @@ class Worker:
         return Growth(frozenset(patches), frozenset(orbits))
 
     def _walk(
-        self, prompt: Prompt, branch: Branch, i: int, formed: set[int], cost: TaskCost
+        self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int], cost: TaskCost
     ) -> Sequence[Facts]:
         """Walk the line to the branch's chunk ``i``; adds patches formed on the way to ``formed``.
 
@@ -128,13 +128,15 @@ class Worker:
                 self._time_serving(former, facts, copy, cost)
         return line.before.chunks
 
-    def _form_orbit(self, prompt: Prompt, branch: Branch, i: int, formed: set[int], cost: TaskCost) -> None:
+    def _form_orbit(
+        self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int], cost: TaskCost
+    ) -> None:
         *antecedents, facts = self._walk(prompt, branch, i, formed, cost)
         former, settings = prompt.former.within(branch.orbits[i]), self.settings
         form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
         cost.bytes += prompt.row_of(facts.chunk_id, branch.path[:i], "orbit").bytes
 
-    def _facts_of(self, prompt: Prompt, branch: Branch, place: int) -> Facts:
+    def _facts_of(self, prompt: PromptObjects, branch: Branch, place: int) -> Facts:
         """A chunk from its stored canonical; built again from its content if that is damaged or missing.
 
         Raises WrongKey for an object under a missing encryption key: it is not replaced, so a patch would
@@ -177,7 +179,7 @@ class Worker:
         cost.applied_tokens = facts.length
 
     @contextmanager
-    def _measured(self, prompt: Prompt) -> Iterator[TaskCost]:
+    def _measuring(self, prompt: PromptObjects) -> Iterator[TaskCost]:
         """Count and time the block, and check that its objects are stored."""
         cost = TaskCost()
         started, refused = self.clock.now(), prompt.refused
@@ -201,10 +203,10 @@ class Worker:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _prompt_of(self, system: str | None) -> Prompt:
-        return Prompt(self.backbone, self.store, system, self.settings)
+    def _prompt_of(self, system: str | None) -> PromptObjects:
+        return PromptObjects(self.backbone, self.store, system, self.settings)
 
-    def _opened(self, system: str | None) -> Prompt:
+    def _prompt_under(self, system: str | None) -> PromptObjects:
         """The prompt; its objects of another one are let go of first."""
         if self._prompt.system != system:
             self._prompt = self._prompt_of(system)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -14,10 +13,10 @@ from torch import nn
 from kamera.content.chunk import TOKEN_TYPES, Chunk
 from kamera.content.items import as_turns, text_turns
 from kamera.content.media import load_image
-from kamera.content.prompt import PromptFormat, Written
+from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
 from kamera.content.turns import Turn, as_messages
-from kamera.content.video import Clip, load_clip
+from kamera.content.video import Clip, load_clip, processor_media
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
@@ -96,12 +95,14 @@ class ChunkBuilder:
         Special tokens spelt in text are text (`PlainText`); ids are checked against the vocabulary.
         """
         if isinstance(question, str):
-            return self._written(lambda f: f.question(question, tail), question)
+            template = self._template_for(question)
+            return template.ids(template.question(question, tail))
         messages = as_messages(question)
         if messages is None:
             return self.checked_ids(question)
         turns = text_turns(messages, "question")
-        return self._written(lambda f: f.question(turns, tail), "messages")
+        template = self._template_for("messages")
+        return template.ids(template.question(turns, tail))
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
         """Token ids of the anchor for this system prompt, int64 ``[tokens]``.
@@ -113,10 +114,10 @@ class ChunkBuilder:
             return self.checked_ids(system)
         if self.format is None and not system:
             return torch.empty(0, dtype=torch.int64)
-        given = text_turns(messages, "system prompt") if messages else system
+        template = self._template_for(str(system))
+        opening = template.opening(text_turns(messages, "system prompt") if messages else system)  # type: ignore[arg-type]
         # without a template the tokenizer's own BOS opens the sequence
-        special = self.format is not None and not self.format.has_template
-        return self._written(lambda f: f.opening(given), str(system), special=special)  # type: ignore[arg-type]
+        return template.ids(opening, special=not template.has_template)
 
     def checked_ids(self, given: Any) -> torch.Tensor:
         """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError unless they are ids of this model."""
@@ -174,17 +175,16 @@ class ChunkBuilder:
 
         ``special`` lets the tokenizer add its BOS.
         """
-        return self._written(lambda _: Written(text), text, special=special)
+        return self._template_for(text).ids(PromptText(text), special=special)
 
-    def _written(
-        self, write: Callable[[PromptFormat], Written], text: str, *, special: bool = False
-    ) -> torch.Tensor:
+    def _template_for(self, text: str) -> PromptFormat:
+        """What writes ``text``. Raises ProcessorRequired, naming it."""
         if self.format is None:
             raise ProcessorRequired(
                 f"this backbone has no processor to tokenise {quote(text)}: pass token ids, or "
                 "Backbone(model, processor)"
             )
-        return self.format.ids(write(self.format), special=special)
+        return self.format
 
     def _check_grids(self, given: Mapping[str, torch.Tensor]) -> None:
         for pixels, grid in _GRIDS.items():
@@ -252,28 +252,10 @@ class ChunkBuilder:
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
-        given: dict[str, Any] = {
-            "text": [written.text],
-            "return_tensors": "pt",
-            "add_special_tokens": False,
-        }
-        if images:
-            given["images"] = images
-        if clips:
-            given["videos"] = [_stacked(c) for c in clips]
-            given["do_sample_frames"] = False
-            given["video_metadata"] = [
-                {
-                    "fps": c.fps,
-                    "total_num_frames": c.total_frames,
-                    "duration": c.duration,
-                    "frames_indices": list(c.indices),
-                }
-                for c in clips
-            ]
+        media = processor_media(images, clips)
         try:
             with self.format.exclusive.alone():
-                made = self.format.processor(**given)
+                made = self.format.processor(text=[written.text], add_special_tokens=False, **media)
         except ImportError as error:
             raise ModalityNotSupported(
                 f"the processor needs a package for {sorted({i['type'] for i in items})}: {error}"
@@ -301,13 +283,6 @@ class ChunkBuilder:
 def _placeholder(item: dict[str, Any]) -> dict[str, Any]:
     """An item in a template's form: text, or the kind of media alone."""
     return {name: item[name] for name in ("type", "text") if name in item}
-
-
-def _stacked(clip: Clip) -> np.ndarray:
-    frames = [np.asarray(frame) for frame in clip.frames]
-    if len({frame.shape for frame in frames}) > 1:
-        raise UnreadableMedia(f"{clip!r} has frames of several sizes: give frames of one size")
-    return np.stack(frames)
 
 
 def _first(config: Any, *names: str) -> int | None:

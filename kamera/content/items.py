@@ -92,7 +92,7 @@ def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
     if isinstance(content, Clip):
         return [{"type": "video", "video": content}]
     if isinstance(content, Mapping):
-        return [_checked(content)]
+        return [_check(content)]
     if isinstance(content, Sequence):
         if content and all(map(is_picture, content)):
             return [{"type": "video", "video": list(content)}]
@@ -102,7 +102,7 @@ def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
     )
 
 
-def _checked(item: Mapping[str, Any]) -> dict[str, Any]:
+def _check(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = kind_of(item)
     if kind is None:
         raise UnreadableMedia(no_item(item))

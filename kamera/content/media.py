@@ -43,14 +43,14 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _opened(io.BytesIO(source), f"{len(source)} bytes")
+        return _open(io.BytesIO(source), f"{len(source)} bytes")
     if hasattr(source, "read"):
         return load_image(_content(source))
     if isinstance(source, str) and source[:5].lower() == "data:":
         return load_image(_data(source))
     if isinstance(source, str | os.PathLike):
         path = local_path(source, "image")
-        return _opened(path, quote(path))
+        return _open(path, quote(path))
     raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
 
 
@@ -113,7 +113,7 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
         )
 
 
-def _opened(file: Path | io.BytesIO, name: str) -> Image.Image:
+def _open(file: Path | io.BytesIO, name: str) -> Image.Image:
     if isinstance(file, Path) and os.path.exists(file) and not os.path.isfile(file):  # a pipe would never end
         raise UnreadableMedia(f"{name} is no file: give one picture")
     try:

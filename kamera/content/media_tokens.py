@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.media import load_image
 from kamera.content.template import ChatTemplate
-from kamera.content.video import Clip, load_clip
+from kamera.content.video import Clip, load_clip, processor_media
 from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
@@ -49,7 +48,7 @@ class MediaTokens:
         pixels: Any = load_image(item) if kind == "image" else _clip(item)
         name = _digest(kind, pixels)
         if name not in self._held:
-            self._held[name] = self._made(kind, name, pixels)
+            self._held[name] = self._make(kind, name, pixels)
             if len(self._held) > HELD:
                 self._held.popitem(last=False)
         self._held.move_to_end(name)
@@ -62,11 +61,12 @@ class MediaTokens:
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
         with self._template.exclusive.alone():
-            made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
+            media = processor_media(images, clips)
+            made = self._template.processor(text=[text], **media, add_special_tokens=special)
         return {name: torch.as_tensor(value) for name, value in made.items()}
 
-    def _made(self, kind: str, name: str, pixels: Any) -> Media:
-        given = _given([pixels], []) if kind == "image" else _given([], [pixels])
+    def _make(self, kind: str, name: str, pixels: Any) -> Media:
+        given = processor_media([pixels], []) if kind == "image" else processor_media([], [pixels])
         text = [self._template.placeholder(kind)]
         with self._template.exclusive.alone():
             made = self._template.processor(text=text, **given, add_special_tokens=False)
@@ -99,26 +99,6 @@ def expand(
         spans.append((len(out), len(out) + len(item.ids)))
         out.extend(item.ids)
     return out, spans
-
-
-def _given(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
-    """Pictures and clips as arguments of the processor."""
-    given: dict[str, Any] = {"return_tensors": "pt"}
-    if images:
-        given["images"] = images
-    if clips:
-        given["videos"] = [np.stack([np.asarray(f) for f in clip.frames]) for clip in clips]
-        given["do_sample_frames"] = False
-        given["video_metadata"] = [
-            {
-                "fps": clip.fps,
-                "total_num_frames": clip.total_frames,
-                "duration": clip.duration,
-                "frames_indices": list(clip.indices),
-            }
-            for clip in clips
-        ]
-    return given
 
 
 def _clip(item: Any) -> Clip:

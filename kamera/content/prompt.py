@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class Seams:
     reopen: str  # end of an answer and the opening of the user's next turn
 
 
-class Written(NamedTuple):
+class PromptText(NamedTuple):
     """Rendered text; ``word`` replaces each of ``hidden``, texts that spell special tokens."""
 
     text: str
@@ -66,9 +67,7 @@ class PromptFormat:
         self.has_template = bool(
             getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
         )
-        self._vanishing = Vanishing(
-            name_of(processor), lambda turns, _: self._render(self._adapted(turns), generation=False)
-        )
+        self._vanishing = Vanishing(name_of(processor), self._whole)
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
 
     def seams(self, system: str | None) -> Seams:
@@ -121,46 +120,46 @@ class PromptFormat:
 
     # -- text for token ids --------------------------------------------------------------------
 
-    def content(self, items: Sequence[dict[str, Any]]) -> Written:
+    def content(self, items: Sequence[dict[str, Any]]) -> PromptText:
         """Content of a chunk; ``items`` as in `content_text`."""
-        return self._guarded([{"role": "user", "content": list(items)}], lambda t: self._content_of(t[0]))
+        return self._guard([{"role": "user", "content": list(items)}], self._turn_text)
 
-    def dialogue(self, turns: Sequence[Turn]) -> Written:
+    def dialogue(self, turns: Sequence[Turn]) -> PromptText:
         """Messages as a chunk, which begins and ends within a window's open user turn.
 
         Raises RoleNotSupported for a role that the template lacks.
         """
         self._check(turns)
-        return self._guarded(turns, self._dialogue_text)
+        return self._guard(turns, self._dialogue_text)
 
-    def question(self, asked: str | Sequence[Turn], tail: str) -> Written:
+    def question(self, asked: str | Sequence[Turn], tail: str) -> PromptText:
         """A question within the user's open turn, up to the answer. ``tail`` follows a question of text."""
         if isinstance(asked, str):
             turn = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
-            return self._guarded(turn, lambda t: self._content_of(t[0]) + tail)
+            return self._guard(turn, partial(self._turn_text, tail=tail))
         self._check(asked)
         if [turn["role"] for turn in asked] == ["user"]:
-            return self._guarded(asked, lambda t: self._content_of(t[0]) + tail)
-        return self._guarded(asked, self._question_text)
+            return self._guard(asked, partial(self._turn_text, tail=tail))
+        return self._guard(asked, self._question_text)
 
-    def opening(self, system: str | Sequence[Turn] | None) -> Written:
+    def opening(self, system: str | Sequence[Turn] | None) -> PromptText:
         """The beginning of a window: a system prompt or messages, then the opening of the user's turn."""
         if system is None:
-            return Written(self.seams(None).prefix)
+            return PromptText(self.seams(None).prefix)
         if isinstance(system, str):
             turn = [{"role": "system", "content": [{"type": "text", "text": system}]}]
-            return self._guarded(turn, lambda t: self.seams(self._content_of(t[0])).prefix)
+            return self._guard(turn, self._prefix_text)
         self._check(system)
-        return self._guarded(system, self._opening_text)
+        return self._guard(system, self._opening_text)
 
-    def ids(self, written: Written, *, special: bool = False) -> torch.Tensor:
+    def ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
         """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
         ids = torch.tensor(self.plain.tokens(written.text, add_special_tokens=special), dtype=torch.int64)
         return self.plain.spliced(ids, written.word, written.hidden, {})[0] if written.hidden else ids
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _guarded(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> Written:
+    def _guard(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> PromptText:
         """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
         for turn in turns:
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
@@ -172,12 +171,15 @@ class PromptFormat:
         found = [item.get("text") for turn in turns for item in turn["content"]]
         texts = tuple(text for text in found if text)
         if self.plain.is_plain("".join(texts)):
-            return Written(render(list(turns)))
+            return PromptText(render(list(turns)))
         word = self.plain.stand_in(render([_with_text(turn, _SOMETHING) for turn in turns]))
-        return Written(render([_with_text(turn, word) for turn in turns]), word, texts)
+        return PromptText(render([_with_text(turn, word) for turn in turns]), word, texts)
 
-    def _content_of(self, turn: Turn) -> str:
-        return self.content_text(turn["content"])
+    def _turn_text(self, turns: list[Turn], tail: str = "") -> str:
+        return self.content_text(turns[0]["content"]) + tail
+
+    def _prefix_text(self, turns: list[Turn]) -> str:
+        return self.seams(self._turn_text(turns)).prefix
 
     def _dialogue_text(self, turns: list[Turn]) -> str:
         text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
@@ -192,7 +194,7 @@ class PromptFormat:
         return self._from_open_turn(turns)[0]
 
     def _opening_text(self, turns: list[Turn]) -> str:
-        before, found, _ = self._render(self._adapted(_with_mark(turns, _MARK)), generation=True).partition(
+        before, found, _ = self._render(self._adapt(_with_mark(turns, _MARK)), generation=True).partition(
             _MARK
         )
         if not found:
@@ -204,11 +206,11 @@ class PromptFormat:
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         if turns[0]["role"] == "user":
-            whole = self._render(self._adapted(turns), generation=True)
+            whole = self._render(self._adapt(turns), generation=True)
             before, _, after = whole.partition(last) if last else (whole, "", "")
             return self._behind_prefix(before), after
         opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}, *turns]
-        whole = self._render(self._adapted(opened), generation=True)
+        whole = self._render(self._adapt(opened), generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
         _, found, text = before.partition(_START)
         if not found:
@@ -247,7 +249,7 @@ class PromptFormat:
 
         def rendered(by: str) -> str:
             turns = [opened, {"role": by, "content": [_text(_MARK)]}]
-            return self._render(self._adapted(turns), generation=False)
+            return self._whole(turns)
 
         try:
             written = rendered(role)
@@ -263,7 +265,7 @@ class PromptFormat:
                 "token ids"
             )
 
-    def _adapted(self, turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _adapt(self, turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Turns in this template's form: content is a list of items if it takes pictures."""
         if self.takes_images:
             return [dict(turn) for turn in turns]
@@ -271,14 +273,19 @@ class PromptFormat:
 
     def _wrapping(self) -> str:
         try:
-            return "".join((lambda s: (s.prefix, s.tail, s.reopen))(self.seams(None)))
+            seams = self.seams(None)
         except KameraError:
             return ""  # a template that Kamera cannot cut is refused at its first use
+        return seams.prefix + seams.tail + seams.reopen
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         if self.takes_images:
             return {"role": role, "content": [{"type": "text", "text": text}]}
         return {"role": role, "content": text}
+
+    def _whole(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
+        """Turns as a template without tools shows them."""
+        return self._render(self._adapt(turns), generation=False)
 
     def _render(self, messages: list[dict[str, Any]], generation: bool) -> str:
         from jinja2 import TemplateError

@@ -36,6 +36,13 @@ class Clip:
         """Length of the whole video in seconds."""
         return self.total_frames / self.fps
 
+    def array(self) -> np.ndarray:
+        """The frames, ``[frames, height, width, 3]``. Raises UnreadableMedia for frames of several sizes."""
+        frames = [np.asarray(frame) for frame in self.frames]
+        if len({frame.shape for frame in frames}) > 1:
+            raise UnreadableMedia(f"{self!r} has frames of several sizes: give frames of one size")
+        return np.stack(frames)
+
     def __repr__(self) -> str:
         sizes = sorted({f"{frame.width} x {frame.height}" for frame in self.frames})
         size = sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes"
@@ -46,7 +53,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """Selection of frames: a part of the video in seconds, and a rate or a count.
 
     None selects all. Raises ValueError for values that are not positive numbers.
@@ -104,7 +111,7 @@ def read_video(
     """
     import av
 
-    sampling = Sampling(fps, num_frames, max_frames, start, end)
+    sampling = FrameSampling(fps, num_frames, max_frames, start, end)
     path = local_path(source, "video")
     if not os.path.isfile(path):
         raise UnreadableMedia(f"no video at {quote(path)}: give an existing file")
@@ -173,6 +180,26 @@ def load_clip(item: Any, cell: int = CELL) -> Clip:
     return clip if sizing is None else replace(clip, frames=tuple(sizing.apply(f, cell) for f in clip.frames))
 
 
+def processor_media(images: Sequence[Image.Image], clips: Sequence[Clip]) -> dict[str, Any]:
+    """Pictures and clips as arguments of a processor, which gives tensors and samples no frames."""
+    given: dict[str, Any] = {"return_tensors": "pt"}
+    if images:
+        given["images"] = list(images)
+    if clips:
+        given["videos"] = [clip.array() for clip in clips]
+        given["do_sample_frames"] = False
+        given["video_metadata"] = [
+            {
+                "fps": clip.fps,
+                "total_num_frames": clip.total_frames,
+                "duration": clip.duration,
+                "frames_indices": list(clip.indices),
+            }
+            for clip in clips
+        ]
+    return given
+
+
 def check_rate(fps: Any) -> float:
     """A rate in frames per second as a float. Raises ValueError for one that is not positive and finite."""
     if not (_is_number(fps) and fps > 0):
@@ -204,7 +231,7 @@ def _clip(source: Any, options: Mapping[str, Any]) -> Clip:
     if not source:
         raise UnreadableMedia("a clip of no frames: give at least one picture")
     rate = check_rate(options.get("fps", _DEFAULT_RATE))
-    indices = Sampling(**wanted).indices(len(source), rate)
+    indices = FrameSampling(**wanted).indices(len(source), rate)
     frames = tuple(load_image(source[i]) for i in indices)
     return Clip(frames, tuple(indices), tuple(i / rate for i in indices), rate, len(source))
 

@@ -58,8 +58,8 @@ class Client:
             return anew
         unedited = (*self.unedited, *sent[start:])
         for rule in chain([self.rule], _rules(unedited, sent, self)):
-            found = _made(rule, unedited, given)
-            if found is None or _made(rule, self.unedited, self.given) is None:
+            found = _media_if_made(rule, unedited, given)
+            if found is None or _media_if_made(rule, self.unedited, self.given) is None:
                 continue
             again = [same(was, found[medium]) for medium, was in self.media.items() if medium in found]
             repeats = self.repeats or any(again)
@@ -79,7 +79,7 @@ class Client:
         if known < 0 or [m.get("role") for m in ruled[known:]] != [m.get("role") for m in coming]:
             return None
         seen = dict(self.media)
-        if any(medium not in seen for medium in _found(ruled[:known])):
+        if any(medium not in seen for medium in _media_in(ruled[:known])):
             return None
         shown = next(reversed(seen.values()), None)  # in place of pictures that are not known yet
         return Repeated([_with_pixels(message, seen, shown) for message in ruled], known)
@@ -91,7 +91,7 @@ def _answer(given: Sequence[Message]) -> int | None:
     return next(found, None)
 
 
-def _made(
+def _media_if_made(
     rule: EditPolicy | None, unedited: Sequence[Message], given: Sequence[Message]
 ) -> dict[_Medium, Any] | None:
     """The media of ``given`` if the rule makes it of ``unedited``, else None."""
@@ -158,11 +158,11 @@ def _with_pixels(value: Any, media: Mapping[_Medium, Any], otherwise: Any) -> An
     return media.get(value, otherwise) if isinstance(value, _Medium) else value
 
 
-def _found(value: Any) -> Iterator[_Medium]:
+def _media_in(value: Any) -> Iterator[_Medium]:
     if isinstance(value, _Medium):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _found(inner)
+        yield from _media_in(inner)
 
 
 def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium, Any] | None:

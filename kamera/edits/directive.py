@@ -74,18 +74,17 @@ def resolve(
     rendered: Rendered,
     tokenize: Callable[[str], Sequence[int]],
     *,
-    sink: int = 0,
     snap: Snap = "refuse",
 ) -> tuple[Edit, ...]:
     """Directives as edits of ``rendered``, in order, without overlaps.
 
-    A span that would cut a template tag or a picture, or reaches into the first ``sink`` tokens, raises
-    InvalidDirective; with ``snap="widen"`` it grows to the whole turn or picture, and begins after the sink.
-    Also raises InvalidDirective for spans outside the prompt and for spans that overlap.
+    A span that would cut a template tag or a picture raises InvalidDirective; with ``snap="widen"`` it grows
+    to the whole turn or picture. Also raises InvalidDirective for spans outside the prompt and for spans that
+    overlap.
     """
     if snap not in get_args(Snap):
         raise ValueError(f"snap {quote(snap)} is none of {', '.join(get_args(Snap))}")
-    edits = [_resolved(d, rendered, tokenize, sink, snap) for d in directives]
+    edits = [_resolve_one(d, rendered, tokenize, snap) for d in directives]
     edits.sort(key=lambda e: (e.start, e.stop))
     for one, other in pairwise(edits):
         if other.start < one.stop or one.start == other.start:
@@ -96,11 +95,10 @@ def resolve(
     return tuple(edits)
 
 
-def _resolved(
+def _resolve_one(
     directive: Directive,
     rendered: Rendered,
     tokenize: Callable[[str], Sequence[int]],
-    sink: int,
     snap: Snap,
 ) -> Edit:
     start, stop = _token_span(directive, rendered)
@@ -121,13 +119,6 @@ def _resolved(
                 'snap="widen"'
             )
         start, stop = grown
-    if start < sink and (start, stop) != (start, start):
-        if snap == "refuse" or stop <= sink:
-            raise InvalidDirective(
-                f"tokens {start}:{stop} reach into the first {sink} tokens, which every answer attends to: "
-                f"begin at {sink}"
-            )
-        start = sink
     return Edit(start, stop, new, directive.mode)
 
 
@@ -158,9 +149,9 @@ def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
 
 def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
     """The smallest span around ``start:stop`` that cuts no picture and no tag of a turn."""
-    held = (-1, -1)
-    while held != (start, stop):
-        held = (start, stop)
+    before = (-1, -1)
+    while before != (start, stop):
+        before = (start, stop)
         for segment in rendered.segments:
             if segment.media is not None and _cuts(start, stop, segment.start, segment.stop):
                 start, stop = min(start, segment.start), max(stop, segment.stop)

@@ -36,14 +36,14 @@ def edited_messages(
     for edit in inner:
         _cut(out, edit, rendered, conversations)
     if inner:
-        _check(conversations, _left(out), rendered, inner, tools)
+        _check(conversations, _remaining(out), rendered, inner, tools)
     for directive, _ in edits:
         if directive.unit == "messages":
             _replace(out, directive)
-    return _left(out)
+    return _remaining(out)
 
 
-def _left(messages: _Messages) -> list[dict[str, Any]]:
+def _remaining(messages: _Messages) -> list[dict[str, Any]]:
     left = [m for m in messages if m is not None]
     if not left:
         raise InvalidDirective("the directives leave no message: keep at least one")
@@ -102,8 +102,8 @@ def _owners(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 def _covers(edit: Edit, rendered: Rendered, span: tuple[int, int]) -> bool:
     """True if the edit covers every token of the messages ``span``."""
-    held = [s for s in rendered.segments if s.messages == span]
-    return edit.start <= held[0].start and held[-1].stop <= edit.stop
+    own = [s for s in rendered.segments if s.messages == span]
+    return edit.start <= own[0].start and own[-1].stop <= edit.stop
 
 
 def _replace_media(out: _Messages, rendered: Rendered, segment: Segment, text: str | None) -> None:

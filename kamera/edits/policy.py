@@ -20,10 +20,10 @@ def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[d
     """
     name = getattr(policy, "__name__", type(policy).__name__)
     given = [copied(m) for m in messages]
-    first = _asked(policy, given, turn, name)
+    first = _ask(policy, given, turn, name)
     if not same(given, messages):
         raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")
-    if not same(_asked(policy, given, turn, name), first):
+    if not same(_ask(policy, given, turn, name), first):
         raise EditPolicyFailed(
             f"edit policy {name} gives two results for equal arguments (turn {turn}): its result must depend "
             "on its arguments alone"
@@ -31,7 +31,7 @@ def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[d
     return first
 
 
-def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: str) -> list[dict[str, Any]]:
+def _ask(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: str) -> list[dict[str, Any]]:
     try:
         answer = policy(messages, turn)
     except Exception as error:

@@ -40,7 +40,7 @@ def repeated(
         at = len(history) - change.distance
         if at < 0:
             continue
-        made = None if change.new is None else _changed(change.old, change.new, history[at])
+        made = None if change.new is None else _change_like(change.old, change.new, history[at])
         if change.new is not None and made is None:
             known = min(known, at)
         else:
@@ -66,7 +66,7 @@ def _changes(before: Sequence[Message], given: Sequence[Message]) -> list[_Chang
     return found
 
 
-def _changed(old: Message, new: Message, other: Message) -> dict[str, Any] | None:
+def _change_like(old: Message, new: Message, other: Message) -> dict[str, Any] | None:
     """``other`` changed as ``old`` was into ``new``; None if that cannot be told."""
     keys = {key for key in (*old, *new) if key != "content"}
     if any(not same(old.get(key), new.get(key)) for key in keys):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.certify import Interval, bootstrap
+from kamera.certify import bootstrap
+from kamera.window import Estimate
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Comparison:
     ``flip_recover`` is the agreement over the answers that blind reuse decides otherwise than the reference.
     """
 
-    accuracy: Interval
-    agreement: Interval
-    flip_recover: Interval
-    kl: Interval
+    accuracy: Estimate
+    agreement: Estimate
+    flip_recover: Estimate
+    kl: Estimate
 
 
 def compare(arm: Sequence[Judgement], blind: Sequence[Judgement] = ()) -> Comparison:
@@ -45,7 +46,7 @@ def compare(arm: Sequence[Judgement], blind: Sequence[Judgement] = ()) -> Compar
     )
 
 
-def _interval(values: Sequence[tuple[str, float | None]]) -> Interval:
+def _interval(values: Sequence[tuple[str, float | None]]) -> Estimate:
     """Over items: the answers to one behind several traces are not independent."""
     by_item: dict[str, list[float]] = {}
     for item, value in values:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.certify import Interval, eta, kl
+from kamera.certify import eta, kl
 from kamera.eval.compare import Judgement, compare
-from kamera.window import KameraWindow
+from kamera.window import Estimate, KameraWindow
 
 REFERENCE, BLIND = "re-prefill", "blind reuse"
 
@@ -31,7 +31,7 @@ class Score:
     kind: str
     arm: str
     n: int
-    accuracy: Interval
+    accuracy: Estimate
     kl: float
     eta: float
     agreement: float

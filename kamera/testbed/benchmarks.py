@@ -23,7 +23,7 @@ HELD_OUT = 800_000
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _EpisodeFiles:
     """One episode on disk: its frames' files, relative to the image folder, and the questions."""
 
     index: int
@@ -90,7 +90,7 @@ def write_milebench(
 
 def _show(
     images: Path, below: str, episodes: int, questions: int, layouts: Sequence[str], seed: int
-) -> Iterator[_Shown]:
+) -> Iterator[_EpisodeFiles]:
     (images / below).mkdir(parents=True, exist_ok=True)
     world = World(HELD_OUT + seed)
     for index in range(episodes):
@@ -105,10 +105,10 @@ def _show(
         one_hop = [q for q in mixed if q.hops == 1][:questions]
         # a default value needs only one frame: nothing is bound
         multi_hop = [q for q in mixed if q.hops > 1 and len(q.frames) > 1][:questions]
-        yield _Shown(index, episode, files, one_hop, multi_hop)
+        yield _EpisodeFiles(index, episode, files, one_hop, multi_hop)
 
 
-def _mm_niah_record(number: int, shown: _Shown, question: Question, name: str) -> dict[str, Any]:
+def _mm_niah_record(number: int, shown: _EpisodeFiles, question: Question, name: str) -> dict[str, Any]:
     frames = shown.episode.frames
     # MM-NIAH puts the caption's newline between context and question
     context = "".join(f"<image>{frame.caption}" for frame in frames).removesuffix("\n")
@@ -134,7 +134,7 @@ def _mm_niah_record(number: int, shown: _Shown, question: Question, name: str) -
     }
 
 
-def _milebench_record(number: int, shown: _Shown, question: Question) -> dict[str, Any]:
+def _milebench_record(number: int, shown: _EpisodeFiles, question: Question) -> dict[str, Any]:
     frames = shown.episode.frames
     context = "".join(f"{{image#{i}}}{frame.caption}" for i, frame in enumerate(frames, 1))
     return {

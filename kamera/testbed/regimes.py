@@ -60,18 +60,18 @@ def shown_again(last: Frame, fresh: Frame, motion: Motion, rng: np.random.Genera
     """`last` with as much of `fresh` (of the same letter) as the motion lets in."""
     if last.kind == "picture":
         return fresh if motion.moved else last
-    taken = {_subject(last.kind, fact) for fact in last.facts}
+    taken = {_subject(fact) for fact in last.facts}
     facts = []
     for old, new in zip(last.facts, fresh.facts, strict=True):
-        dice, subject = rng.random(), _subject(last.kind, new)
+        dice, subject = rng.random(), _subject(new)
         if dice < motion.turnover and subject not in taken:
             taken.add(subject)
             facts.append(new)
         elif motion.turnover <= dice < motion.turnover + motion.drift:
-            facts.append(_drifted(last.kind, old, new))
+            facts.append(_drift(last.kind, old, new))
         else:
             facts.append(old)
-    return Frame(last.kind, tuple(facts), _moved(last, motion.moved, rng))
+    return Frame(last.kind, tuple(facts), _move(last, motion.moved, rng))
 
 
 def aside(frames: Sequence[Frame], fresh: Frame, rng: np.random.Generator) -> Frame:
@@ -105,11 +105,11 @@ def _alike(one: Frame, other: Frame) -> bool:
     return (one.kind, one.is_text) == (other.kind, other.is_text)
 
 
-def _subject(kind: str, fact: Fact) -> int:
+def _subject(fact: Fact) -> int:
     return fact.tag if fact.tag >= 0 else fact.glyph
 
 
-def _drifted(kind: str, old: Fact, new: Fact) -> Fact:
+def _drift(kind: str, old: Fact, new: Fact) -> Fact:
     """The same subject, and what `new` says of its own."""
     if kind == "legend":
         return replace(old, colour=new.colour)
@@ -118,7 +118,7 @@ def _drifted(kind: str, old: Fact, new: Fact) -> Fact:
     return replace(old, glyph=new.glyph)
 
 
-def _moved(frame: Frame, share: float, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
+def _move(frame: Frame, share: float, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
     """The frame's cells with a share of them (of its items) dealt out anew among themselves."""
     if not frame.cells:
         return ()

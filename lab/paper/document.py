@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kamera.certify.metrics import Interval
+from kamera.window import Estimate
 from lab.paper.draw import RANK
 from lab.paper.run import Findings
 from lab.paper.tally import MULTI
@@ -161,7 +161,7 @@ def plain(fields: Mapping[str, Any]) -> Document:
     """The fields of a row or number as JSON has them: intervals as [mean, low, high], or null."""
     found: Document = {}
     for name, value in fields.items():
-        if isinstance(value, Interval):
+        if isinstance(value, Estimate):
             bounds = [_rounded(v) for v in (value.mean, value.low, value.high)]
             found[name] = None if None in bounds else bounds
         else:

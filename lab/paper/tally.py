@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kamera.certify.metrics import Interval, Items, bootstrap, eta_interval, flip_recover
+from kamera.certify.metrics import Items, bootstrap, eta_interval, flip_recover
+from kamera.window import Estimate
 from lab.paper.trial import Judged
 
 Setting = Mapping[str, str | int]
@@ -30,11 +31,11 @@ class Row:
     kind: str
     base: str
     n: int
-    accuracy: Interval
-    kl: Interval
-    eta: Interval
-    flip_recover: Interval
-    agreement: Interval
+    accuracy: Estimate
+    kl: Estimate
+    eta: Estimate
+    flip_recover: Estimate
+    agreement: Estimate
     nbytes: float
     share: float
     share_bf16: float
@@ -50,7 +51,7 @@ class Number:
     setting: Setting
     name: str
     n: int
-    value: Interval
+    value: Estimate
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from kamera.certify.metrics import Interval
 from kamera.cli.output import finite, listing
+from kamera.window import Estimate
 from lab.sabotage.arms import BLIND, SOUND, sabotage
 from lab.sabotage.measure import ANSWERS, MARGIN, Asked, Bed, Row
 from lab.speed.machine import commit, machine
@@ -63,7 +63,7 @@ def _row(row: Row) -> Document:
     return {"arm": row.arm, "n": row.n, **shown, "seen": row.seen or None}
 
 
-def _interval(value: Interval) -> list[float | None]:
+def _interval(value: Estimate) -> list[float | None]:
     rounded = [round(number, 4) for number in (value.mean, value.low, value.high)]
     found: list[float | None] = finite(rounded)
     return found

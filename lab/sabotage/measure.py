@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kamera import testbed
-from kamera.certify.metrics import Interval, Items, bootstrap, eta_interval
+from kamera.certify.metrics import Items, bootstrap, eta_interval
 from kamera.engines.hf import Backbone
 from kamera.patches.anchor import prefill_anchor
+from kamera.window import Estimate
 from lab.paper.trial import Judged, Trial
 from lab.sabotage.arms import BLIND, SOUND, blind, sabotage, sound
 from lab.sabotage.setups import ELSEWHERE, SETUPS, Bench, Setup, questions, situation
@@ -37,11 +38,11 @@ class Row:
 
     arm: str
     n: int
-    accuracy: Interval
-    kl: Interval
-    eta: Interval
-    lost: Interval
-    excess: Interval
+    accuracy: Estimate
+    kl: Estimate
+    eta: Estimate
+    lost: Estimate
+    excess: Estimate
     seen: str
 
 
@@ -52,7 +53,7 @@ class Asked:
     setup: Setup
     n: int
     windows: int
-    reprefill: Interval
+    reprefill: Estimate
     rows: tuple[Row, ...]
 
     @property

@@ -93,7 +93,7 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with out.counted("line") as step:
+        with out.counting("line") as step:
             found = measure(settings, step)
     finally:
         torch.set_num_threads(before)

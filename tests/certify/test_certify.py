@@ -11,11 +11,11 @@ import pytest
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import TRIALS, certify, pages, run_probe
 from kamera.certify import probe as probe_module
-from kamera.certify.kv import Compared
+from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, PROBES, READER, Order, Query, digest_of
 from kamera.certify.sabotage import SABOTAGES
-from kamera.certify.verdict import Outcome, judge, loss, unseen, wilson
+from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
 from kamera.window import grounds_of, library_versions
@@ -136,8 +136,8 @@ def test_a_probe_is_the_same_every_time_and_all_of_it_counts(probe):
     second[0].contents[-1][0]["image"].putpixel((0, 0), (1, 2, 3))
     assert digest_of(probe, first) != digest_of(probe, second)
     for scene in first:
-        assert set(scene.asked) == set(TRIALS)
-        for queries in scene.asked.values():
+        assert set(scene.queries) == set(TRIALS)
+        for queries in scene.queries.values():
             assert 0 < len(queries) <= PER_TRIAL
             assert all(q.answer in q.options for q in queries)
 
@@ -146,7 +146,7 @@ def test_a_probe_is_the_same_every_time_and_all_of_it_counts(probe):
 def test_half_of_the_questions_turn_on_order_or_on_what_left(probe):
     for scene in itertools.islice(PROBES[probe](), 4):
         assert len(scene.contents) == 5
-        for guarantee, queries in scene.asked.items():
+        for guarantee, queries in scene.queries.items():
             assert len(queries) % 2 == 0, "hard ones and plain ones by turns"
             texts = [q.text for q in queries]
             assert len(set(texts)) == len(texts), guarantee
@@ -177,7 +177,7 @@ def test_pages_say_what_their_questions_are_answered_by(monkeypatch, index):
     entry_of = re.compile(re.escape(template.asks).replace(r"\{\}", "(.+)"))
     asked = 0
     for guarantee, (_, after) in TRIALS.items():
-        for query in scene.asked[guarantee]:
+        for query in scene.queries[guarantee]:
             if (match := entry_of.fullmatch(query.text)) and match[1] in template.entries:
                 assert query.answer == told(match[1], after)
                 asked += 1
@@ -185,7 +185,7 @@ def test_pages_say_what_their_questions_are_answered_by(monkeypatch, index):
                 possible = {told(e, after) for e in template.entries} | {pages.UNKNOWN}
                 assert query.answer in possible
     assert asked > 0
-    departed = [q.answer for q in scene.asked["survivor"]]
+    departed = [q.answer for q in scene.queries["survivor"]]
     assert pages.UNKNOWN in departed, "what left with its page is asked about"
 
 
@@ -206,13 +206,15 @@ def test_an_answer_is_the_option_it_names_first(said, option):
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def answers(n: int, *, blind: int = 0, served: int = 0, ceiling: int = 0, kls=(1.0, 0.01)) -> list[Outcome]:
+def answers(
+    n: int, *, blind: int = 0, served: int = 0, ceiling: int = 0, kls=(1.0, 0.01)
+) -> list[QuestionOutcome]:
     """``n`` questions of which an arm gets the first so many wrong, and re-prefill the last so many."""
     out = []
     for i in range(n):
         prefilled = "wrong" if i >= n - ceiling else "right"
         out.append(
-            Outcome(
+            QuestionOutcome(
                 "right",
                 prefilled,
                 "off" if i < blind else prefilled,
@@ -252,14 +254,14 @@ def test_the_rules_of_the_verdict(case):
 
 def test_kv_that_is_wrong_is_unsafe_however_it_answers():
     right = answers(100, blind=80)
-    assert judge(right, 0.1, Compared({"k": [1.0, 0.99]})).verdict == "safe"
-    found = judge(right, 0.1, Compared({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
+    assert judge(right, 0.1, KVComparison({"k": [1.0, 0.99]})).verdict == "safe"
+    found = judge(right, 0.1, KVComparison({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
     assert (found.verdict, found.reason) == ("unsafe", "in layer 1 channel k it is scaled")
     assert (found.served.mean, found.closed) == (1.0, {"k": [1.0, 0.9]})
 
 
 def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
-    short = Compared({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
+    short = KVComparison({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
     found = judge(answers(100, blind=80), 0.1, short)
     assert found.verdict == "cannot tell"
     assert "the served KV has 0.04 in k" in found.reason

@@ -10,7 +10,7 @@ import torch
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import certify, probe, run
-from kamera.certify.kv import Compared
+from kamera.certify.kv import KVComparison
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
 from lab.sabotage.builds import builds
@@ -51,9 +51,9 @@ def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch)
 def test_the_kv_of_windows_tells_every_fault_in_every_precision():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         asked = trials(Backbone(*load("mla", dtype=dtype)))
-        sound = asked.compared() & asked.compared_after_moves() & asked.compared_survivors()
+        sound = asked.compare() & asked.compare_after_moves() & asked.compare_survivors()
         assert (sound.flaw, sound.lack) == ("", ""), dtype
-        wrong = asked.compared_sabotaged()
+        wrong = asked.compare_sabotages()
         assert wrong.keys() == sabotages(axes=1).keys()
         assert [name for name, found in wrong.items() if not found.flaw] == []
 
@@ -61,15 +61,15 @@ def test_the_kv_of_windows_tells_every_fault_in_every_precision():
 @pytest.mark.parametrize(("scale", "told"), [(0.97, True), (0.995, False), (1.03, True)])
 def test_the_scale_of_a_patch_is_told_within_two_percent(trained, monkeypatch, scale, told):
     monkeypatch.setattr("kamera.certify.sabotage.SCALE", scale)
-    found = trials(trained).compared_sabotaged()["patch scaled"]
+    found = trials(trained).compare_sabotages()["patch scaled"]
     assert bool(found.flaw) == told
     assert not told or "of its scale" in found.flaw
 
 
 def test_each_axis_alone_is_told_in_half_precision():
     asked = trials(Backbone(*load("gqa", dtype=torch.bfloat16)))
-    assert asked.compared().flaw == ""
-    wrong = asked.compared_sabotaged()
+    assert asked.compare().flaw == ""
+    wrong = asked.compare_sabotages()
     assert wrong.keys() == SABOTAGES.keys()
     assert [name for name, found in wrong.items() if not found.flaw] == []
 
@@ -93,7 +93,7 @@ def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained, monkeypat
     for name, build in builds(trained).items():
         with build():
             asked = trials(trained)
-            means = (asked.compared, asked.compared_survivors, asked.compared_after_moves)
+            means = (asked.compare, asked.compare_survivors, asked.compare_after_moves)
             told = any(compare().flaw for compare in means)
         missed += [] if told else [name]
     assert set(missed) <= EVERYWHERE
@@ -115,10 +115,10 @@ def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
 
 
 def test_of_two_comparisons_the_worse_holds():
-    one, other = Compared({"k": [1.0, 0.5]}), Compared({"k": [0.9, 0.8]}, flaw="torn", lack="much")
-    assert one & other == Compared({"k": [0.9, 0.5]}, "torn", "much")
-    assert (Compared(flaw="first") & other).flaw == "first"
-    assert (one & Compared()).closed == one.closed
+    one, other = KVComparison({"k": [1.0, 0.5]}), KVComparison({"k": [0.9, 0.8]}, flaw="torn", lack="much")
+    assert one & other == KVComparison({"k": [0.9, 0.5]}, "torn", "much")
+    assert (KVComparison(flaw="first") & other).flaw == "first"
+    assert (one & KVComparison()).closed == one.closed
 
 
 def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_probe(trained, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_prob
 
     def silent_at_first():
         for number, scene in enumerate(draw()):
-            yield scene if number else replace(scene, asked={**scene.asked, "orbit": ()})
+            yield scene if number else replace(scene, queries={**scene.queries, "orbit": ()})
 
     monkeypatch.setitem(probe.PROBES, "world", silent_at_first)
     with builds(trained)["patch scaled, in the kernels"]():

@@ -39,7 +39,7 @@ def test_a_quiet_demo_says_nothing_else(capsys, tmp_path, monkeypatch):
 
 def test_progress_in_a_pipe_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
-    with Output().counted("object") as tell:
+    with Output().counting("object") as tell:
         for done in range(4):
             tell(done, 3)
     lines = capsys.readouterr().err.splitlines()
@@ -48,6 +48,6 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(capsys, monkeypatch):
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_what_ends_at_once_says_nothing(capsys, quiet):
-    with Output(quiet=quiet).counted("object") as tell:
+    with Output(quiet=quiet).counting("object") as tell:
         tell(3, 3)
     assert capsys.readouterr().err == ""

@@ -27,7 +27,7 @@ def test_a_plan_compiled_into_codes_reports_its_loss(capsys, tmp_path):
     found = kamera(capsys, "inspect", path, "--format", "json").document
     assert found["context"]["kv"] == "int8" and 0 < found["loss"]["relative"] < 0.01
     assert 25 < found["percent_of_kv"] < 40  # of float32
-    assert "int8: relative error" in kamera(capsys, "inspect", path).out
+    assert "loss           relative" in kamera(capsys, "inspect", path).out
     plain = kamera(capsys, *command[:-2]).document
     assert plain["canonicals"]["formed"] == 2  # what is in codes is none of its
 

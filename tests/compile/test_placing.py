@@ -56,8 +56,9 @@ def test_the_verb_prints_both_orders_and_their_sums(capsys, trace):
     assert [w["placed"] for w in document["windows"]] == [["a", "b", "c"]] * 2
     assert document["total"]["arrived_forwards"] == 3 + 2 and document["total"]["placed_forwards"] == 3
     table = kamera(capsys, "plan", path, "--place")
-    assert table.code == 0 and "forwards, placed" in table.out
-    assert table.out.splitlines()[-1].split() == ["all", "5", "90", "3", "60"]
+    assert table.code == 0 and "placed forwards" in table.out
+    sums = "5 arrived forwards, 90 arrived tokens, 3 placed forwards, 60 placed tokens"
+    assert sums in " ".join(table.out.split())
 
 
 def test_the_verb_writes_a_plan_or_places(capsys, trace, tmp_path):

@@ -76,13 +76,6 @@ def test_a_span_over_two_bodies_is_widened_to_both_turns():
     assert (edit.start, edit.stop) == (one[0], other[1])
 
 
-def test_the_sink_is_never_cut():
-    with pytest.raises(InvalidDirective, match="begin at 8"):
-        resolve([Directive(0, 3, unit="segments")], rendered("cde"), _tokenize, sink=8)
-    (edit,) = resolve([Directive(0, 3, unit="segments")], rendered("cde"), _tokenize, sink=8, snap="widen")
-    assert (edit.start, edit.stop) == (8, 12)
-
-
 @pytest.mark.parametrize(
     ("spans", "says"),
     [

@@ -67,21 +67,21 @@ def _calls_of(messages: Sequence[Message], results: Collection[int]) -> dict[int
     found: dict[int, set[Any]] = defaultdict(set)
     for i, message in enumerate(messages):
         if i in results:
-            for name in _answered(message):
+            for name in _result_ids(message):
                 if name in latest:
                     found[latest[name]].add(name)
-        latest.update(dict.fromkeys(_asked(message), i))
+        latest.update(dict.fromkeys(_call_ids(message), i))
     return found
 
 
-def _asked(message: Message) -> list[Any]:
+def _call_ids(message: Message) -> list[Any]:
     """The ids of the calls that a message makes."""
     own = [message.get("call_id")] if is_call(message) else []
     calls = [call.get("id") for call in message.get("tool_calls") or []]
     return [*own, *calls, *(block.get("id") for _, block in _blocks(message, "tool_use"))]
 
 
-def _answered(message: Message) -> list[Any]:
+def _result_ids(message: Message) -> list[Any]:
     """The ids of the calls whose results a message holds."""
     own = message.get("tool_call_id", message.get("call_id")) if is_result(message) else None
     blocks = [block.get("tool_use_id") for _, block in result_blocks(message)]
@@ -93,15 +93,15 @@ def _without(message: Message, calls: Collection[Any], reasoning: bool) -> dict[
     if is_call(message):
         return None
     out = dict(message)
-    asked = [call for call in message.get("tool_calls") or [] if call.get("id") not in calls]
-    if asked:
-        out["tool_calls"] = asked
+    staying = [call for call in message.get("tool_calls") or [] if call.get("id") not in calls]
+    if staying:
+        out["tool_calls"] = staying
     else:
         out.pop("tool_calls", None)
     gone = {k for k, block in _blocks(message, "tool_use") if block.get("id") in calls}
     if gone:
         out["content"] = [item for k, item in enumerate(message["content"]) if k not in gone]
-    busy = bool(asked) or bool(_blocks(out, "tool_use"))
+    busy = bool(staying) or bool(_blocks(out, "tool_use"))
     return out if busy or (text_of(out) and not reasoning) else None
 
 

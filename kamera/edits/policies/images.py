@@ -55,7 +55,7 @@ def keep_last_images(
         first = max(0, len(counted) - n) // batch * batch
         leaving, staying = counted[:first], counted[first:]
         if removes == "picture":
-            return _emptied(messages, leaving, placeholder)
+            return _empty(messages, leaving, placeholder)
         kept = {p.message for p in staying}
         gone = {i for p in leaving if p.message not in kept for i in (p.message, p.result) if i is not None}
         return without_calls(messages, gone, reasoning=removes == "step")
@@ -69,7 +69,7 @@ def count_images(messages: Sequence[Message], of: Counted) -> int:
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _PicturePlace:
     """A picture's place: the index of its message, and of its item, its inner item in a ``tool_result``.
 
     ``result`` is the message of the tool's result that it belongs to.
@@ -80,19 +80,19 @@ class _Picture:
     result: int | None
 
 
-def _pictures(messages: Sequence[Message]) -> list[_Picture]:
+def _pictures(messages: Sequence[Message]) -> list[_PicturePlace]:
     found = []
     for i, message in enumerate(messages):
         result = i if is_result(message) else i - 1 if _shows_result(messages, i) else None
         if _is_image(message.get("output")):
-            found.append(_Picture(i, (), i))
+            found.append(_PicturePlace(i, (), i))
         blocks = dict(result_blocks(message))
         for k, item in enumerate(_items(message)):
             if _is_image(item):
-                found.append(_Picture(i, (k,), result))
+                found.append(_PicturePlace(i, (k,), result))
             elif k in blocks:
                 inner = enumerate(_items(item))
-                found += [_Picture(i, (k, m), i) for m, one in inner if _is_image(one)]
+                found += [_PicturePlace(i, (k, m), i) for m, one in inner if _is_image(one)]
     return found
 
 
@@ -108,8 +108,8 @@ def _shows_result(messages: Sequence[Message], i: int) -> bool:
     )
 
 
-def _emptied(
-    messages: Sequence[Message], leaving: Collection[_Picture], placeholder: str | None
+def _empty(
+    messages: Sequence[Message], leaving: Collection[_PicturePlace], placeholder: str | None
 ) -> list[dict[str, Any]]:
     """Messages without these pictures; those of nothing else are removed, unless they are results."""
     places: dict[int, set[tuple[int, ...]]] = defaultdict(set)
@@ -117,13 +117,13 @@ def _emptied(
         places[picture.message].add(picture.path)
     out = []
     for i, message in enumerate(messages):
-        left = dict(message) if i not in places else _replaced(message, places[i], placeholder)
+        left = dict(message) if i not in places else _replace(message, places[i], placeholder)
         if left is not None:
             out.append(left)
     return out
 
 
-def _replaced(
+def _replace(
     message: Message, places: Collection[tuple[int, ...]], placeholder: str | None
 ) -> dict[str, Any] | None:
     if () in places:
@@ -134,7 +134,7 @@ def _replaced(
         if () in inner:
             kept += _stand_in(item, placeholder)
         elif inner:
-            kept.append(_replaced(item, inner, placeholder))
+            kept.append(_replace(item, inner, placeholder))
         else:
             kept.append(item)
     if not kept and not is_result(message) and message.get("type") != "tool_result":

@@ -24,14 +24,12 @@ def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> EditPolicy:
     def strip_thinking(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         own = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
         spared = set(own[len(own) - keep_last :]) if keep_last else set()
-        return [
-            _stripped(m, block) if i in own and i not in spared else dict(m) for i, m in enumerate(messages)
-        ]
+        return [_strip(m, block) if i in own and i not in spared else dict(m) for i, m in enumerate(messages)]
 
     return strip_thinking
 
 
-def _stripped(message: Message, block: re.Pattern[str]) -> dict[str, Any]:
+def _strip(message: Message, block: re.Pattern[str]) -> dict[str, Any]:
     out = {name: value for name, value in message.items() if name not in _FIELDS}
     content = out.get("content")
     if isinstance(content, str):

@@ -75,7 +75,7 @@ def drop_failed_tool_calls(
     ``failed`` is a predicate of a tool's message; by default it reads ``status`` and ``is_error``, or a text
     that begins with "error". The ``keep_last`` latest calls always stay.
     """
-    judge = failed or _failed
+    judge = failed or _is_failure
 
     def drop_failed_tool_calls(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         names = _tool_names(messages)
@@ -106,7 +106,7 @@ def _tool_names(messages: Sequence[Message]) -> dict[int, str | None]:
     }
 
 
-def _failed(message: Message) -> bool:
+def _is_failure(message: Message) -> bool:
     if message.get("is_error") or message.get("status") == "error":
         return True
     return text_of(message).lstrip().lower().startswith("error")

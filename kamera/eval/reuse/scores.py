@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from kamera.certify import Interval
 from kamera.eval.arms import BLIND, EXACT, SABOTAGE
 from kamera.eval.compare import Judgement, compare
 from kamera.eval.reuse.frozen import Benchmark
@@ -16,6 +15,7 @@ from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.submission import Submission
 from kamera.eval.tasks.sample import mean
 from kamera.eval.trial import Trial
+from kamera.window import Estimate
 
 ALL = "all"
 
@@ -35,10 +35,10 @@ class TraceScore:
     trace: str
     rehearsed: bool
     n: int
-    accuracy: Interval
-    agreement: Interval
-    flip_recover: Interval
-    kl: Interval
+    accuracy: Estimate
+    agreement: Estimate
+    flip_recover: Estimate
+    kl: Estimate
     recomputed: float
     kept: float
     ttft: float

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.certify import Interval
 from kamera.eval.arms import BLIND, NATIVE, REPREFILL
 from kamera.eval.compare import Judgement, compare
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
 from kamera.eval.trial import Trial
+from kamera.window import Estimate
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ArmResult:
 
     arm: str
     summary: Summary
-    interval: Interval
+    interval: Estimate
     agreement: float
     native_agreement: float
     flip_recover: float
