@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections import OrderedDict
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from kamera import forks
 from kamera.engines import Engine, Spent
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy, WindowMemory, check_policy
+from kamera.window import KameraWindow, ReusePolicy, Trace, WindowMemory, check_policy
 
 
 class Opened(NamedTuple):
@@ -25,7 +27,8 @@ class Opened(NamedTuple):
 class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
-    The last ``held`` system prompts are kept. Threads may share one.
+    The last ``held`` system prompts are kept. Threads may share one. ``trace`` as for `KameraWindow`, with
+    one name for all windows.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Anchors:
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         held: int = 1,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_policy(policy)
         self.backbone = backbone
@@ -44,6 +48,7 @@ class Anchors:
         self.max_tokens = max_tokens
         self.policy = policy
         self._held = held
+        self._trace = None if trace is None else Trace(trace, session=secrets.token_hex(4))
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
@@ -57,6 +62,8 @@ class Anchors:
                     self._windows[name] = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
+                    if self._trace is not None:
+                        self._windows[name].on_event(self._trace)
                 seconds = time.perf_counter() - started
                 spent = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
                 self.prefilled += spent.forwards

@@ -54,7 +54,8 @@ class ChatSession:
 
     ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
     admitted (docs/reuse.md); a `Calibration`, or its file, admits approximate KV. It is not saved.
-    ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`).
+    ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`). ``trace`` is a file of what its
+    windows do, as for `KameraWindow` (`kamera view`); it is not saved.
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
     also of a streamer, leaves the session unchanged. Turns and edits of several threads run one after
@@ -76,10 +77,10 @@ class ChatSession:
         uncached: bool = False,
         reuse: Reuse = False,
         clock: Callable[[], float] = time.time,
+        trace: str | Path | None = None,
     ) -> None:
-        conversations = conversations_of(backbone)
-        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        self._set_up(anchors, conversations, tools, mode, edit_policy, uncached, reuse)
+        parts = conversations_of(backbone), tools, mode, edit_policy, uncached, reuse
+        self._set_up(Anchors(backbone, store, max_tokens=max_tokens, policy=policy, trace=trace), *parts)
         self._clock = clock
 
     @classmethod
@@ -362,9 +363,8 @@ class ChatSession:
         with account.now(backbone):
             settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        conversations = conversations_of(backbone)
         settings |= {"edit_policy": edit_policy, "reuse": reuse}
-        session = cls.among(anchors, conversations, state=state, **settings)
+        session = cls.among(anchors, conversations_of(backbone), state=state, **settings)
         session._clock, session._account = clock, account
         return session
 

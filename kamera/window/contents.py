@@ -11,6 +11,7 @@ from typing import overload
 from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Account, Engine, Usage
+from kamera.errors import TraceError
 from kamera.patches import Anchor, Guarantee, weakest
 from kamera.store import ChunkStore, Context, memory_of
 from kamera.window.bounds import Bounds
@@ -27,6 +28,10 @@ from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 from kamera.window.steps import Cost, Plan
 from kamera.window.thumbnails import thumbnails
+from kamera.window.trace import Trace, read_trace
+
+NOTEBOOK = 500
+"""Operations of a page in a notebook."""
 
 
 class Contents:
@@ -162,8 +167,17 @@ class Contents:
         return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
 
     def _repr_html_(self) -> str:
-        """For notebooks; text of chunks is escaped."""
-        return slot_table(repr(self), self.slots)
+        """For notebooks: its slots, and the page of its latest operations if it writes a trace."""
+        from kamera.window.view import framed, page
+
+        shown = slot_table(repr(self), self.slots)
+        for trace in (listener for listener in self._listeners if isinstance(listener, Trace)):
+            try:
+                own = [event for event in read_trace(trace.path) if event.window == self._name]
+            except (OSError, TraceError):
+                continue  # it is elsewhere by now
+            return shown + framed(page(own[-NOTEBOOK:], title=repr(self)))
+        return shown
 
     def _holdings(self) -> Holdings:
         return Holdings.of(self.anchor, self._state, self._stage.live)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import typing
+from html import unescape
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
 from kamera.patches import later_of
 from kamera.window import Report, SlotReport, Trace, WindowMemory, read_trace
+from kamera.window.html import slot_table
 from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Snapshot, guarantees, make, rig, watching
 from tests.window.test_errors import assert_refused
@@ -230,6 +233,20 @@ def test_pages_escape_what_stands_in_chunks(window):
     for page in (branch._repr_html_(), report._repr_html_()):
         assert "<script>" not in page and "&lt;script&gt;" in page and "&amp;" in page
         assert chunk.id[:12] in page and page.count("<table>") == page.count("</table>") >= 1
+
+
+def test_a_window_with_a_trace_has_its_page_in_a_notebook(window, tmp_path):
+    branch, other = window.fork(), window.fork()
+    for each in (branch, other):
+        each.on_event(Trace(tmp_path / "trace"))
+    branch.slide()
+    other.slide()
+    shown = branch._repr_html_()
+    assert shown.count("<iframe") == 1 and 'sandbox="allow-scripts"' in shown and "<script" not in shown
+    data = json.loads(unescape(shown).partition('id="data">')[2].partition("</script>")[0])
+    assert [len(life["deeds"]) for life in data["lives"]] == [1]  # its own
+    (tmp_path / "trace").unlink()
+    assert branch._repr_html_() == slot_table(repr(branch), branch.slots)
 
 
 # -- memory ----------------------------------------------------------------------------------------

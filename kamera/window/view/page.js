@@ -169,7 +169,7 @@
       { name: "prefilling everything", value: whole, fill: "whole", note: ran ? times(ran, whole) : "" },
     ]);
     $("remark").textContent = `${number(life.later[1])} more tokens ran as later work, off the path of any answer `
-      + "(patches and their proofs, audits). The prefix cache here forgets nothing.";
+      + "(patches and their proofs, audits). The prefix cache is one for this window alone, and it forgets nothing.";
     const marks = life.marks, served = marks.filter((m) => m.how !== "prefilled" && m.how !== "sampled").length;
     const again = marks.filter((m) => (m.how === "prefilled" || m.how === "sampled") && m.reason !== "new").length;
     const encodes = sum(deeds.map((d) => d.encodes));

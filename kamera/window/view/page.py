@@ -36,4 +36,10 @@ def embedded(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
+def framed(html: str) -> str:
+    """A page inside another document, a notebook's say, which it can neither read nor change."""
+    style = "width:100%;height:900px;border:0"
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(html)}"></iframe>'
+
+
 _PARTS = ("page.html", "page.css", "page.js")

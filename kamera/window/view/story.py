@@ -1,7 +1,7 @@
 """Decides what a page shows: events become lives of windows, with lanes, spans, marks and numbers.
 
 It runs nothing and draws nothing. Beside what ran stands what two others would have run for the same windows:
-a prefix cache that forgets nothing, and a prefill of everything.
+a prefix cache of its own that forgets nothing, and a prefill of everything.
 """
 
 from __future__ import annotations
@@ -136,13 +136,12 @@ def lives(events: Iterable[Event]) -> list[Life]:
     told: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         told[event.session or event.window].append(event)
-    cached = _Prefixes()
-    return [_Teller(name, cached).life(those) for name, those in told.items()]
+    return [_Teller(name).life(those) for name, those in told.items()]
 
 
 @dataclass
 class _Prefixes:
-    """The prompts that a prefix cache has seen: one tree for each system prompt, and it forgets nothing."""
+    """The prompts that a life's prefix cache has seen: a tree a system prompt, and it forgets nothing."""
 
     _roots: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -161,7 +160,7 @@ class _Teller:
     """Tells one life, event by event."""
 
     name: str
-    prefixes: _Prefixes
+    prefixes: _Prefixes = field(default_factory=_Prefixes)
     lanes: list[Lane] = field(default_factory=list)
     deeds: list[Deed] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -276,6 +275,8 @@ class _Teller:
         """What a prefix cache and a prefill of everything run; nothing where the window holds the same."""
         after = event.report.slots
         ids = [slot.chunk_id for slot in after]
+        if not self.deeds:  # a fork begins with what its window held
+            self.prefixes.known(event.anchor, [slot.chunk_id for slot in event.before])
         known = self.prefixes.known(event.anchor, ids)
         same = [slot.chunk_id for slot in event.before] == ids
 

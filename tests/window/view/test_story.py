@@ -91,6 +91,16 @@ def test_a_prefix_cache_forgets_nothing_and_knows_no_other_system_prompt():
     assert [deed.prefix.tokens for deed in told[0].deeds] == [10, 10, 10, 0, 20]
 
 
+def test_each_life_has_a_prefix_cache_of_its_own_and_a_fork_begins_with_what_it_held():
+    told = walk()
+    again = [replace(each, window="w2") for each in told]
+    first, second = lives([*told, *again])
+    assert [deed.prefix for deed in first.deeds] == [deed.prefix for deed in second.deeds]
+    a, b = slot("a", 1), slot("b", 2, 10)
+    (fork,) = lives([event("append", [a], [a, b], window="w3")])
+    assert fork.deeds[0].prefix.tokens == 10
+
+
 def test_an_operation_that_leaves_the_window_as_it_is_costs_the_rivals_nothing():
     a = slot("a", 1)
     (life,) = lives([event("append", [], [a]), event("condition", [a], [replace(a, conditioned=False)])])
