@@ -95,7 +95,7 @@ class EgoSchema:
         scores = [a.score for a in answered if a.score is not None]
         overall = mean(scores)
         groups = (Cell("task", "subset", overall, len(scores)),) if scores else ()
-        lost = unread(answered, lambda a: first_letter(a.response, a.sample.choices))
+        lost = unread(answered, [first_letter(a.response, a.sample.choices) for a in answered])
         return Summary(overall, "accuracy on the public subset", overall, len(scores), groups + lost)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:

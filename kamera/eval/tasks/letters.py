@@ -7,7 +7,7 @@ random; here a response without a letter is wrong, and `unread` counts it in the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
 
 from kamera.eval.tasks.sample import Answered, Cell
@@ -38,9 +38,9 @@ def last_letter(response: str, options: Sequence[str]) -> str | None:
     for form in ("({})", " {} "):
         places = _places(padded, {letter: form.format(letter) for letter in letters})
         if places:
-            return max(places, key=lambda letter: places[letter])
+            return max(places, key=places.__getitem__)
     places = _texts(padded, options)
-    return max(places, key=lambda letter: places[letter]) if places else None
+    return max(places, key=places.__getitem__) if places else None
 
 
 def first_letter(response: str, options: Sequence[str]) -> str | None:
@@ -54,9 +54,9 @@ def first_letter(response: str, options: Sequence[str]) -> str | None:
     forms = {form.format(letter): letter for form in ("({})", "{} ", "{}.") for letter in letters}
     places = _places(padded, {form: form for form in forms})
     if places:
-        return forms[min(places, key=lambda form: places[form])]
+        return forms[min(places, key=places.__getitem__)]
     places = _texts(padded, options)
-    return min(places, key=lambda letter: places[letter]) if places else None
+    return min(places, key=places.__getitem__) if places else None
 
 
 def leading_letter(response: str) -> str:
@@ -76,9 +76,9 @@ def first_abcd(response: str) -> str | None:
     return match[0] if match else None
 
 
-def unread(answered: Sequence[Answered], find: Callable[[Answered], str | None]) -> tuple[Cell, ...]:
+def unread(answered: Sequence[Answered], letters: Sequence[str | None]) -> tuple[Cell, ...]:
     """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
-    lost = sum(a.score is not None and find(a) is None for a in answered)
+    lost = sum(a.score is not None and found is None for a, found in zip(answered, letters, strict=True))
     return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
 

@@ -122,7 +122,7 @@ class MuirBench:
             groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
         groups.append(_group("kind", "both of a pair", _pairs(scored)))
         overall = mean([s for _, s in scored])
-        lost = unread(answered, lambda a: self._find(a.response, a.sample))
+        lost = unread(answered, [self._find(a.response, a.sample) for a in answered])
         filled = tuple(g for g in groups if g.n)
         return Summary(overall, "accuracy over all samples", overall, len(scored), filled + lost)
 

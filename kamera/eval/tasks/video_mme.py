@@ -126,7 +126,7 @@ class VideoMME:
                         groups.append(Cell(f"{key}, {setting}", label, mean(cell), len(cell)))
         overall = mean([s for _, s in scored])
         head = groups[0] if groups else Cell("overall", SETTINGS[0], overall, 0)
-        lost = unread(answered, lambda a: first_abcd(a.response))
+        lost = unread(answered, [first_abcd(a.response) for a in answered])
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary(head.score, how, overall, len(scored), (*groups, *lost))
 

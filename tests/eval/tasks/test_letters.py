@@ -93,6 +93,6 @@ def test_lmms_eval_takes_a_leading_letter_or_the_response(response: str, found: 
 def test_responses_without_a_letter_are_counted() -> None:
     sample = TaskSample("1", "t", (), "", "A", OPTIONS)
     answered = [Answered(sample, "no idea", 0.0), Answered(sample, "A", 1.0), Answered(sample, "?", None)]
-    (row,) = unread(answered, lambda a: last_letter(a.response, OPTIONS))
+    (row,) = unread(answered, [last_letter(a.response, OPTIONS) for a in answered])
     assert (row.label, row.score, row.n) == ("no option letter (counted wrong)", 0.0, 1)
-    assert unread(answered[1:2], lambda a: last_letter(a.response, OPTIONS)) == ()
+    assert unread(answered[1:2], [last_letter(answered[1].response, OPTIONS)]) == ()
