@@ -1,7 +1,7 @@
 """The option letter in a response, by the rule of each benchmark's own code.
 
 Every function returns None if there is none. The MMMU-like parsers of the benchmarks then draw a letter at
-random; here a response without a letter is wrong, and `unread` counts it in the report.
+random; here a response without a letter is wrong, and `LetterTask.unread` counts it in the report.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import Literal
 
-from kamera.eval.tasks.sample import Answered, Cell
+from kamera.eval.tasks.sample import Answered, Cell, TaskSample
 
 LETTERS = tuple(ascii_uppercase)
 
@@ -26,6 +27,33 @@ _PREFIXES = (
     "Answer:",
     "Option:",
 )
+
+
+class LetterTask:
+    """What the choice sets share: short answers, of which the option letter counts. See `Task`."""
+
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def letter(self, response: str, sample: TaskSample) -> str | None:
+        """The option letter in a response, by the set's own rule; None without one."""
+        raise NotImplementedError
+
+    def max_new_tokens(self, sample: TaskSample) -> int:
+        """16, as in lmms-eval; the benchmarks publish no limit."""
+        return 16
+
+    def score(self, response: str, sample: TaskSample) -> float:
+        """1.0 if the extracted option is the answer; a response without one is wrong."""
+        return float(self.letter(response, sample) == sample.answer)
+
+    def decision(self, response: str, sample: TaskSample) -> str:
+        """The extracted letter, or the whole response if there is none."""
+        return decided(self.letter(response, sample), response)
+
+    def unread(self, answered: Sequence[Answered]) -> tuple[Cell, ...]:
+        """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
+        lost = sum(a.score is not None and self.letter(a.response, a.sample) is None for a in answered)
+        return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
 
 def last_letter(response: str, options: Sequence[str]) -> str | None:
@@ -74,12 +102,6 @@ def first_abcd(response: str) -> str | None:
         response = response.replace(prefix, "")
     match = re.search("[ABCD]", response)
     return match[0] if match else None
-
-
-def unread(answered: Sequence[Answered], letters: Sequence[str | None]) -> tuple[Cell, ...]:
-    """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
-    lost = sum(a.score is not None and found is None for a, found in zip(answered, letters, strict=True))
-    return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
 
 def _padded(response: str) -> str:
