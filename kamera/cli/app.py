@@ -29,7 +29,6 @@ STORE = {
     ),
 }
 EVAL = {
-    "fidelity": Verb("kamera.cli.eval:fidelity"),
     "mm-niah": Verb("kamera.cli.eval_tasks:mm_niah"),
     "milebench": Verb("kamera.cli.eval_tasks:milebench"),
     "muirbench": Verb("kamera.cli.eval_tasks:muirbench"),

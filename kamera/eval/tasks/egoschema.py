@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import ClipSampling, find_video
-from kamera.eval.tasks.letters import LETTERS, decided, first_letter, unread
-from kamera.eval.tasks.parquet import rows
+from kamera.eval.tasks.letters import LETTERS, LetterTask, first_letter
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
+from kamera.eval.tasks.set_files import read_json, rows
 
 SUBTASKS = ("subset", "full")
 """The 500 questions with public answers, and all 5031, whose answers only the server has."""
@@ -31,11 +31,10 @@ _SUFFIXES = (".mp4", ".MP4")
 _POST = "\nAnswer with the option's letter from the given choices directly."
 
 
-class EgoSchema:
+class EgoSchema(LetterTask):
     """``subtasks``: ``subset`` (default) or ``full``, which holds the subset; the rest: `ClipSampling`."""
 
     name = "egoschema"
-    overlong: Literal["left", "refuse"] = "refuse"
 
     def __init__(
         self,
@@ -78,24 +77,20 @@ class EgoSchema:
             if wanted(f"egoschema/{uid}"):
                 yield self._sample(made, *found)
 
-    def max_new_tokens(self, sample: TaskSample) -> int:
-        """16, as in lmms-eval."""
-        return 16
+    def letter(self, response: str, sample: TaskSample) -> str | None:
+        """The first of several."""
+        return first_letter(response, sample.choices)
 
     def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the extracted option is the answer; a response without a letter is wrong."""
         return float(str(_index(response, sample)) == str(sample.answer))
-
-    def decision(self, response: str, sample: TaskSample) -> str:
-        """The extracted letter, or the whole response if there is none."""
-        return decided(first_letter(response, sample.choices), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over the samples with public answers."""
         scores = [a.score for a in answered if a.score is not None]
         overall = mean(scores)
         groups = (Cell("task", "subset", overall, len(scores)),) if scores else ()
-        lost = unread(answered, lambda a: first_letter(a.response, a.sample.choices))
+        lost = self.unread(answered)
         return Summary(overall, "accuracy on the public subset", overall, len(scores), groups + lost)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
@@ -108,7 +103,7 @@ class EgoSchema:
 
     def _repository(self, data: Path) -> Iterator[Problem | _Found]:
         path, answers = data / "questions.json", data / "subset_answers.json"
-        records = _read(path, list)
+        records = read_json(path, list)
         if records and not any(isinstance(r, dict) and "question" in r for r in records):
             raise TaskDataError(
                 f"{path}: no record has a question: a published snapshot of this file lacks them all; "
@@ -116,7 +111,7 @@ class EgoSchema:
             )
         if not answers.is_file() and not self.full:
             raise TaskDataError(f"{answers}: no such file, so nothing to score: give it, or the task 'full'")
-        labels = _read(answers, dict) if answers.is_file() else {}
+        labels = read_json(answers, dict) if answers.is_file() else {}
         if not labels:
             yield Problem(str(answers), "no such file, or no answer in it: nothing is scored", skipped=False)
         known = {str(r.get("q_uid")) for r in records if isinstance(r, dict)}
@@ -188,17 +183,3 @@ def _index(response: str, sample: TaskSample) -> int | None:
 def _is_label(answer: Any) -> bool:
     """The repository writes numbers, the mirror numbers as text."""
     return not isinstance(answer, bool) and str(answer) in ("0", "1", "2", "3", "4")
-
-
-def _read(path: Path, kind: type) -> Any:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
-    except UnicodeDecodeError as error:
-        raise TaskDataError(f"{path}: not UTF-8 at byte {error.start}: download it again") from None
-    if not isinstance(value, kind):
-        raise TaskDataError(
-            f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
-        )
-    return value

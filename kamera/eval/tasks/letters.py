@@ -1,16 +1,17 @@
 """The option letter in a response, by the rule of each benchmark's own code.
 
 Every function returns None if there is none. The MMMU-like parsers of the benchmarks then draw a letter at
-random; here a response without a letter is wrong, and `unread` counts it in the report.
+random; here a response without a letter is wrong, and `LetterTask.unread` counts it in the report.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import Literal
 
-from kamera.eval.tasks.sample import Answered, Cell
+from kamera.eval.tasks.sample import Answered, Cell, TaskSample
 
 LETTERS = tuple(ascii_uppercase)
 
@@ -28,6 +29,33 @@ _PREFIXES = (
 )
 
 
+class LetterTask:
+    """What the choice sets share: short answers, of which the option letter counts. See `Task`."""
+
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def letter(self, response: str, sample: TaskSample) -> str | None:
+        """The option letter in a response, by the set's own rule; None without one."""
+        raise NotImplementedError
+
+    def max_new_tokens(self, sample: TaskSample) -> int:
+        """16, as in lmms-eval; the benchmarks publish no limit."""
+        return 16
+
+    def score(self, response: str, sample: TaskSample) -> float:
+        """1.0 if the extracted option is the answer; a response without one is wrong."""
+        return float(self.letter(response, sample) == sample.answer)
+
+    def decision(self, response: str, sample: TaskSample) -> str:
+        """The extracted letter, or the whole response if there is none."""
+        return decided(self.letter(response, sample), response)
+
+    def unread(self, answered: Sequence[Answered]) -> tuple[Cell, ...]:
+        """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
+        lost = sum(a.score is not None and self.letter(a.response, a.sample) is None for a in answered)
+        return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
+
+
 def last_letter(response: str, options: Sequence[str]) -> str | None:
     """MuirBench (MMMU): ``(B)``, else `` B ``, else, in a response of over five words, an option's text.
 
@@ -38,9 +66,9 @@ def last_letter(response: str, options: Sequence[str]) -> str | None:
     for form in ("({})", " {} "):
         places = _places(padded, {letter: form.format(letter) for letter in letters})
         if places:
-            return max(places, key=lambda letter: places[letter])
+            return max(places, key=places.__getitem__)
     places = _texts(padded, options)
-    return max(places, key=lambda letter: places[letter]) if places else None
+    return max(places, key=places.__getitem__) if places else None
 
 
 def first_letter(response: str, options: Sequence[str]) -> str | None:
@@ -54,9 +82,9 @@ def first_letter(response: str, options: Sequence[str]) -> str | None:
     forms = {form.format(letter): letter for form in ("({})", "{} ", "{}.") for letter in letters}
     places = _places(padded, {form: form for form in forms})
     if places:
-        return forms[min(places, key=lambda form: places[form])]
+        return forms[min(places, key=places.__getitem__)]
     places = _texts(padded, options)
-    return min(places, key=lambda letter: places[letter]) if places else None
+    return min(places, key=places.__getitem__) if places else None
 
 
 def leading_letter(response: str) -> str:
@@ -74,12 +102,6 @@ def first_abcd(response: str) -> str | None:
         response = response.replace(prefix, "")
     match = re.search("[ABCD]", response)
     return match[0] if match else None
-
-
-def unread(answered: Sequence[Answered], find: Callable[[Answered], str | None]) -> tuple[Cell, ...]:
-    """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
-    lost = sum(a.score is not None and find(a) is None for a in answered)
-    return (Cell("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
 
 def _padded(response: str) -> str:

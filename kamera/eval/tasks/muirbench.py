@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.letters import LETTERS, decided, last_letter, leading_letter, unread
-from kamera.eval.tasks.parquet import picture, rows
+from kamera.eval.tasks.letters import LETTERS, LetterTask, last_letter, leading_letter
 from kamera.eval.tasks.sample import (
     Answered,
     Cell,
@@ -27,6 +26,7 @@ from kamera.eval.tasks.sample import (
     every,
     mean,
 )
+from kamera.eval.tasks.set_files import picture, rows
 
 TASKS = (
     "Geographic Understanding",
@@ -51,11 +51,10 @@ _COLUMNS = (
 )
 
 
-class MuirBench:
+class MuirBench(LetterTask):
     """``subtasks`` names the tasks to ask (default all 12), ``form`` the prompt and its extraction."""
 
     name = "muirbench"
-    overlong: Literal["left", "refuse"] = "refuse"
 
     def __init__(
         self,
@@ -101,18 +100,14 @@ class MuirBench:
                         continue
                 yield made
 
-    def max_new_tokens(self, sample: TaskSample) -> int:
-        """16, as in lmms-eval; the benchmark's own code sets no limit."""
-        return 16
+    def letter(self, response: str, sample: TaskSample) -> str | None:
+        """By the rule of the form."""
+        return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
 
     def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the extracted letter is the answer; a response without a letter is wrong."""
-        found = self._find(response, sample)
+        found = self.letter(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
-
-    def decision(self, response: str, sample: TaskSample) -> str:
-        """The extracted letter, or the whole response if there is none."""
-        return decided(self._find(response, sample), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
@@ -122,7 +117,7 @@ class MuirBench:
             groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
         groups.append(_group("kind", "both of a pair", _pairs(scored)))
         overall = mean([s for _, s in scored])
-        lost = unread(answered, lambda a: self._find(a.response, a.sample))
+        lost = self.unread(answered)
         filled = tuple(g for g in groups if g.n)
         return Summary(overall, "accuracy over all samples", overall, len(scored), filled + lost)
 
@@ -132,13 +127,10 @@ class MuirBench:
         with path.open("w", encoding="utf-8") as file:
             for a in answered:
                 kept = {k: a.sample.meta[k] for k in ("idx", "task", "image_relation", "image_type")}
-                found = self._find(a.response, a.sample)
+                found = self.letter(a.response, a.sample)
                 line = {**kept, "answer": a.sample.answer, "pred": found, "response": a.response}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         return [path]
-
-    def _find(self, response: str, sample: TaskSample) -> str | None:
-        return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
 
     def _sample(self, row: dict[str, Any], where: str) -> TaskSample | Problem:
         for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,9 @@ class Chooser:
         self._drawn: frozenset[str] | None = None
         if selection.sample is not None:
             ids: list[str] = []
-            for _ in task.load(data, selection.limit, lambda id: _noted(ids, id)):
+            for _ in task.load(data, selection.limit, partial(_noted, ids)):
                 pass
-            ranked = sorted(set(ids), key=lambda id: _rank(selection.seed, id))
+            ranked = sorted(set(ids), key=partial(_rank, selection.seed))
             self._drawn = frozenset(ranked[: selection.sample])
 
     def wanted(self, id: str) -> bool:

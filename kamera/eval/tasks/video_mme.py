@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.content import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import ClipSampling, find_video
-from kamera.eval.tasks.letters import decided, first_abcd, unread
-from kamera.eval.tasks.parquet import rows
+from kamera.eval.tasks.letters import LetterTask, first_abcd
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
+from kamera.eval.tasks.set_files import rows
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
@@ -32,11 +32,10 @@ _ASK = (
 )
 
 
-class VideoMME:
+class VideoMME(LetterTask):
     """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `ClipSampling`."""
 
     name = "video-mme"
-    overlong: Literal["left", "refuse"] = "refuse"
 
     def __init__(
         self,
@@ -87,17 +86,9 @@ class VideoMME:
             for setting in chosen:
                 yield from self._samples(row, shown[1], setting, data / "subtitle", where)
 
-    def max_new_tokens(self, sample: TaskSample) -> int:
-        """16, as in lmms-eval; the benchmark publishes no limit."""
-        return 16
-
-    def score(self, response: str, sample: TaskSample) -> float:
-        """1.0 if the first capital A to D is the answer; a response without one is wrong."""
-        return float(first_abcd(response) == sample.answer)
-
-    def decision(self, response: str, sample: TaskSample) -> str:
-        """The extracted letter, or the whole response if there is none."""
-        return decided(first_abcd(response), response)
+    def letter(self, response: str, sample: TaskSample) -> str | None:
+        """The first capital A to D."""
+        return first_abcd(response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Official: correct per answered, as in the benchmark's own script; ``mean`` is over all samples.
@@ -126,7 +117,7 @@ class VideoMME:
                         groups.append(Cell(f"{key}, {setting}", label, mean(cell), len(cell)))
         overall = mean([s for _, s in scored])
         head = groups[0] if groups else Cell("overall", SETTINGS[0], overall, 0)
-        lost = unread(answered, lambda a: first_abcd(a.response))
+        lost = self.unread(answered)
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary(head.score, how, overall, len(scored), (*groups, *lost))
 

@@ -6,7 +6,8 @@ letter at random nothing is found here.
 
 import pytest
 
-from kamera.eval.tasks.letters import first_abcd, first_letter, last_letter, leading_letter, unread
+from kamera.eval.tasks.letters import first_abcd, first_letter, last_letter, leading_letter
+from kamera.eval.tasks.muirbench import MuirBench
 from kamera.eval.tasks.sample import Answered, TaskSample
 
 OPTIONS = ("red", "a blue car", "green")
@@ -93,6 +94,7 @@ def test_lmms_eval_takes_a_leading_letter_or_the_response(response: str, found: 
 def test_responses_without_a_letter_are_counted() -> None:
     sample = TaskSample("1", "t", (), "", "A", OPTIONS)
     answered = [Answered(sample, "no idea", 0.0), Answered(sample, "A", 1.0), Answered(sample, "?", None)]
-    (row,) = unread(answered, lambda a: last_letter(a.response, OPTIONS))
+    task = MuirBench()
+    (row,) = task.unread(answered)
     assert (row.label, row.score, row.n) == ("no option letter (counted wrong)", 0.0, 1)
-    assert unread(answered[1:2], lambda a: last_letter(a.response, OPTIONS)) == ()
+    assert task.unread(answered[1:2]) == ()

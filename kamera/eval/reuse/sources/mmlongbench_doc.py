@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
 from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.set_files import read_json
 
 UNANSWERABLE = "Not answerable"
 
@@ -30,11 +30,7 @@ def read(data: Path, units: int) -> Iterator[Item | Problem]:
         raise TaskDataError(
             f"{data}: no samples.json there or in data/: give the MMLongBench-Doc folder as published"
         )
-    try:
-        records = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TaskDataError(f"{file}: no JSON ({error}): download it again") from None
-    for number, record in enumerate(records):
+    for number, record in enumerate(read_json(file, list)):
         try:
             yield _item(data, record, number, max(units, LEAST))
         except (KameraError, KeyError, TypeError, ValueError, SyntaxError) as error:

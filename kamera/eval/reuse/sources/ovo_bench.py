@@ -7,7 +7,6 @@ video up to the question, with its time. Forward tasks are asked at every moment
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
 from kamera.eval.tasks.letters import LETTERS
 from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.set_files import read_json
 
 CHOSEN = ("EPM", "ASI", "HLD", "STU", "OJR", "ATR", "ACR", "OCR", "FPD")
 FORWARD = ("REC", "SSR", "CRR")
@@ -31,23 +31,13 @@ def read(data: Path, units: int) -> Iterator[Item | Problem]:
         raise TaskDataError(
             f"{data}: no {FILES[0]} there or in data/: give the OVO-Bench folder as published"
         )
-    for number, record in enumerate(_records(file)):
+    for number, record in enumerate(read_json(file, list)):
         where = f"{file}:record {number}"
         for moment in _moments(record):
             try:
                 yield _item(record, moment, _video(roots, record, moment), units)
             except (KameraError, KeyError, TypeError, IndexError) as error:
                 yield Problem(where, f"{type(error).__name__}: {error}")
-
-
-def _records(file: Path) -> list[Mapping[str, Any]]:
-    try:
-        records = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TaskDataError(f"{file}: no JSON ({error}): download it again") from None
-    if not isinstance(records, list):
-        raise TaskDataError(f"{file}: a {type(records).__name__}, not a list of questions")
-    return records
 
 
 def _moments(record: Mapping[str, Any]) -> list[int | None]:

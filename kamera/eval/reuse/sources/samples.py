@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,7 @@ def _items(task: Task, data: Path, rule: str) -> Iterator[Item | Problem]:
 
 def _item(task: Task, sample: TaskSample, rule: str) -> Item:
     reused = [part for part in sample.parts if not part.live]
-    live = tuple(
-        [_content(part) for part in parts]
-        for _, parts in groupby((p for p in sample.parts if p.live), key=lambda _: True)
-    )
+    live = [_content(part) for part in sample.parts if part.live]
     return Item(
         id=sample.id,
         source=task.name,
@@ -43,7 +39,7 @@ def _item(task: Task, sample: TaskSample, rule: str) -> Item:
         question=sample.question,
         answer=sample.answer,
         rule=rule,
-        live=live,
+        live=(live,) if live else (),
         choices=sample.choices,
         max_new_tokens=task.max_new_tokens(sample),
     )

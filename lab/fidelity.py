@@ -1,19 +1,25 @@
 """The fidelity table: the loss of blind reuse after recall and reorder, and the share a patch restores.
 
+``python -m lab.fidelity --items 500 --format json --output docs/results/fidelity.json``.
+
 Measured through the public window operations on the shipped backbone, on held-out episodes of the
 synthetic world. The re-prefill is a fresh window that prefills the same frames in the same order.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
+import torch
+import typer
 
-from kamera import testbed
-from kamera.engines.hf import Backbone
+from kamera import Backbone, __version__, testbed
+from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.output import Output, finite, listing
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
@@ -146,3 +152,63 @@ class _Episode:
         canonical = self.store.get_canonical(info.context, info.chunk_id)
         assert record is not None and canonical is not None
         return record.patch.nbytes, kv_bytes(canonical.kv)
+
+
+def fidelity(
+    items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out episodes.")] = 0,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Re-prefill, blind reuse, patch and stale patch after recall, reorder and turnover.
+
+    On the shipped backbone and held-out episodes of its world.
+    """
+    out = Output(format, output, quiet)
+    backbone = Backbone(*testbed.load())
+    with out.progress(items, "question") as bar:
+        for step in measure(backbone, items=items, rank=rank, seed=seed):
+            if isinstance(step, Fidelity):
+                table = step
+            else:
+                bar.update(step[0] - bar.n)
+    document = finite(
+        {
+            "command": f"python -m lab.fidelity --items {items} --rank {rank} --seed {seed}",
+            "kamera": __version__,
+            "backbone": backbone.fingerprint,
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            **asdict(table),
+        }
+    )
+    columns = (
+        *("after", "question", "arm", "n", "accuracy", "95 %"),
+        *("KL", "eta", "agreement", "flip-recover"),
+    )
+    rows = [
+        (
+            s.operation,
+            s.kind,
+            s.arm,
+            s.n,
+            f"{s.accuracy.mean:.3f}",
+            f"{s.accuracy.low:.3f}..{s.accuracy.high:.3f}",
+            f"{s.kl:.1e}",
+            f"{s.eta:.3f}",
+            f"{s.agreement:.3f}",
+            f"{s.flip_recover:.3f}",
+        )
+        for s in table.scores
+    ]
+    title = (
+        f"{table.episodes} episodes, patches of rank {table.rank}: {table.patch_bytes / table.kv_bytes:.1%} "
+        "of the chunk's KV bytes"
+    )
+    out.write(document, [listing(title, columns, rows)])
+
+
+if __name__ == "__main__":
+    typer.run(fidelity)

@@ -1,7 +1,8 @@
-"""Rows of a parquet file, one by one, as dicts: the format of the Hugging Face sets."""
+"""Files of published sets: JSON documents, and parquet files row by row (the Hugging Face sets)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,21 @@ from PIL import Image, UnidentifiedImageError
 from kamera.errors import TaskDataError
 
 _BATCH = 16  # rows in memory at once: a MuirBench row holds its pictures
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """A JSON document that is a ``kind`` (list or dict). Raises TaskDataError for others, naming the line."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
+    except UnicodeDecodeError as error:
+        raise TaskDataError(f"{path}: not UTF-8 at byte {error.start}: download it again") from None
+    if not isinstance(value, kind):
+        raise TaskDataError(
+            f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
+        )
+    return value
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
