@@ -1,6 +1,6 @@
 """The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
-from kamera.ops.allocate import allocate, total_gain
+from kamera.ops.allocate import allocate
 from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
@@ -171,7 +171,6 @@ __all__ = [
     "tensor_bytes",
     "tensor_digest",
     "token_kernel",
-    "total_gain",
     "turn_factors",
     "uniform_offset",
     "weakest",

@@ -33,11 +33,6 @@ def allocate(gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int], budget
     return dict(zip(gains, best.tolist(), strict=True))
 
 
-def total_gain(gains: Mapping[Key, torch.Tensor], ranks: Mapping[Key, int]) -> float:
-    """Sum of the gains of the kept directions."""
-    return sum(float(gain[: ranks[key]].sum()) for key, gain in gains.items())
-
-
 class _Channels(NamedTuple):
     """Gains of n channels ``[n, directions]``, padded with zeros; ``useful`` [n] counts those above zero."""
 

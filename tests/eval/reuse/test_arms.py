@@ -95,6 +95,23 @@ def test_a_patch_of_full_rank_answers_as_exact_with_no_forward(desk, units, ques
     assert answer.recomputed_tokens == answer.forwards == 0
 
 
+def test_a_patch_is_the_one_that_a_window_forms_stores_and_serves(backbone, desk, units, question):
+    store = ChunkStore.open("memory://")
+
+    def filled(minimum, on_miss):
+        policy = ReusePolicy(minimum=minimum, on_miss=on_miss, rank=4, certified=False, forms="always")
+        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+        for unit in units:
+            window.append(unit.content)
+        return window
+
+    filled("exact", "form")
+    window = filled("patched", "blind")
+    assert [slot.guarantee for slot in window.slots] == ["exact", "patched", "patched", "patched"]
+    answer = asked(desk, units, question, "patch@4", (0, 1, 2, 3))
+    assert torch.allclose(answer.logits, window.next_token_logits(question.text), atol=1e-4)
+
+
 @pytest.mark.parametrize("arm", ["random-patch@256", "other-patch@256"])
 def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, arm):
     whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
