@@ -226,7 +226,12 @@ def test_the_wheel_is_the_product_with_one_backbone(wheel):
     assert [n for n in names if n.endswith(".safetensors")] == [
         "kamera/testbed/weights/gqa/model.safetensors"
     ]
-    assert {"kamera/py.typed", "kamera/ops/kernels/serve.c", "kamera/cli/app.py"} <= set(names)
+    assert {
+        "kamera/py.typed",
+        "kamera/ops/kernels/serve.c",
+        *(f"kamera/window/view/page.{kind}" for kind in ("html", "css", "js")),
+        "kamera/cli/app.py",
+    } <= set(names)
 
 
 def test_the_wheel_stays_small(wheel):

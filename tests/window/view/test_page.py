@@ -14,7 +14,7 @@ from tests.window.told import event, slot
 from tests.window.view.browsing import chromium
 from tests.window.view.test_story import walk
 
-HOSTILE = """</script><img src=x onerror="window.hit=1"><!--data--><!-- & ' \u2028"""
+HOSTILE = """</script x></script><img src=x onerror="window.hit=1"><!--data--><!-- & ' \u2028"""
 
 
 class Elements(HTMLParser):
