@@ -22,7 +22,7 @@ from tests.pages import TOP
 
 _PAGES = {page.relative_to(TOP / "docs").as_posix() for page in TOP.glob("docs/**/*.md")}
 _ROOMS = ["kamera", *(f"kamera.{path.parent.name}" for path in sorted(TOP.glob("kamera/*/__init__.py")))]
-_ROOMS += ["kamera.engines.hf", "kamera.edits.policies", "kamera.ops.kernels"]
+_ROOMS += ["kamera.engines.hf", "kamera.edits.policies", "kamera.ops.kernels", "kamera.window.view"]
 _ROOMS.remove("kamera.cli")
 """Modules with public names; those of the program are its verbs."""
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.lab
 
 
 def test_every_picture_is_the_one_that_is_drawn_and_none_is_left_over():
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.svg" for name in PICTURES}
+    assert {path.name for path in FOLDER.glob("*.svg")} == {f"{name}.svg" for name in PICTURES}
     for name, rows in PICTURES.items():
         assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == draw(rows)
 
