@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import sqlite3
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, ObjectInfo, StoreAdmin
 from kamera.store.disk.index import Index
-from kamera.store.disk.notes import HALF_LIFE, decayed
 from kamera.store.disk.rows import Stamped
 from kamera.store.keys import KINDS
 from tests.store.builders import CONTEXT, canonical, patch
@@ -275,6 +272,23 @@ def test_a_process_that_holds_the_file_that_was_replaced_follows(tmp_path: Path)
     other.close()
 
 
+def test_a_file_replaced_before_it_is_asked_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, other = filled(tmp_path / "i", ROWS[:7]), filled(tmp_path / "i", ROWS[:7])
+    assert len(index.rows(tenant="")) == len(other.rows(tenant="")) == 7
+    agree, left = index._agree, [2, 1]
+
+    def replaced(db: Any) -> Any:
+        agreed = agree(db)
+        if left and left.pop():
+            other._db.drop("said so")
+        return agreed
+
+    monkeypatch.setattr(index, "_agree", replaced)
+    assert len(index.rows(tenant="")) == 7 and not left
+
+
 def test_an_index_deleted_under_a_living_process_is_filled_again(tmp_path: Path) -> None:
     index = filled(tmp_path / "i", ROWS[:7])
     for path in tmp_path.glob("i*"):
@@ -331,70 +345,3 @@ def test_processes_that_replace_one_index_always_see_it_whole(tmp_path: Path) ->
     while any(other.is_alive() for other in others):
         assert len(index.rows(tenant="")) == 200
     assert [other.exitcode for other in others] == [0, 0]
-
-
-# -- uses ------------------------------------------------------------------------------------------
-
-
-def uses(index: Index) -> dict[str, tuple[float, float | None]]:
-    return {w.key: (w.uses, w.used) for w in index.weighed("")}
-
-
-def test_uses_are_counted_and_fade(tmp_path: Path) -> None:
-    clock = Clock()
-    index = filled(tmp_path / "i", ROWS[:3], clock)
-    index.rows(tenant="")
-    for _ in range(3):
-        index.notes.used(ROWS[1].key)
-    index.notes.used("f" * 64)  # of nothing here
-    assert uses(index) == {ROWS[0].key: (0, None), ROWS[1].key: (3, 1e9), ROWS[2].key: (0, None)}
-    clock.now += HALF_LIFE
-    index.notes.used(ROWS[1].key)
-    assert uses(index)[ROWS[1].key] == (2.5, clock.now)
-    assert decayed(2.5, clock.now, clock.now + 2 * HALF_LIFE) == 0.625
-    assert decayed(2.5, clock.now, clock.now - 5) == 2.5  # a clock that was set back
-
-
-def test_reads_write_no_row_each(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "store") as store:
-        store.put(canonical())
-        for i in range(40):
-            store.put(patch(antecedents=(str(i),)))
-        log = tmp_path / "store" / "index.sqlite-wal"
-        before = log.stat().st_size
-        for _ in range(5):
-            assert store.get_canonical(CONTEXT, CHUNK) is not None
-            for i in range(40):
-                assert store.get_patch(CONTEXT, CHUNK, (str(i),)) is not None
-        assert log.stat().st_size == before
-    with ChunkStore.open(tmp_path / "store") as store:
-        counted = [w.uses for w in store._disk.index.weighed("")]  # type: ignore[union-attr]
-    assert len(counted) == 41 and all(abs(count - 5) < 1e-3 for count in counted)
-
-
-def test_uses_survive_a_rebuild_and_go_with_their_object(tmp_path: Path) -> None:
-    files = Rows(ROWS[:3])
-    index = Index(tmp_path / "i", files, clock=CLOCK)
-    assert len(index.rows(tenant="")) == 3
-    for row in ROWS[:3]:
-        index.notes.used(row.key)
-    index.notes.flush()
-    index.drop(ROWS[0].key)
-    index.put([(dataclasses.replace(ROWS[1], bytes=7), "newer")])
-    files.take(ROWS[2].key)
-    assert index.compare(afresh=True) == 2
-    assert {key: count for key, (count, _) in uses(index).items()} == {ROWS[0].key: 0, ROWS[1].key: 1}
-
-
-def test_a_reader_does_not_wait_for_a_writer_to_count_a_use(tmp_path: Path) -> None:
-    mine, other = filled(tmp_path / "i", ROWS[:3]), filled(tmp_path / "i", ROWS[:3])
-    assert uses(mine)[ROWS[0].key] == (0, None)
-    with other._db.writing():
-        mine.notes.used(ROWS[0].key)
-        flushing = threading.Thread(target=mine.notes.flush)
-        flushing.start()
-        flushing.join(120)
-        assert not flushing.is_alive()
-    assert uses(mine)[ROWS[0].key] == (0, None)
-    mine.notes.used(ROWS[0].key)
-    assert uses(mine)[ROWS[0].key][0] == 1

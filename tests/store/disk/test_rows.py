@@ -149,3 +149,18 @@ def test_a_miss_does_not_drop_a_new_objects_row(root: Path, monkeypatch: pytest.
         monkeypatch.setattr(ObjectFiles, "stamp", overtaken)
         assert not store.has(CONTEXT, CHUNK, ("x", "y"))
         assert len(store.ls()) == 1
+
+
+def test_an_object_that_has_no_row_yet_is_listed_by_everybody(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another process holds the index: the write is acknowledged, and its claim's file stays."""
+    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
+        store.put(canonical())
+        assert len(other.ls()) == 1
+        monkeypatch.setattr(store._disk.index, "put", lambda *_: False)  # type: ignore[union-attr]
+        store.put(patch())
+        assert [path.suffix for path in (root / "tmp").iterdir()] == [".lock"]
+        assert len(other.ls()) == 2 and other.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
+    with ChunkStore.open(root) as store:
+        assert list((root / "tmp").iterdir()) == [] and len(store.ls()) == 2
