@@ -78,7 +78,7 @@ def demo(
             f"{row.kl:.0e}",
             f"{row.forwards:g}",
             f"{row.vision_encodes:g}",
-            f"{row.milliseconds:.1f}",
+            _ms(row.milliseconds),
         )
         for row in result.rows
     ]
@@ -111,7 +111,12 @@ def _picture(result: Demo) -> Iterator[str]:
     for row in rows:
         name = row.operation if row.arm == "re-prefill" else ""
         bar = "█" * max(1, round(_BAR * row.milliseconds / most))
-        yield f"{name:9}{arms[row.arm]:11}{bar:{_BAR}} {row.milliseconds:6.1f}  {row.two_hop:4.0%}"
+        yield f"{name:9}{arms[row.arm]:11}{bar:{_BAR}} {_ms(row.milliseconds):>6}  {row.two_hop:4.0%}"
+
+
+def _ms(milliseconds: float) -> str:
+    """In five digits at most, so that a slow machine's table is no wider."""
+    return f"{milliseconds:.{0 if milliseconds >= 100 else 1}f}"
 
 
 def _short(operation: str) -> str:
