@@ -19,7 +19,9 @@ PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted(TOP.glob("docs/**/*
 NAMES = [page.relative_to(TOP).as_posix() for page in PAGES]
 
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
-_COMMAND = re.compile(r"(?:^|[\s`(/])(kamera|python -m lab|python examples)(?=[ ./])(?! serves on)([^`\n#]*)")
+_COMMAND = re.compile(
+    r"(?:^|[\s`(/])(kamera|python -m lab|python examples)(?=[ ./])(?! serves on| import)([^`\n#]*)"
+)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tests.pages import NAMES, PAGES, TOP, Block, blocks, commands
 from tests.serve.rig import serving
 
 _STAGED = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
-_SPOKEN = [page for page in PAGES if page.parent.parent.name != "docs" and page.parent.name != "paper"]
+_SPOKEN = [page for page in PAGES if "results" not in page.relative_to(TOP).parts]
 """Pages whose commands are those of today; results tell the commands that were run."""
 _SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
