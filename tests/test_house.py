@@ -34,27 +34,27 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 
 LINES = {
     "ops": (4_350, 3_400),
-    "content": (3_700, 2_500),
+    "content": (3_550, 2_500),
     "store": (10_850, 7_200),
     "engines": (6_700, 4_600),
     "patches": (2_950, 1_800),
     "window": (8_950, 3_400),
     "reuse": (3_250, 2_000),
-    "edits": (1_750, 1_200),
+    "edits": (1_700, 1_200),
     "sessions": (4_400, 2_200),
-    "certify": (1_800, 1_100),
-    "compile": (2_050, 1_300),
-    "serve": (1_400, 1_200),
+    "certify": (1_700, 1_100),
+    "compile": (1_950, 1_300),
+    "serve": (1_350, 1_200),
     "eval": (5_900, 4_600),
-    "testbed": (1_000, 900),
-    "cli": (3_150, 2_600),
+    "testbed": (950, 900),
+    "cli": (3_050, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
-SHARED_NAMES = 43
+SHARED_NAMES = 39
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 245
+CALLBACKS = 240
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks; the goal is 120."""
 
 AIR = 0.25

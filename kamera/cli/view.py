@@ -21,7 +21,7 @@ from kamera.window import Event, read_events, read_trace
 from kamera.window.view import chrome_trace, page, record_spans
 
 
-class View(str, Enum):
+class ViewForm(str, Enum):
     """What is written: the page, a trace for Perfetto, or OpenTelemetry's spans as JSON."""
 
     page = "page"
@@ -41,7 +41,9 @@ def view(
         Path | None,
         typer.Option("--output", dir_okay=False, help="The file to write (default: SOURCE's name, here)."),
     ] = None,
-    what: Annotated[View, typer.Option("--as", help="The page, or a form for other viewers.")] = View.page,
+    what: Annotated[
+        ViewForm, typer.Option("--as", help="The page, or a form for other viewers.")
+    ] = ViewForm.page,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine; it goes on as the trace grows.")
@@ -57,15 +59,15 @@ def view(
     name = title or re.split(r"[/\\?#]", source.rstrip("/"))[-1]
     if live:
         path = Path(source)
-        if not path.is_file() or what is not View.page or output is not None:
+        if not path.is_file() or what is not ViewForm.page or output is not None:
             raise typer.BadParameter("--live serves the page of a trace's file, and writes nothing")
         from kamera.cli.view_live import serve_live
 
         return serve_live(path, name, port, Output(quiet=quiet))
     events = _events(source)
-    if what is View.page:
+    if what is ViewForm.page:
         text, ending = page(events, title=name), ".html"
-    elif what is View.perfetto:
+    elif what is ViewForm.perfetto:
         text, ending = json.dumps(chrome_trace(events), separators=(",", ":")), ".perfetto.json"
     else:
         text, ending = _spans(events), ".spans.json"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kamera.compile.settings import Settings
-from kamera.compile.worker import Result, Task, Worker
+from kamera.compile.worker import PlanWorker, Result, Task
 from kamera.engines.hf import Backbone
 from kamera.errors import ClusterError, quote
 from kamera.store import ChunkStore
@@ -65,12 +65,12 @@ class _Actor:
         self._threads = threads
 
     @cached_property
-    def _worker(self) -> Worker:
+    def _worker(self) -> PlanWorker:
         # Ray sets one thread; their number may change the last bit of a sum
         torch.set_num_threads(self._threads)
-        return Worker(self._load(), self._open_store(), self._settings)
+        return PlanWorker(self._load(), self._open_store(), self._settings)
 
-    def answer(self, work: Callable[[Worker, Any], Any] | None, task: Any) -> tuple[int, str, Any]:
+    def answer(self, work: Callable[[PlanWorker, Any], Any] | None, task: Any) -> tuple[int, str, Any]:
         """This process, its backbone's fingerprint, and the result of ``work`` on ``task``; None without."""
         fingerprint = self._worker.backbone.fingerprint
         return os.getpid(), fingerprint, None if work is None else work(self._worker, task)
@@ -134,7 +134,7 @@ class RayTeam:
         return len(self._processes) - len(self.pids) + self._lost
 
     def run(
-        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+        self, work: Callable[[PlanWorker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
         """Run the tasks; idle workers pull the next one, and results arrive as they complete."""
         pool = self._ray.util.ActorPool(self._actors)
@@ -209,9 +209,11 @@ class RayTeam:
         return result
 
 
-def _numbered(work: Callable[[Worker, Any], Any], worker: Worker, task: tuple[int, Any]) -> tuple[int, Any]:
+def _numbered(
+    work: Callable[[PlanWorker, Any], Any], worker: PlanWorker, task: tuple[int, Any]
+) -> tuple[int, Any]:
     return task[0], work(worker, task[1])
 
 
-def _send(work: Callable[[Worker, Any], Any], actor: Any, task: tuple[int, Any]) -> Any:
+def _send(work: Callable[[PlanWorker, Any], Any], actor: Any, task: tuple[int, Any]) -> Any:
     return actor.answer.remote(partial(_numbered, work), task)

@@ -18,7 +18,7 @@ from kamera.compile.progress import Progress, System
 from kamera.compile.report import Batches, BreakEven, CompileReport, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Sources, TaskCost
-from kamera.compile.worker import SoloTeam, Team, Worker
+from kamera.compile.worker import PlanWorker, SoloTeam, Team
 from kamera.engines.hf import Backbone
 from kamera.errors import PlanError
 from kamera.store import ChunkStore
@@ -119,7 +119,7 @@ class Job:
 
     def _locate(self, systems: Sequence[System]) -> Iterator[Step]:
         tasks = [task for s in systems for task in self._progress.locating(s, self.team.size)]
-        for task, (locations, cost) in self.team.run(Worker.locate, tasks):
+        for task, (locations, cost) in self.team.run(PlanWorker.locate, tasks):
             self._cost.add(cost)
             for location in locations:
                 self._progress.enter_location(task.system, location)
@@ -128,7 +128,7 @@ class Job:
     def _compile(self, systems: Sequence[System]) -> Iterator[Step]:
         tasks = [task for s in systems for task in self._progress.compiling(s, self.team.size)]
         yield Step("patches", sum(self._progress.cut_off(s) for s in systems))
-        for task, (growths, cost) in self.team.run(Worker.compile, tasks):
+        for task, (growths, cost) in self.team.run(PlanWorker.compile, tasks):
             self._cost.add(cost)
             yield Step("patches", sum(map(self._progress.enter_growth, task, growths)))
 
@@ -138,7 +138,7 @@ class Job:
             Sources(system, tuple(source for source in sources if isinstance(source, ById)))
             for system, sources in self._progress.sources.items()
         ]
-        prospects = list(self.team.run(Worker.prospect, tasks))
+        prospects = list(self.team.run(PlanWorker.prospect, tasks))
         refuse_ids(self.windows, {(task.system, i) for task, p in prospects for i in p.missing}, store)
         problems = []
         for planned in self.windows:

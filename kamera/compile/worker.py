@@ -41,7 +41,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class Worker:
+class PlanWorker:
     """Runs tasks. Errors of single chunks are part of the result; StoreError and errors that are not a
     KameraError are raised.
     """
@@ -225,7 +225,7 @@ class Team(Protocol):
     def reruns(self) -> int: ...
 
     def run(
-        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+        self, work: Callable[[PlanWorker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
         """Run each task on some worker; results arrive as they complete."""
         ...
@@ -238,10 +238,10 @@ class SoloTeam:
     reruns = 0
 
     def __init__(self, backbone: Backbone, store: ChunkStore, settings: Settings) -> None:
-        self._worker = Worker(backbone, store, settings)
+        self._worker = PlanWorker(backbone, store, settings)
 
     def run(
-        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+        self, work: Callable[[PlanWorker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
         """Run the tasks in their order."""
         for task in tasks:

@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.compile import BreakEven, Counts, Job, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile.tasks import TaskCost
-from kamera.compile.worker import Worker
+from kamera.compile.worker import PlanWorker
 from kamera.errors import StoreError
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
@@ -24,7 +24,7 @@ class Several:
 
     def __init__(self, size: int, store: ChunkStore, settings: Settings, seed: int) -> None:
         self.size, self.reruns = size, 0
-        self._workers = [Worker(vision_backbone(), store, settings) for _ in range(size)]
+        self._workers = [PlanWorker(vision_backbone(), store, settings) for _ in range(size)]
         self._rng = random.Random(seed)
 
     def run(self, work, tasks):

@@ -12,7 +12,7 @@ from tests.sessions.rig import EXACT, session, speaking
 WRONG = {
     "stop": ({"stop": ["\n"]}, "use stop_strings"),
     "n": ({"n": 2}, "n=2 is no option of an answer: use num_return_sequences"),
-    "logprobs": ({"logprobs": True}, "use next_token_logits"),
+    "logprobs": ({"logprobs": True}, "logprobs"),
     "max_tokens": ({"max_tokens": 5}, "use max_new_tokens"),
     "unknown": ({"max_new_token": 5}, "max_new_token=5 is no option of an answer: leave it out"),
     "long": ({"response_format": "x" * 31_598}, "is no option"),
