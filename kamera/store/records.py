@@ -71,7 +71,8 @@ class CanonicalRecord:
 
     def __post_init__(self) -> None:
         check_identity(self.chunk_id, self.context, self.info, vision=self.vision, embedding=self.embedding)
-        unpacked(self.embedding)
+        if self.embedding:
+            unpacked(self.embedding)  # raises an error for what is none
         if self.kind not in KV_KINDS or not is_count(self.behind):
             raise ValueError(f"KV of kind {self.kind!r} behind {self.behind!r} tokens")
         for name, dims in (("input_ids", 1), ("positions", 2)):

@@ -339,7 +339,7 @@ class ChunkStore:
 
     def _get(self, key: str) -> Record | None:
         record = self._tiers.get(key)
-        if isinstance(record, CanonicalRecord):
+        if self._disk is None and isinstance(record, CanonicalRecord):
             self._search.note(key, record)
         return record
 
@@ -357,7 +357,7 @@ class ChunkStore:
             found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, own in found.items():
                 puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
-                if isinstance(own, CanonicalRecord):
+                if self._disk is None and isinstance(own, CanonicalRecord):
                     self._search.note(orders[i].name, own)
         return [puts[i] for i in range(len(records))]
 

@@ -75,6 +75,12 @@ class ObjectFiles:
             return None if status is None else stamp_of(status)
         return None
 
+    def glance(self, key: str) -> str | None:
+        """`stamp` with fewer calls, for rows: it follows a link in the place of the folder; no read does."""
+        folder = self._objects.there()
+        status = None if folder is None else folder.status(f"{key[:2]}/{key}{_SUFFIX}")
+        return None if status is None else stamp_of(status)
+
     def load(self, key: str) -> tuple[bytes, str] | None:
         """All bytes of ``key``, unverified, and their stamp. `NotAFile` if it cannot be an object."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:

@@ -45,7 +45,7 @@ class Files(Protocol):
         """The keys of files that somebody writes, or died writing."""
         ...
 
-    def stamp(self, key: str) -> str | None:
+    def glance(self, key: str) -> str | None:
         """Stamp of one file; None if there is none."""
         ...
 
@@ -112,7 +112,7 @@ class Index:
     def correct(self, info: ObjectInfo, stamp: str) -> bool:
         """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
         row = self.get(info.key)
-        if row == (info, stamp) or self._files.stamp(info.key) != stamp:
+        if row == (info, stamp) or self._stamp(info.key) != stamp:
             return False
         self.put([(info, stamp)])
         return row is not None
@@ -353,15 +353,19 @@ class Index:
     def _right(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[ObjectInfo]:
         """The objects of rows; one that is not of its file is read from that."""
         for row in rows:
-            found, stamp = read_row(row, self._codec), self._stamp(row[0])
-            if found is None or found[1] != stamp:
-                self.later([row[0]])
-                found = None if stamp is None else self._files.row(row[0])
+            found = read_row(row, self._codec)
+            try:
+                stamp = self._stamp(row[0])
+                if found is None or found[1] != stamp:
+                    self.later([row[0]])
+                    found = None if stamp is None else self._files.row(row[0])
+            except OSError as error:
+                raise StoreError(f"store {self.path.parent}: cannot list the objects: {error}") from error
             if found is not None:
                 yield found[0]
 
     def _stamp(self, key: str) -> str | None:
-        return self._files.stamp(key) if is_key(key) else None  # the key may be damaged
+        return self._files.glance(key) if is_key(key) else None  # the key may be damaged
 
 
 def _delete(db: Any, key: str) -> None:

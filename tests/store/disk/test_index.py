@@ -60,7 +60,7 @@ class Rows:
     def claimed(self) -> list[str]:
         return []
 
-    def stamp(self, key: str) -> str | None:
+    def glance(self, key: str) -> str | None:
         return self.held[key][1] if key in self.held else None
 
     def row(self, key: str) -> Stamped | None:
