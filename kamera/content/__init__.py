@@ -7,13 +7,19 @@ from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
 from kamera.content.fields import Fields, json_object
 from kamera.content.forms import (
+    MOST_LIKELY,
     anthropic_messages,
+    anthropic_tools,
+    chat_logprobs,
     chat_message,
     chat_tool,
+    chosen,
     content_of,
     fits,
+    hint_of,
     likely,
     response_items,
+    response_logprobs,
     tool_of,
 )
 from kamera.content.image_only import load_image_only
@@ -38,6 +44,7 @@ from kamera.content.video import Clip, load_clip, read_video
 
 __all__ = [
     "LONGEST",
+    "MOST_LIKELY",
     "TOKEN_TYPES",
     "ChatTemplate",
     "Chunk",
@@ -58,15 +65,19 @@ __all__ = [
     "SegmentKind",
     "Spoken",
     "anthropic_messages",
+    "anthropic_tools",
     "as_messages",
+    "chat_logprobs",
     "chat_message",
     "chat_tool",
     "check_messages",
+    "chosen",
     "common_prefix",
     "content_of",
     "copied",
     "exclusive_of",
     "fits",
+    "hint_of",
     "json_object",
     "kind_of",
     "likely",
@@ -78,6 +89,7 @@ __all__ = [
     "names_media",
     "read_video",
     "response_items",
+    "response_logprobs",
     "tool_of",
     "tool_schema",
 ]

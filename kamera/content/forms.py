@@ -19,6 +19,9 @@ from kamera.errors import InvalidRequest, first_line, quote
 MOST_PIXELS = 40_000_000
 """Pixels of a picture, at most."""
 
+MOST_LIKELY = 20
+"""Likeliest tokens that are told for one place, at most."""
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of pictures."""
 
@@ -26,6 +29,7 @@ Messages = list[dict[str, Any]]
 
 _CHAT = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _BROKEN = "�"
+_LOGPROBS = "message.output_text.logprobs"
 _LEAST = -9999.0  # of a token that cannot come, as OpenAI writes it: JSON has no infinity
 _TEXTS = ("text", "input_text", "output_text")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -135,6 +139,48 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     _end(function)
     given = {"name": name, "description": said, "parameters": schema, "strict": strict}
     return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
+
+
+def chosen(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The tools of a request of OpenAI's; none under ``tool_choice`` "none"."""
+    choice = body.take("tool_choice", str, "auto")
+    if choice not in ("auto", "none"):
+        raise body.wrong("tool_choice", choice, '"auto" or "none": no call can be forced')
+    return () if choice == "none" else tuple(tools)
+
+
+def hint_of(body: Fields) -> str:
+    """What a client of OpenAI's calls a conversation, or its user."""
+    names = ("prompt_cache_key", "user", "safety_identifier")
+    return "\0".join(body.take(name, str, "") for name in names)
+
+
+def anthropic_tools(body: Fields) -> tuple[dict[str, Any], ...]:
+    """The tools of a request of Anthropic's; none under ``tool_choice`` "none"."""
+    found = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
+    choice = body.inner("tool_choice", absent=True)
+    kind = choice.take("type", str, "auto")
+    if kind not in ("auto", "none"):
+        raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
+    choice.only(disable_parallel_tool_use=False)
+    choice.done()
+    return () if kind == "none" else found
+
+
+def chat_logprobs(body: Fields) -> int | None:
+    """Likeliest tokens that OpenAI's chat asks for at each place; None if it wants no logprobs."""
+    wanted, most = body.take("logprobs", bool, False), body.count("top_logprobs", 0, MOST_LIKELY)
+    if most and not wanted:
+        raise body.wrong("top_logprobs", most, "logprobs: true beside it, or leave it out")
+    return (most or 0) if wanted else None
+
+
+def response_logprobs(body: Fields) -> int | None:
+    """As `chat_logprobs`, of responses, which ask by ``include``, too."""
+    most, wanted = body.count("top_logprobs", 0, MOST_LIKELY), body.texts("include", 1)
+    if wanted not in ((), (_LOGPROBS,)):
+        raise body.wrong("include", [*wanted], f'["{_LOGPROBS}"], or leave it out')
+    return (most or 0) if most or wanted else None
 
 
 def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -76,7 +77,7 @@ class Front:
     def app(self, life: Lifespan[Starlette] | None = None) -> Starlette:
         """The application."""
         AppStatus.disable_automatic_graceful_drain()  # a stopping server finishes its streams
-        return Starlette(
+        app = Starlette(
             lifespan=life,
             routes=[
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
@@ -88,9 +89,12 @@ class Front:
                 Route("/v1/models/{name:path}", self.models),
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
+                Route("/openapi.json", self.openapi),
             ],
             exception_handlers=dict.fromkeys((Refusal, HTTPException, KameraError, Exception), self._refuse),
         )
+        app.router.redirect_slashes = False
+        return app
 
     # -- routes --------------------------------------------------------------------------------
 
@@ -137,6 +141,10 @@ class Front:
         counts = {**self.service.counts(), "waiting": self.worker.waiting}
         counts |= {"answered": self.worker.done, "refused": self._refused}
         return PlainTextResponse("".join(f"kamera_{name} {count}\n" for name, count in counts.items()))
+
+    async def openapi(self, request: Request) -> Response:
+        """What the paths take, as OpenAPI."""
+        return Response(Path(__file__).with_name("openapi.json").read_bytes(), media_type="application/json")
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -51,6 +51,11 @@ class Said:
     logprobs: list[dict[str, Any]] | None
 
     @property
+    def noted(self) -> dict[str, Any] | None:
+        """The entries of the text's tokens, as OpenAI's chat holds them."""
+        return None if self.logprobs is None else {"content": self.logprobs, "refusal": None}
+
+    @property
     def message(self) -> dict[str, Any]:
         """The answer in a history, as a client would send it back."""
         calls = {"tool_calls": list(self.calls)} if self.calls else {}
@@ -77,17 +82,3 @@ def common(body: Fields, header: str | None) -> dict[str, Any]:
     if session is not None and not (session.isprintable() and len(session) <= _ID):
         raise body.wrong("session_id", session, f"up to {_ID} printable characters")
     return {"minimum": minimum, "session": session or None, "stream": body.take("stream", bool, False)}
-
-
-def hint_of(body: Fields) -> str:
-    """What a client calls this conversation, or its user."""
-    names = ("prompt_cache_key", "user", "safety_identifier")
-    return "\0".join(body.take(name, str, "") for name in names)
-
-
-def chosen(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The tools of a request; none under ``tool_choice`` "none"."""
-    choice = body.take("tool_choice", str, "auto")
-    if choice not in ("auto", "none"):
-        raise body.wrong("tool_choice", choice, '"auto" or "none": no call can be forced')
-    return () if choice == "none" else tuple(tools)

@@ -6,10 +6,9 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, chat_message, chat_tool
-from kamera.serve.asked import Asked, Said, chosen, common, hint_of
+from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, chosen, hint_of
+from kamera.serve.asked import Asked, Said, common
 from kamera.serve.dialect import Dialect, Events, event
-from kamera.sessions import MOST
 
 
 class Chat(Dialect):
@@ -32,7 +31,7 @@ class Chat(Dialect):
             top_k=body.count("top_k", 0),
             seed=body.count("seed", -(2**63), 2**63 - 1),
             stop=body.texts("stop", 16),
-            logprobs=_logprobs(body),
+            logprobs=chat_logprobs(body),
             hint=hint_of(body),
             **common(body, session),
         )
@@ -46,7 +45,7 @@ class Chat(Dialect):
         calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _noted(said)}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": said.noted}
         return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
 
     def opening(self) -> Events:
@@ -60,7 +59,7 @@ class Chat(Dialect):
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
         calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
-        last = [self._chunk({}, _reason(said), _noted(said), kamera=said.kamera)]
+        last = [self._chunk({}, _reason(said), said.noted, kamera=said.kamera)]
         usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
         return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
 
@@ -73,17 +72,6 @@ class Chat(Dialect):
     ) -> ServerSentEvent:
         choice = {"index": 0, "delta": delta, "logprobs": noted, "finish_reason": reason}
         return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
-
-
-def _logprobs(body: Fields) -> int | None:
-    wanted, most = body.take("logprobs", bool, False), body.count("top_logprobs", 0, MOST)
-    if most and not wanted:
-        raise body.wrong("top_logprobs", most, "logprobs: true beside it, or leave it out")
-    return (most or 0) if wanted else None
-
-
-def _noted(said: Said) -> dict[str, Any] | None:
-    return None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
 
 
 def _reason(said: Said) -> str:

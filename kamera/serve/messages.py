@@ -7,7 +7,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, anthropic_messages, content_of, tool_of
+from kamera.content import Fields, anthropic_messages, anthropic_tools, content_of
 from kamera.edits import clearing_of
 from kamera.errors import InvalidRequest
 from kamera.serve.asked import Asked, Said, common
@@ -28,7 +28,7 @@ class Messages(Dialect):
         user = body.inner("metadata", absent=True)
         asked = Asked(
             messages=[*system, *messages],
-            tools=_tools(body),
+            tools=anthropic_tools(body),
             max_tokens=body.count("max_tokens"),
             temperature=body.number("temperature", 0, 1),
             top_p=body.number("top_p", 0, 1),
@@ -87,23 +87,6 @@ class Messages(Dialect):
     def _begun(self, block: dict[str, Any]) -> ServerSentEvent:
         self._blocks += 1
         return _event("content_block_start", index=self._blocks - 1, content_block=block)
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-def _tools(body: Fields) -> tuple[dict[str, Any], ...]:
-    found = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
-    choice = body.inner("tool_choice", absent=True)
-    kind = choice.take("type", str, "auto")
-    if kind not in ("auto", "none"):
-        raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
-    choice.only(disable_parallel_tool_use=False)
-    choice.done()
-    return () if kind == "none" else found
-
-
-# -- writing ---------------------------------------------------------------------------------------
 
 
 def _event(kind: str, **data: Any) -> ServerSentEvent:

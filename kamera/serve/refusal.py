@@ -16,12 +16,8 @@ _STATUS: dict[type[Exception], int] = {
     errors.RemoteUnavailable: 503,
     errors.WindowFull: 400,
 }
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+_TYPES[429] = "rate_limit_error"
 
 
 class Refusal(Exception):
@@ -61,6 +57,5 @@ def refusal_of(error: BaseException) -> Refusal:
         code = "context_length_exceeded" if isinstance(error, errors.WindowFull) else None
         return Refusal(next(iter(found), 400), line, place, code)
     logger.error("a request failed", exc_info=error)
-    return Refusal(
-        500, f"{line}" if isinstance(error, errors.KameraError) else "the server failed on this request"
-    )
+    known = isinstance(error, errors.KameraError)
+    return Refusal(500, line if known else "the server failed on this request")

@@ -6,14 +6,12 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, Message, response_items, tool_of
+from kamera.content import Fields, Message, chosen, hint_of, response_items, response_logprobs, tool_of
 from kamera.errors import InvalidRequest, UnknownSession
-from kamera.serve.asked import Asked, Said, chosen, common, hint_of
+from kamera.serve.asked import Asked, Said, common
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.serve.refusal import Refusal
-from kamera.sessions import MOST, Branches, History, Kept
-
-_LOGPROBS = "message.output_text.logprobs"
+from kamera.sessions import Branches, History, Kept
 
 
 class Responses(Dialect):
@@ -41,7 +39,7 @@ class Responses(Dialect):
             max_tokens=body.count("max_output_tokens"),
             temperature=body.number("temperature", 0, 2),
             top_p=body.number("top_p", 0, 1),
-            logprobs=_logprobs(body),
+            logprobs=response_logprobs(body),
             hint=hint_of(body),
             **{**shared, "session": shared["session"] or before.session},
         )
@@ -123,23 +121,11 @@ class Responses(Dialect):
     def _document(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         asked = self.asked
         head = {"id": self.id, "object": "response", "created_at": self.created, "status": status}
-        given = {
-            "max_output_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-        }
+        told = {"max_output_tokens": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p}
         tools = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
         said = {"model": self.model, "output": output, "error": None, "previous_response_id": self._before}
         fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "truncation": "disabled"}
-        return {**head, **said, **given, **fixed, **self._echo, "tools": tools, "store": self._kept}
-
-
-def _logprobs(body: Fields) -> int | None:
-    """Likeliest tokens of each place; asked for by ``include``, too, without any."""
-    most, wanted = body.count("top_logprobs", 0, MOST), body.texts("include", 1)
-    if wanted not in ((), (_LOGPROBS,)):
-        raise body.wrong("include", [*wanted], f'["{_LOGPROBS}"], or leave it out')
-    return (most or 0) if most or wanted else None
+        return {**head, **said, **told, **fixed, **self._echo, "tools": tools, "store": self._kept}
 
 
 def _part(said: Said | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.logprobs import MOST, Logprob
+from kamera.sessions.logprobs import Logprob
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
@@ -12,7 +12,6 @@ from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 
 __all__ = [
-    "MOST",
     "Branches",
     "CallForm",
     "ChatSession",

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.content import MOST_LIKELY
 from kamera.errors import quote
-
-MOST = 20
-"""Likeliest tokens that are told for one place, at most."""
 
 
 class Logprob(NamedTuple):
@@ -64,8 +62,8 @@ def noted_of(most: int | None, options: Mapping[str, Any]) -> Logprobs | None:
     """
     if most is None:
         return None
-    if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST:
-        raise ValueError(f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST}")
+    if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST_LIKELY:
+        raise ValueError(f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}")
     if int(options.get("num_beams") or 1) > 1 or options.get("assistant_model") is not None:
         raise ValueError("logprobs are of an answer made token by token: use no beams and no assistant")
     return Logprobs(most)

@@ -1,1 +1,1 @@
-"""The price of turns, counted by hooks on the model: ``python -m lab.price chats`` and ``… agents``."""
+"""The price of turns, counted by hooks on the model: ``python -m lab.price chats``, ``agents``, ``http``."""

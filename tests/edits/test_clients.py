@@ -173,3 +173,31 @@ def test_no_picture_is_kept_that_left():
     assert sum(ref() is not None for ref in seen) == 2
     guess = client.next({"role": "assistant", "content": "so"}, [{"role": "user", "content": "now?"}])
     assert guess is not None and same(guess.messages[-1], {"role": "user", "content": "now?"})
+
+
+def test_a_server_that_reads_texts_alone_as_one_text_foretells_as_the_client_sends_lists():
+    """Where a picture leaves a list, a text is left; a server may give either form on."""
+    rule = policies.keep_last_images(2)
+
+    def joined(messages: Messages) -> Messages:
+        made = []
+        for message in messages:
+            items = message["content"]
+            if isinstance(items, list) and all(item["type"] == "text" for item in items):
+                message = {**message, "content": "".join(item["text"] for item in items)}
+            made.append(message)
+        return made
+
+    full: Messages = []
+    for number in range(6):
+        items = [{"type": "image", "image": drawn(str(number))}, {"type": "text", "text": f"step {number}"}]
+        full += [{"role": "user", "content": items}, {"role": "assistant", "content": f"go {number}"}]
+    plain = [(rule(full[:n], 0), full[n]) for n in turns(full)]
+    read = [(joined(given), answer) for given, answer in plain]
+    known: list[bool] = []
+    client, before = Client(), []
+    for given, answer in read:
+        client = client.told([*before], given)
+        before = [*given, answer]
+        known.append(client.rule is not None)
+    assert known == [False, False, True, True, True, True]

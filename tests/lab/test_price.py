@@ -14,6 +14,7 @@ from PIL import Image
 from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import edited
+from kamera.sessions.owners import Tails
 from lab.price.__main__ import main
 from lab.price.agents import Session, requests, run
 from lab.price.counting import named, shared
@@ -133,9 +134,31 @@ def test_both_tables_are_written(tmp_path, capsys):
     assert "AutoGLM | 1 | 16" in out and "pictures, appended | default" in out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotage", [False, True])
+def test_over_http_a_conversation_is_one_session_and_without_its_owner_it_is_not(
+    tmp_path, capsys, monkeypatch, sabotage
+):
+    monkeypatch.setattr(Tails, "own", Tails.own)  # the sabotage ends with the test
+    where = tmp_path / "http.json"
+    given = ["--turns", "6", "--requests", "12", "--tokens", "16", "--layers", "1", "--ways", "amortize"]
+    assert main(["http", *given, *(["--sabotage"] if sabotage else []), "--output", str(where)]) == 0
+    named, unnamed, alone, _ = json.loads(where.read_text())["runs"]
+    assert all(row["sessions"] == 1 for row in named["rows"])
+    rows = {row["agent"]: row for row in unnamed["rows"]}
+    if sabotage:
+        assert rows["UI-TARS"]["sessions"] > 1 and rows["UI-TARS"]["written again"] > 0
+        return
+    assert all(row["sessions"] == 1 for row in rows.values())
+    assert all(row["before the first token"] <= row["prefix cache"] for row in rows.values())
+    (hermes,) = alone["rows"]
+    assert hermes["written again by a prefix cache"] > 100 > 20 * hermes["written again"]
+    assert "hermes-agent | amortize | no" in capsys.readouterr().out
+
+
 def test_a_table_that_is_none_is_refused(capsys):
     assert main(["agent"]) == 2
-    assert "chats | agents" in capsys.readouterr().err
+    assert "chats | agents | http" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
