@@ -67,7 +67,7 @@ def test_swapped_dropped_cut_or_doubled_frames_are_refused() -> None:
             if wrong != data:
                 with pytest.raises(CorruptChunk):
                     read(wrong)
-        shorter = data[: b - 1] + data[b:] + b"\0"  # as long as it was
+        shorter = data[: b - 1] + data[b:] + bytes([data[-1] ^ 1])  # as long as it was
         with pytest.raises(CorruptChunk, match="cannot be decrypted"):
             read(shorter)
 
