@@ -1,6 +1,6 @@
 """Pictures, messages and text become chunks and segments of the model's own chat template; no forward."""
 
-from kamera.content.borders import LONGEST
+from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders
 from kamera.content.build import ChunkBuilder, Content, Spoken
 from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
@@ -16,6 +16,7 @@ from kamera.content.forms import (
     response_items,
     tool_of,
 )
+from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
 from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
@@ -37,8 +38,11 @@ from kamera.content.turns import as_messages
 from kamera.content.video import Clip, load_clip, read_video
 
 __all__ = [
+    "EXPONENT",
     "LONGEST",
+    "SHORTEST",
     "TOKEN_TYPES",
+    "Bits",
     "ChatTemplate",
     "Chunk",
     "ChunkBuilder",
@@ -48,10 +52,12 @@ __all__ = [
     "Encoded",
     "Extent",
     "Fields",
+    "Ids",
     "LandmarkReader",
     "Landmarks",
     "Media",
     "Message",
+    "Places",
     "Rendered",
     "Seams",
     "Segment",
@@ -59,6 +65,7 @@ __all__ = [
     "Spoken",
     "anthropic_messages",
     "as_messages",
+    "candidates",
     "chat_message",
     "chat_tool",
     "check_messages",
@@ -67,6 +74,8 @@ __all__ = [
     "copied",
     "exclusive_of",
     "fits",
+    "gear",
+    "hash_window",
     "json_object",
     "kind_of",
     "likely",
@@ -78,6 +87,7 @@ __all__ = [
     "names_media",
     "read_video",
     "response_items",
+    "text_borders",
     "tool_of",
     "tool_schema",
 ]
