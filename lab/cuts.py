@@ -3,6 +3,9 @@
     python -m lab.cuts speed [--output FILE]
     python -m lab.cuts moved [--draws 100] [--output FILE]
     python -m lab.cuts resync [--draws 100] [--output FILE]
+    python -m lab.cuts lines [--draws 100] [--output FILE]
+
+``lines`` holds the borders of a conversation's segments, which are line ends, against cuts anywhere.
 
 Speeds are per second of CPU time of one core (best of several runs, so that neighbours count little).
 """
@@ -21,8 +24,10 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from tokenizers import ByteLevelBPETokenizer
 from xxhash import xxh3_128_digest
 
+from kamera.content import candidates
 from kamera.reuse import (
     DEFAULT_RULE,
     RULES,
@@ -33,8 +38,8 @@ from kamera.reuse import (
     Scope,
     cut,
 )
-from kamera.reuse.gear import candidates
 from lab.agent_traces import Writer
+from lab.line_cuts import line_borders
 from lab.plain_cuts import plain_cuts
 from lab.results import keep
 from lab.reuse.recovery import covered
@@ -170,6 +175,47 @@ def resync(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
+def lines(draws: int) -> list[dict[str, Any]]:
+    """Borders at line ends and cuts anywhere, on texts under a byte-level BPE that was trained on them.
+
+    ``goes``: the share of segments without which a text's tokens are what its tokenizer makes of the rest.
+    """
+    writer = Writer(2)
+    kinds = {
+        "prose, one line": lambda: writer.passage(60),
+        "code": lambda: "\n".join(writer.code(16)),
+        "logs": lambda: writer.log(40),
+        "JSON": lambda: json.dumps([writer.tool() for _ in range(6)], indent=1),
+    }
+    tokenizer = ByteLevelBPETokenizer()
+    texts = {kind: [make() for _ in range(draws)] for kind, make in kinds.items()}
+    tokenizer.train_from_iterator(itertools.chain(*texts.values()), vocab_size=8_000, show_progress=False)
+    ends = {i for i in range(tokenizer.get_vocab_size()) if tokenizer.decode([i]).endswith("\n")}
+    ways: dict[str, Callable[[list[int]], list[int]]] = {
+        "line ends": lambda ids: [0, *line_borders(ids, 0, len(ids), ends), len(ids)],
+        "anywhere": lambda ids: cut(Prompt.of(ids), RULES["high"]),
+    }
+    rows = []
+    for (kind, made), (way, cutter) in itertools.product(texts.items(), ways.items()):
+        draw = np.random.default_rng(0)
+        lengths, apart, goes = list[int](), list[int](), list[bool]()
+        for text in made:
+            ids = tokenizer.encode(text).ids
+            borders = cutter(ids)
+            lengths += np.diff(borders).tolist()
+            front = tokenizer.encode(writer.passage(int(draw.integers(1, 40))) + " ").ids
+            after = {c - len(front) for c in cutter([*front, *ids])}
+            missed = [c for c in borders if c not in after]
+            apart.append(borders[borders.index(missed[-1]) + 1] if missed else 0)
+            for start, stop in itertools.pairwise(borders):
+                rest = [*ids[:start], *ids[stop:]]
+                goes.append(tokenizer.encode(tokenizer.decode(rest)).ids == rest)
+        forced = sum(length == RULES["high"].maximum for length in lengths) / len(lengths)
+        row = {"text": kind, "borders": way, "tokens a segment": mean(lengths), "forced cuts": forced}
+        rows.append(row | {"tokens to meet, mean": mean(apart), "goes": mean(goes)})
+    return rows
+
+
 def _found(
     source: Callable[[int, np.random.Generator], np.ndarray],
     size: int,
@@ -229,11 +275,12 @@ def _table(count: int, draw: np.random.Generator) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.cuts")
-    parser.add_argument("part", choices=("speed", "moved", "resync"))
+    parser.add_argument("part", choices=("speed", "moved", "resync", "lines"))
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    rows = speed() if asked.part == "speed" else {"moved": moved, "resync": resync}[asked.part](asked.draws)
+    parts = {"moved": moved, "resync": resync, "lines": lines}
+    rows = speed() if asked.part == "speed" else parts[asked.part](asked.draws)
     for row in rows:
         print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
     if asked.output:

@@ -1,6 +1,6 @@
 """Pictures, messages and text become chunks and segments of the model's own chat template; no forward."""
 
-from kamera.content.borders import LONGEST
+from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders
 from kamera.content.build import ChunkBuilder, Content, Spoken
 from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
@@ -22,6 +22,7 @@ from kamera.content.forms import (
     response_logprobs,
     tool_of,
 )
+from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
 from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
@@ -43,9 +44,12 @@ from kamera.content.turns import as_messages
 from kamera.content.video import Clip, load_clip, read_video
 
 __all__ = [
+    "EXPONENT",
     "LONGEST",
     "MOST_LIKELY",
+    "SHORTEST",
     "TOKEN_TYPES",
+    "Bits",
     "ChatTemplate",
     "Chunk",
     "ChunkBuilder",
@@ -55,10 +59,12 @@ __all__ = [
     "Encoded",
     "Extent",
     "Fields",
+    "Ids",
     "LandmarkReader",
     "Landmarks",
     "Media",
     "Message",
+    "Places",
     "Rendered",
     "Seams",
     "Segment",
@@ -68,6 +74,7 @@ __all__ = [
     "anthropic_tools",
     "as_messages",
     "chat_logprobs",
+    "candidates",
     "chat_message",
     "chat_tool",
     "check_messages",
@@ -78,6 +85,8 @@ __all__ = [
     "exclusive_of",
     "fits",
     "hint_of",
+    "gear",
+    "hash_window",
     "json_object",
     "kind_of",
     "likely",
@@ -90,6 +99,7 @@ __all__ = [
     "read_video",
     "response_items",
     "response_logprobs",
+    "text_borders",
     "tool_of",
     "tool_schema",
 ]

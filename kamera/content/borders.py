@@ -1,18 +1,18 @@
-"""Borders of segments in a rendered conversation: turns, media, and content-defined lines of long text."""
+"""Borders of segments: turns, and content-defined cuts of long text."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 
 LONGEST = 512
 """Most tokens of text in one segment."""
 
 SHORTEST = 32
-"""Fewest tokens of text in a segment that ends at a line end."""
+"""Fewest tokens of text in a segment that its content ends: the window of the hash."""
 
-ONE_IN = 4
-"""A line end is a border if the digest of its line is divisible by this."""
+EXPONENT = 7
+"""A text may end where so many bits of the hash are zero: after one in 128 tokens."""
 
 
 def turn_borders(ids: Sequence[int], opener: int | None, start: int, stop: int) -> list[int]:
@@ -20,28 +20,21 @@ def turn_borders(ids: Sequence[int], opener: int | None, start: int, stop: int) 
     return [] if opener is None else [i for i in range(start, stop) if ids[i] == opener]
 
 
-def line_borders(
-    ids: Sequence[int], start: int, stop: int, line_ends: Collection[int], *, longest: int = LONGEST
+def text_borders(
+    places: Sequence[int], start: int, stop: int, *, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> list[int]:
     """Borders inside the text ``start:stop``, none of them at its ends.
 
-    The digest of a line decides if its end is a border (content-defined chunking), so an edit moves only
-    the borders next to it. Text without such a line is cut after ``longest`` tokens.
+    ``places`` are where content may end a segment (`candidates`), ascending. A segment ends at the first one
+    behind its ``shortest`` tokens, or after its ``longest``: on its own tokens alone, so that an edit moves
+    only the borders next to it.
     """
     cuts: list[int] = []
-    last = line = start
-    for i in range(start, stop):
-        if ids[i] in line_ends:
-            if i + 1 - last >= SHORTEST and _chosen(ids[line : i + 1]):
-                cuts.append(i + 1)
-                last = i + 1
-            line = i + 1
-        if i + 1 - last >= longest:
-            cuts.append(i + 1)
-            last = i + 1
-    return [cut for cut in cuts if start < cut < stop]
-
-
-def _chosen(line: Sequence[int]) -> bool:
-    data = b"".join(i.to_bytes(4, "little") for i in line)
-    return hashlib.blake2b(data, digest_size=4).digest()[0] % ONE_IN == 0
+    at = bisect_left(places, start)
+    while stop - start > shortest:
+        at = bisect_left(places, start + shortest, at)
+        start = min(places[at] if at < len(places) else stop, start + longest)
+        if start >= stop:
+            break
+        cuts.append(start)
+    return cuts

@@ -8,10 +8,12 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 
 from kamera import forks
-from kamera.content.borders import LONGEST, line_borders, turn_borders
+from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders, turn_borders
+from kamera.content.gear import candidates
 from kamera.content.media_tokens import Media, MediaTokens, expand
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id
@@ -24,7 +26,7 @@ class Conversations:
     """Renders conversations for one processor (or bare tokenizer).
 
     The tokens equal those of ``apply_chat_template`` with the processor over the whole conversation. They
-    are cut at turns, around each picture and clip, and in long text at content-defined line ends, so that
+    are cut at turns, around each picture and clip, and in long text where its content says (`gear`), so that
     equal content is an equal segment at every position. ``longest`` bounds the tokens of a text segment.
     Threads may share one: they render one after another. Raises ProcessorRequired without a chat template.
     """
@@ -40,7 +42,6 @@ class Conversations:
         self._placeholders: dict[str, int] = {}
         self._wrappers: dict[str, tuple[list[int], list[int]]] = {}
         self._checked: set[tuple[str, ...]] = set()
-        self._line_end: dict[int, bool] = {}
         self._turns: dict[str, int | None] = {}
         self._frames: dict[str, tuple[list[int], list[int]]] = {"": ([], [])}
 
@@ -133,11 +134,16 @@ class Conversations:
             borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
             of[start] = item
         out: list[tuple[int, int, Media | None]] = []
-        ends = self._line_ends(ids)
+        places = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
+        shortest = min(SHORTEST, self._longest)
         extents = list(pairwise(sorted(borders)))
         for start, stop in extents:
             item_here = of.get(start)
-            cuts = [] if item_here else line_borders(ids, start, stop, ends, longest=self._longest)
+            cuts = (
+                []
+                if item_here
+                else text_borders(places, start, stop, shortest=shortest, longest=self._longest)
+            )
             out.extend([(a, b, item_here) for a, b in pairwise([start, *cuts, stop])])
         return tuple([extent for extent in extents if extent[0] not in of]), out
 
@@ -286,11 +292,6 @@ class Conversations:
         if kind not in self._wrappers:
             self._wrappers[kind] = self._template.wrapper(kind)
         return self._wrappers[kind]
-
-    def _line_ends(self, ids: Sequence[int]) -> set[int]:
-        for i in set(ids) - self._line_end.keys():
-            self._line_end[i] = self._template.decode([i]).endswith("\n")
-        return {i for i in set(ids) if self._line_end[i]}
 
     def _check_together(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, media: list[Media], ids: list[int]

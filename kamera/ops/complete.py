@@ -121,11 +121,11 @@ class Design:
 
         That is no smaller than `LEAST`. None if it leaves more open, or is larger than `MOST` of the tokens.
         """
-        tokens = self.columns.shape[0]
-        count = max(1, round((LEAST if share is None else share) * tokens))
+        tokens, most = self.columns.shape[0], len(self.open) - 1
+        count = min(most, max(1, round((LEAST if share is None else share) * tokens)))
         if share is None:
             count = max(count, int((self.open > max_error).sum()))
-        if count >= len(self.open) or float(self.open[count]) > max_error:
+        if not 0 < count <= most or float(self.open[count]) > max_error:
             return None
         return SampleSize(count, round(float(self.open[count]), 6))
 

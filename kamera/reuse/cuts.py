@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from kamera.reuse.gear import candidates
-from kamera.reuse.prompt import Ids, Places, Prompt
+from kamera.content import Ids, Places, candidates, text_borders
+from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import CutRule
 
 
@@ -24,20 +24,10 @@ def cut(
     whole = {*(m.start for m in prompt.media), *(start for start, _ in kept)}
     resetting = sorted({*resets(prompt, rule), *edges, *(edge for span in kept for edge in span)})
     places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
-    places.append(len(prompt))  # a sentinel, so that the walk never runs out
     cuts = [0]
-    at = 0
-    for stop in resetting[1:]:
-        start = cuts[-1]
-        if start in whole:  # a picture, or a segment that came before
-            cuts.append(stop)
-            continue
-        while stop - start > rule.minimum:
-            at = bisect_left(places, start + rule.minimum, at)
-            start = min(places[at], start + rule.maximum)
-            if start >= stop:
-                break
-            cuts.append(start)
+    for start, stop in pairwise(resetting):
+        if start not in whole:  # a picture, or a segment that came before
+            cuts += text_borders(places, start, stop, shortest=rule.minimum, longest=rule.maximum)
         cuts.append(stop)
     return cuts
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kamera.content import Ids, gear
 from kamera.reuse.cuts import cut, resets
-from kamera.reuse.gear import gear
 from kamera.reuse.parts import Part, Text, divided, filled, most
 from kamera.reuse.paths import ROOT, Paths
-from kamera.reuse.prompt import Ids, Prompt
+from kamera.reuse.prompt import Prompt
 from kamera.reuse.radix import ids_of
 from kamera.reuse.rules import CutRule
 from kamera.reuse.scan import MOST, WINDOW, Place, Scan, window_stops

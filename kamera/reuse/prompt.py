@@ -7,12 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kamera.content import Ids
 from kamera.errors import UnidentifiedMedia
-
-Ids = NDArray[np.uint32]
-Places = NDArray[np.int64]
 
 _LARGEST = 2**32 - 1
 

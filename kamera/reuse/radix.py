@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kamera.reuse.prompt import Ids
+from kamera.content import Ids
 
 
 class Along(NamedTuple):

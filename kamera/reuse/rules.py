@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from kamera.content import EXPONENT, LONGEST, SHORTEST, Bits, hash_window
 from kamera.ops import digest
-from kamera.reuse.gear import Bits, hash_window
 
 Kind = Literal["content", "fixed"]
 
@@ -29,9 +29,9 @@ class CutRule:
     """
 
     kind: Kind = "content"
-    minimum: int = 32
-    maximum: int = 512
-    exponent: int = 7
+    minimum: int = SHORTEST
+    maximum: int = LONGEST
+    exponent: int = EXPONENT
     bits: Bits = "high"
     anchors: bool = True
     spans: bool = True

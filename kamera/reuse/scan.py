@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kamera.reuse.gear import gear
-from kamera.reuse.prompt import Ids, Places
+from kamera.content import Ids, Places, gear
 
 WINDOW = 32
 """Tokens of a window: the hash's window."""

@@ -168,7 +168,8 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
         prompt, _, again = cut_anew(discovery, prompt, before)
     before = cut_to(window, before, prompt)
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
-    orders = Orders(anchors, prompt, before, window.slots, media, again, admitting.apart(window))
+    apart, samples = admitting.apart(window), window.policy.samples
+    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
     treatments = choices([manner.mode], window, admitting.on)
     choice = cheapest(window, treatments, orders.under, admitting.policy(window))
     arranged(window, choice, admitting, question_ids(prompt), None)

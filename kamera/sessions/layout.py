@@ -10,7 +10,7 @@ import torch
 
 from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
 from kamera.edits import difference
-from kamera.window import GLUE, OnLeave
+from kamera.window import GLUE, SHORTEST_KEPT, OnLeave
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -68,6 +68,7 @@ def laid_out(
     *,
     apart: bool,
     again: Collection[Extent] = (),
+    samples: bool = False,
 ) -> list[Piece]:
     """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
 
@@ -76,7 +77,8 @@ def laid_out(
     New glue is one run with the new text before it, unless each segment is to stand ``apart``.
 
     Where a window prefills texts anyway, one forward and one slot replace several: under "exact" all adjacent
-    texts after the first change form runs of at most `LONGEST` tokens without a slot, under "repair" glue.
+    texts after the first change form runs of at most `LONGEST` tokens without a slot, under "repair" glue, or
+    what of it is too short for a window that ``samples``.
     """
     first, stop = anchor_segments(prompt), question(prompt)
     standing = {} if before is None else _standing(before, prompt)
@@ -89,7 +91,8 @@ def laid_out(
     if on_leave == "exact":
         return _joined(prompt.segments, out)
     closed = _closed(prompt, out, again)
-    return closed if apart else _glued(prompt.segments, closed, again=on_leave == "repair")
+    least = 0 if on_leave != "repair" else SHORTEST_KEPT if samples else GLUE
+    return closed if apart else _glued(prompt.segments, closed, again=least)
 
 
 def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
@@ -187,11 +190,11 @@ def _closed(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) ->
     return out
 
 
-def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: bool) -> list[Piece]:
-    """Glue in one run with the text before it, if both are new; ``again``: or are prefilled again.
+def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: int) -> list[Piece]:
+    """Glue in one run with the text before it, if both are new, or are prefilled again.
 
-    That is glue behind the first change: nothing is stored to serve it from. Runs have at most `LONGEST`
-    tokens.
+    That is glue of less than ``again`` tokens behind the first change: there is nothing to serve it from.
+    Runs have at most `LONGEST` tokens.
     """
     same = 0
     while same < len(pieces) and pieces[same][1] == same:
@@ -200,8 +203,9 @@ def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: bool) -> 
     open_run = False  # whether what comes next may join the last run
     for (start, stop), slot in pieces[same:]:
         text = all(s.media is None for s in segments[start:stop])
-        glue = text and segments[stop - 1].stop - segments[start].start < GLUE
-        free = text and (slot is None or (again and glue))
+        tokens = segments[stop - 1].stop - segments[start].start
+        glue = text and tokens < GLUE
+        free = text and (slot is None or tokens < again)
         begin = out[-1][0][0] if open_run else start
         if open_run and glue and free and segments[stop - 1].stop - segments[begin].start <= LONGEST:
             out[-1] = ((begin, stop), None)

@@ -22,7 +22,7 @@ class Orders:
     """The orders of a ``prompt`` in a window of ``slots``, whose layout was ``before``.
 
     ``media`` are the inputs of its pictures and clips, by digest, ``again`` the extents that came before
-    elsewhere; ``apart`` as in `laid_out`. A new chunk is made once.
+    elsewhere; ``apart`` and ``samples`` as in `laid_out`. A new chunk is made once.
     """
 
     anchors: Anchors
@@ -32,12 +32,20 @@ class Orders:
     media: Mapping[str, Inputs]
     again: Collection[Extent]
     apart: bool
+    samples: bool
     _pieces: dict[OnLeave, list[Piece]] = field(default_factory=dict)
     _made: dict[Run, Chunk] = field(default_factory=dict)
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
-        pieces = laid_out(self.prompt, self.before, on_leave, apart=self.apart, again=self.again)
+        pieces = laid_out(
+            self.prompt,
+            self.before,
+            on_leave,
+            apart=self.apart,
+            again=self.again,
+            samples=self.samples,
+        )
         self._pieces[on_leave] = pieces
         new = [run for run, slot in pieces if slot is None]
         for run in new:

@@ -131,7 +131,8 @@ def shown(
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
-    orders = Orders(anchors, prompt, before, slots, media, again, admitting.apart(window))
+    apart, samples = admitting.apart(window), window.policy.samples
+    orders = Orders(anchors, prompt, before, slots, media, again, apart, samples)
     choice = cheapest(window, choices(modes, window, admitting.on), orders.under, admitting.policy(window))
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
     if discovery is not None and found is not None:

@@ -7,7 +7,7 @@ from kamera.window.events import Event, Outcome
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
-from kamera.window.leaving import GLUE
+from kamera.window.leaving import GLUE, SHORTEST_KEPT
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -36,6 +36,7 @@ __all__ = [
     "GLUE",
     "GUARANTEES",
     "SHORTEST_HEAD",
+    "SHORTEST_KEPT",
     "Append",
     "Arrange",
     "Assemble",

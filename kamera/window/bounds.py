@@ -57,7 +57,7 @@ class Bounds:
             joins=former.backbone.joins,
             glue=glue,
             form=lambda chunk_id: former.form_of(facts[chunk_id]),
-            samples=Sampler(former, state, policy, facts) if policy.samples else None,
+            samples=Sampler(former, state, policy, facts, glue) if policy.samples else None,
         )
 
     def plan(self, named: Named, stage: Stage, state: WindowState, policy: ReusePolicy) -> Plan:

@@ -12,6 +12,9 @@ It runs in the forward of its neighbours, which it makes no longer. Its canonica
 would each take forwards of their own, and files and look-ups that cost more than they ever save.
 """
 
+SHORTEST_KEPT = 16
+"""Fewest tokens of glue that is sampled, and kept for that where it comes again behind others."""
+
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
     "patched": "survivor",

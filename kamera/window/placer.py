@@ -8,7 +8,7 @@ from kamera.errors import PolicyRefused
 from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.window.heads import head_in, taken_over
-from kamera.window.leaving import footing
+from kamera.window.leaving import SHORTEST_KEPT, footing
 from kamera.window.offers import Offers
 from kamera.window.policy import ReusePolicy
 from kamera.window.price import Price
@@ -228,7 +228,8 @@ class Placer:
         else from its stored canonical.
         """
         samples, formed = self.limits.samples, footing(before)
-        if self.limits.glue(chunk.chunk_id):
+        glue = self.limits.glue(chunk.chunk_id)
+        if glue and chunk.length < SHORTEST_KEPT:
             return None
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
             return None
@@ -239,9 +240,13 @@ class Placer:
         else:
             return None
         if size is None:
-            self._notes.append(
-                f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
-                f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
+            self._notes += (
+                []
+                if glue
+                else [
+                    f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
+                    f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
+                ]
             )
             return None
         if base.home.offset(spot) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from kamera.window.leaving import SHORTEST_KEPT
 from kamera.window.placement import fitting, placed
 from kamera.window.planner import Planner
 from kamera.window.requests import (
@@ -124,7 +125,8 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
         return
     owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
-        known = seat.chunk_id in owed or planner.limits.glue(seat.chunk_id) or seat.source.canonical
+        short = planner.limits.glue(seat.chunk_id) and seat.length < SHORTEST_KEPT
+        known = seat.chunk_id in owed or short or seat.source.canonical
         if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
             continue
         if not rows.has_canonical(seat.chunk_id):

@@ -119,7 +119,8 @@ class Arrange:
     is formed of them. A policy that forms "always" does so all the same, but for patches if it serves none.
 
     ``recurring`` are ids of chunks that come again behind others than before, of which copies can be served:
-    the canonical of one that is prefilled here is made as later work, if the policy forms on a miss.
+    the canonical of one that is prefilled here is made as later work, if the policy forms on a miss; also
+    that of glue of at least `SHORTEST_KEPT` tokens.
     """
 
     order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]

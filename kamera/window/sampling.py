@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kamera import forks
-from kamera.ops import Design, SampleSize, token_kernel
+from kamera.ops import MOST, Design, SampleSize, token_kernel
 from kamera.patches import Copy, Facts, Former
 from kamera.store import Context
 from kamera.window.policy import ReusePolicy
@@ -43,13 +43,15 @@ def design_of(former: Former, chunk_id: str, copy: Copy) -> Design:
 class Sampler:
     """The `Samples` of a window in ``state`` under ``policy``; ``facts`` of the chunks by id.
 
-    Each chunk is looked at once, however many orders a plan tries.
+    ``glue`` as in `Limits`: half of such a text's tokens run, if they leave little enough open. Each chunk is
+    looked at once, however many orders a plan tries.
     """
 
     former: Former
     state: WindowState
     policy: ReusePolicy
     facts: Mapping[str, Facts]
+    glue: Callable[[str], bool] = lambda _: False
     _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
     def own(self, number: int) -> SampleSize | None:
@@ -71,4 +73,5 @@ class Sampler:
         if not self.former.backbone.can_sample(facts.encoded):
             return None
         share = None if self.policy.share == "auto" else self.policy.share
+        share = MOST if self.glue(facts.chunk_id) else share  # few of a short text's tokens are alike
         return design_of(self.former, facts.chunk_id, copy).size(share, self.policy.max_error)

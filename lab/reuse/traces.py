@@ -1,6 +1,7 @@
 """What is served of agents' traces, by pattern and tier: tokens found are not tokens that may be reused.
 
-    python -m lab.reuse.traces [--requests 6] [--output FILE]
+    python -m lab.reuse.traces [--requests 6] [--policies strict calibrated sampled] [--patterns tools …]
+                               [--output FILE]
 
 The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
 a segment depends on its left context alone, not on weights. ``heads`` are the first tokens of prefilled
@@ -121,16 +122,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.reuse.traces")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--patterns", nargs="+", choices=list(PATTERNS), default=list(PATTERNS))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     backbone = model(LAYERS // 4)
     rows = []
-    for pattern in PATTERNS:
+    for pattern in asked.patterns:
         if pattern == "screens":
-            rows.append(measure_screens(asked.requests, asked.seed))
+            rows += [measure_screens(asked.requests, asked.seed)] if "strict" in asked.policies else []
         else:
-            for name in POLICIES:
+            for name in asked.policies:
                 rows.append(measure(backbone, pattern, asked.requests, asked.seed, name))
     for row in rows:
         print(
@@ -138,6 +141,8 @@ def main() -> None:
         )
     if asked.output is not None:
         command = f"python -m lab.reuse.traces --requests {asked.requests} --seed {asked.seed}"
+        command += "" if asked.patterns == list(PATTERNS) else f" --patterns {' '.join(asked.patterns)}"
+        command += "" if asked.policies == list(POLICIES) else f" --policies {' '.join(asked.policies)}"
         document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}
         keep(document, asked.output)
 

@@ -160,6 +160,8 @@ def test_the_design_takes_what_is_new_first_and_says_what_is_open():
     assert design.size(None, 0.05).tokens == 6
     assert design.size(0.25, 0.05) == SampleSize(6, round(float(design.open[6]), 6))
     assert design.size(0.2, 0.05) is None, "five tokens leave a sixth kind open"
+    odd = Design.of(torch.eye(23))
+    assert odd.size(0.5, 1.0).tokens == 11 and Design.of(torch.eye(1)).size(0.5, 1.0) is None
     assert Design.of(torch.eye(8)).size(None, 0.4) is None
 
 

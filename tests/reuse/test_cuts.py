@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.content import Conversations
 from kamera.errors import UnidentifiedMedia
-from kamera.reuse import RULES, CutRule, Media, Prompt, Span, cut
+from kamera.reuse import RULES, CutRule, Media, Prompt, Span, anchors_of, cut
 from lab.plain_cuts import plain_cuts
+from tests.content import templates
 
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
 RULES_UNDER_TEST = [
@@ -174,3 +177,18 @@ def test_placeholders_without_a_digest_are_refused_by_name():
         Prompt.of([1, 9, 9, 4], media=[Media(1, 2, "d")], placeholders={9})
     with pytest.raises(UnidentifiedMedia, match="no digest"):
         Prompt.of([1, 9], media=[Media(1, 2, "")])
+
+
+@pytest.mark.parametrize("header", [0, 45])
+def test_a_conversation_and_its_tokens_are_cut_alike(header):
+    """One cutter: what a session's segments are, the same tokens' segments are, wherever they stand."""
+    draw = random.Random(7)
+    text = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz  ", k=1_500))
+    before = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=header))
+    processor = templates.speaker("headers")
+    rendered = Conversations(processor).render([{"role": "user", "content": before + text}])
+    ids = rendered.ids[: rendered.stable]
+    stops = [segment.stop for segment in rendered.segments]
+    assert cut(Prompt.of(ids.numpy(), anchors=anchors_of(processor, ids)), RULES["anchors"]) == [0, *stops]
+    alone = Conversations(processor).render([{"role": "user", "content": text}])
+    assert len(stops) > 8 and len({s.id for s in alone.segments} & {*rendered.segment_ids()}) > 6

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.content import gear
 from kamera.reuse import RULES, ContentIndex, Media, Prompt, Scope
-from kamera.reuse.gear import gear
 from kamera.reuse.scan import Scan, window_stops
 
 SCOPE = Scope("model", "tokenizer")

@@ -15,7 +15,7 @@ DEFAULT = ReusePolicy(certified=True, audit=0.0)
 """The policy of users; audits are forwards of their own."""
 
 OPTIONS = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False}
-LONG = "value of tag 3? " * GLUE
+LONG = "value of tag 2? " * GLUE
 
 
 def shown(picture, text: str) -> dict:

@@ -6,6 +6,7 @@ import pytest
 
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool
 from kamera.edits import policies
+from kamera.window import GLUE, SHORTEST_KEPT
 from tests.window.rig import borne, watching
 
 POLICY = ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, certified=False)
@@ -43,6 +44,32 @@ def test_a_departure_runs_a_quarter_of_the_pictures_that_stay(backbone, frames, 
     assert report.sampled == sum(slot.length for slot in pictures) - ran
     assert (len(pictures), report.sampled > 0) == ((0, False) if exact else (1, True))
     assert len(seen.spans) - (OPTIONS["max_new_tokens"] - 1) <= 2, "one for the samples, one for the answer"
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["joined", "apart"])
+def test_texts_between_pictures_that_stay_run_half_of_their_tokens(backbone, frames, reuse):
+    words = {"type": "text", "text": "value of tag 3? " * 3}
+    chat = ChatSession(
+        backbone,
+        ChunkStore.open("memory://"),
+        policy=POLICY,
+        mode="repair",
+        edit_policy=policies.keep_last_images(2),
+        reuse=reuse,
+    )
+    history: list[dict] = []
+    for picture in frames[:4]:
+        item = shown(picture)
+        history += [{**item, "content": [*item["content"], words]}]
+        with watching(backbone) as seen:
+            turn = chat.send(history, **OPTIONS)
+        history += said(turn.text)
+    sampled = [s for s in chat.window.slots if s.guarantee == "sampled"]
+    assert all(s.length >= SHORTEST_KEPT for s in sampled)
+    glue = [s for s in sampled if s.length < GLUE and s.share > 0.3]
+    assert len(glue) >= 2 and all(s.share == round(0.5 * s.length) / s.length for s in glue)
+    assert sum(seen.spans[: -(OPTIONS["max_new_tokens"] - 1)]) == turn.report.prefilled
+    assert not turn.report.notes, "a short text that is refused is no news"
 
 
 def test_what_a_conversation_sampled_no_other_goes_on_from(backbone, frames):

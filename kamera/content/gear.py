@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kamera.reuse.prompt import Ids, Places
+Ids = NDArray[np.uint32]
+Places = NDArray[np.int64]
 
 Bits = Literal["low", "high"]
 
