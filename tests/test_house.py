@@ -34,7 +34,7 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 
 LINES = {
     "ops": (4_350, 3_400),
-    "content": (3_550, 2_500),
+    "content": (3_650, 2_500),
     "store": (10_850, 7_200),
     "engines": (6_700, 4_600),
     "patches": (2_950, 1_800),
