@@ -1,14 +1,14 @@
 """Kamera as a model of litellm and of smolagents, in their own process: no server, no URL.
 
 pip install 'kamera[serve]' smolagents litellm
-python examples/in_process.py smolagents
-python examples/in_process.py litellm
+python examples/in_process.py --library smolagents
+python examples/in_process.py --library litellm
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,12 +81,19 @@ def model(service: Service, model_id: str, **options: Any) -> Any:
     return Model(model_id=model_id, **options)
 
 
-def main(library: str) -> None:
+def main() -> None:
     """Two turns about one picture; the second finds the first one's cache."""
-    service = Service(Backbone(*testbed.load()), ReusePolicy.exact())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--library", choices=["smolagents", "litellm"], default="smolagents")
+    parser.add_argument("--model", help="id or directory of a vision model (default: the shipped small one)")
+    given = parser.parse_args()
+    backbone = Backbone(*testbed.load()) if given.model is None else Backbone.from_pretrained(given.model)
+    service = Service(backbone, ReusePolicy.exact())
     frame = testbed.World(seed=3).episode(0, legends=4).frames[0].image
     first = [{"type": "image", "image": frame}, {"type": "text", "text": "What is the value of tag 3?"}]
-    if library == "smolagents":
+    if given.library == "smolagents":
         asked, ask = (
             model(service, "testbed", max_tokens=6, temperature=0),
             [{"role": "user", "content": first}],
@@ -112,4 +119,4 @@ def main(library: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "smolagents")
+    main()

@@ -311,6 +311,8 @@ def test_a_store_that_cannot_be_written_ends_the_run(tmp_path, backbone, store, 
     (tmp_path / "store" / "tmp").touch()
     with pytest.raises(StoreError):
         run_plan(plan, backbone, store)
+    (tmp_path / "store" / "tmp").unlink()
+    (tmp_path / "store" / "tmp").mkdir()
     assert store.ls() == []
 
 
