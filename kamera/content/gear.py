@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.uint32]
+"""Token ids, or hashes of them, ``[tokens]``."""
+
 Places = NDArray[np.int64]
+"""Places between tokens, ascending: the one after the first token is 1."""
 
 Bits = Literal["low", "high"]
+"""The bits of a hash that have to be zero at a cut: its lowest or its highest."""
 
 _BITS = 32
 _BLOCK = 1 << 14  # 64 KiB per buffer, so that the passes stay in the second-level cache
