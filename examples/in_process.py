@@ -1,8 +1,8 @@
 """Kamera as a model of litellm and of smolagents, in their own process: no server, no URL.
 
 pip install 'kamera[serve]' smolagents litellm
-python examples/in_process.py --library smolagents
-python examples/in_process.py --library litellm
+python examples/in_process.py --framework smolagents
+python examples/in_process.py --framework litellm
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--library", choices=["smolagents", "litellm"], default="smolagents")
+    parser.add_argument("--framework", choices=["smolagents", "litellm"], default="smolagents")
     parser.add_argument("--model", help="id or directory of a vision model (default: the shipped small one)")
     given = parser.parse_args()
     backbone = Backbone(*testbed.load()) if given.model is None else Backbone.from_pretrained(given.model)
     service = Service(backbone, ReusePolicy.exact())
     frame = testbed.World(seed=3).episode(0, legends=4).frames[0].image
     first = [{"type": "image", "image": frame}, {"type": "text", "text": "What is the value of tag 3?"}]
-    if given.library == "smolagents":
+    if given.framework == "smolagents":
         asked, ask = (
             model(service, "testbed", max_tokens=6, temperature=0),
             [{"role": "user", "content": first}],
