@@ -17,7 +17,6 @@ import asyncio
 import json
 import statistics
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,9 @@ import httpx
 import torch
 
 from kamera import Backbone, ReusePolicy, testbed
-from kamera.serve import Front, Keys, Service, bound, server_of
+from kamera.serve import Front, Keys, Service
 from lab.results import keep
+from lab.serving import listening
 from lab.speed.machine import commit, machine
 
 SYSTEM = {"role": "system", "content": testbed.SYSTEM}
@@ -55,18 +55,9 @@ class Run(NamedTuple):
 @contextmanager
 def serving(backbone: Backbone, at_once: int) -> Iterator[str]:
     """The address of a server that has answered nothing yet."""
-    service = Service(backbone, ReusePolicy.exact())
-    front = Front(service, Keys(None), ["testbed"], at_once=at_once)
-    sock, server = bound("127.0.0.1", 0), server_of(front)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            thread.join(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}/v1/chat/completions"
-    finally:
-        server.should_exit = True
-        thread.join()
+    front = Front(Service(backbone, ReusePolicy.exact()), Keys(None), ["testbed"], at_once=at_once)
+    with listening(front) as address:
+        yield f"{address}/v1/chat/completions"
 
 
 async def replied(client: httpx.AsyncClient, url: str, messages: list[Any], tokens: int) -> Reply:

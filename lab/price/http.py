@@ -18,11 +18,9 @@ import argparse
 import base64
 import io
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.patches import later_of
-from kamera.serve import Front, Keys, Service, bound, server_of
+from kamera.serve import Front, Keys, Service
 from kamera.serve.asked import Asked
 from kamera.sessions.owners import Tails
 from lab.price.agents import Request, Session, requests
@@ -44,6 +42,7 @@ from lab.price.scripts import AGENTS, Agent, Message
 from lab.replay.shapes import thin
 from lab.replay.ways import WAYS
 from lab.results import keep
+from lab.serving import listening
 from lab.speed.machine import commit, machine
 
 SERVED = ("exact", "default", "amortize")
@@ -88,22 +87,6 @@ class Scripted(Service):
         return {**super()._options(asked), "logits_processor": [self.dictated]}
 
 
-@contextmanager
-def served(service: Service) -> Iterator[str]:
-    """The address of a server of this service, in a thread."""
-    sock = bound("127.0.0.1", 0)
-    server = server_of(Front(service, Keys(), ["thin"]))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            thread.join(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def sent(message: Message) -> Message:
     """A message in OpenAI's form."""
     content = message["content"]
@@ -123,7 +106,11 @@ def run(backbone: Backbone, way: str, talks: Sequence[Talk], ids: bool) -> dict[
     """All conversations over one server, in turns."""
     service = Scripted(backbone, WAYS[way].policy, mode=WAYS[way].mode)
     started = time.perf_counter()
-    with served(service) as url, watching(backbone) as ran, httpx.Client(verify=False, timeout=300) as client:
+    with (
+        listening(Front(service, Keys(), ["thin"])) as url,
+        watching(backbone) as ran,
+        httpx.Client(verify=False, timeout=300) as client,
+    ):
         for turn in range(max(len(talk.asked) for talk in talks)):
             for talk in (talk for talk in talks if turn < len(talk.asked)):
                 request = talk.asked[turn]

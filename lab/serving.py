@@ -1,0 +1,24 @@
+"""A server on loopback for a measurement, in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kamera.serve import Front, bound, server_of
+
+
+@contextmanager
+def listening(front: Front) -> Iterator[str]:
+    """The address of a server of ``front``, on a free port; it ends with the context."""
+    sock, server = bound("127.0.0.1", 0), server_of(front)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
