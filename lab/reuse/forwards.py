@@ -7,27 +7,25 @@ from collections.abc import Sequence
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import LiveKV, Span
+from kamera.engines import Engine, LiveKV, Span
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, kv_tokens
 
 
-def places(backbone: Backbone, lengths: Sequence[int]) -> list[torch.Tensor]:
+def places(backbone: Engine, lengths: Sequence[int]) -> list[torch.Tensor]:
     """Positions of text spans one after another, each ``[axes, tokens]``."""
     whole = backbone.positions([torch.zeros(sum(lengths), dtype=torch.int64)], [{}])
     return list(whole.split(list(lengths), dim=1))
 
 
-def prefilled(
-    backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV] = ()
-) -> KV:
+def prefilled(backbone: Engine, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV] = ()) -> KV:
     """KV of text ``ids`` ``[tokens]`` at ``positions`` behind spans that stand where they were computed."""
     live = shown(backbone, behind, len(ids)) if any(map(kv_tokens, behind)) else None
     return backbone.prefill(Encoded(ids, {}, {}), positions, live)
 
 
 def answered(
-    backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV]
+    backbone: Engine, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV]
 ) -> torch.Tensor:
     """Log-probabilities ``[vocabulary]``, float64, of the token after ``ids``."""
     logits = backbone.ask(ids, positions, shown(backbone, behind, len(ids)))
@@ -39,7 +37,7 @@ def divergence(truth: torch.Tensor, said: torch.Tensor) -> float:
     return float((truth.exp() * (truth - said)).sum().clamp(min=0.0))
 
 
-def shown(backbone: Backbone, spans: Sequence[KV], room: int) -> LiveKV:
+def shown(backbone: Engine, spans: Sequence[KV], room: int) -> LiveKV:
     """A live KV that shows ``spans`` where they were computed."""
     live = backbone.live()
     live.show([Span(kv, None, (0,) * backbone.axes) for kv in spans], room=room)
