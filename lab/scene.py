@@ -15,7 +15,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.model import ModelCache
+from kamera.engines.hf.cache import ModelCache, read
 from kamera.errors import EmptyChunk, InvalidPermutation, NotRelocatable
 from kamera.ops import (
     KV,
@@ -173,7 +173,7 @@ class Scene:
     @cached_property
     def conditioned(self) -> KV:
         """KV(B|A) at the target's place, from a prefill behind `context`."""
-        cache = self.backbone.share(self._shared.trunk(self.antecedents)[-1].cache)
+        cache = _shared(self.backbone, self._shared.trunk(self.antecedents)[-1].cache)
         return kv_copy(self.backbone.run(self.encoded, self.positions, cache)[0])
 
     @cached_property
@@ -343,8 +343,13 @@ class _Shared:
         steps = self._trunk[: same + 1]
         places = self.places(antecedents)
         for chunk, place in list(zip(antecedents, places, strict=True))[same:]:
-            cache = self.backbone.share(steps[-1].cache)
+            cache = _shared(self.backbone, steps[-1].cache)
             kv, _ = self.backbone.run(self.encoded(chunk), place, cache)
             steps.append(_Step(chunk.id, kv, cache))
         self._trunk = steps
         return steps
+
+
+def _shared(backbone: Backbone, cache: ModelCache) -> ModelCache:
+    """A cache over the same tensors: appending to it does not change ``cache``."""
+    return backbone.cache([read(cache, backbone.layout, backbone.groups)])

@@ -10,9 +10,8 @@ chunk has left are about facts that stay and about facts that its departure chan
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,23 +107,6 @@ def draw_queries(
         answers = hard | same
         queries[guarantee] = tuple(Query(text, answers[text], options) for pair in pairs for text in pair)
     return queries
-
-
-def world_scenes() -> Iterator[ProbeScene]:
-    """Frames of the synthetic world: the shipped backbones read no English pages."""
-    from kamera.certify.world import draw_scene
-
-    return (draw_scene(PROBE_SEED, index) for index in itertools.count())
-
-
-def page_scenes() -> Iterator[ProbeScene]:
-    """Pages of English text and captioned shapes, for backbones that read."""
-    from kamera.certify.pages import draw_scene
-
-    return (draw_scene(PROBE_SEED, index) for index in itertools.count())
-
-
-PROBES: dict[str, Callable[[], Iterator[ProbeScene]]] = {"pages": page_scenes, "world": world_scenes}
 
 
 def digest_of(name: str, scenes: Sequence[ProbeScene]) -> str:

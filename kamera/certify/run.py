@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
 from kamera.certify.kv import KVComparison
-from kamera.certify.probe import PROBES, TRIALS, ProbeScene, digest_of
+from kamera.certify.probe import TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import OF_PHASE, sabotages
+from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
 from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
@@ -71,7 +72,7 @@ def run_probe(
     faults = tuple(sabotages(backbone.axes))
     poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
     poll.flaw = _flaw(backbone)
-    for scene in PROBES[probe]():
+    for scene in scenes_of(probe):
         poll.shown.append(scene)
         yield from poll.add(Trials(backbone, scene, policy))
         if poll.done:

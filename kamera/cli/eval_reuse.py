@@ -82,7 +82,7 @@ def run(
     ] = None,
 ) -> None:
     """Ask every item behind every trace under every arm, and score the answers."""
-    from kamera.eval.adapter import arms_of
+    from kamera.eval.arms import arms_of
     from kamera.eval.reuse import arms_named, load, run_benchmark, score_submission
 
     names = [name.strip() for name in arms.split(",")]

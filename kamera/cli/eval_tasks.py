@@ -80,8 +80,7 @@ class TaskRun:
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
-        from kamera.eval.adapter import arms_of
-        from kamera.eval.arms import arms_named
+        from kamera.eval.arms import arms_named, arms_of
         from kamera.eval.tasks.plots import check_plots
         from kamera.eval.tasks.registry import make_task
         from kamera.eval.tasks.run import run_task

@@ -98,10 +98,19 @@ class Loading:
     dtype: Precision = Dtype.auto
 
     def load(self, model: str, *, show_progress: bool) -> Backbone:
-        """As `load_backbone`."""
-        from kamera.cli.models import load_backbone
+        """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
-        return load_backbone(model, self.device, self.dtype, show_progress=show_progress)
+        Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
+        """
+        from kamera.engines.hf import Backbone, hide_progress
+
+        if not show_progress:
+            hide_progress()
+        if model == "testbed" and not Path(model).exists():
+            from kamera import testbed
+
+            model = str(testbed.weights_dir())
+        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype.value)
 
 
 @dataclass(frozen=True)

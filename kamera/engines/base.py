@@ -204,11 +204,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def token_count(self) -> int:
-        """Number of token ids: valid ones are below it."""
-        ...
-
-    @property
     def vision_tokens(self) -> tuple[int, ...]:
         """Ids of the tokens that picture features replace."""
         ...

@@ -9,17 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from kamera.content import Chunk
-
-if TYPE_CHECKING:
-    from kamera.eval.desk import Desk
 
 Parts = Sequence[Mapping[str, Any]]
 """Chat content: items of type text, image or video."""
@@ -93,27 +89,3 @@ class Adapter(Protocol):
     def ask(self, query: ArmQuestion) -> Reply:
         """Answer behind the window, which stays as it is."""
         ...
-
-
-Maker = Callable[["Desk"], Adapter]
-"""A new adapter on a desk (`kamera.eval.desk.Desk`: the model, its system prompt, encodings so far)."""
-
-
-def arms_of(modules: Sequence[str]) -> dict[str, Maker]:
-    """The arms of modules given by name: each has ``ARMS``, a mapping of names to `Maker`.
-
-    Raises ValueError for a module that cannot be imported, has no ``ARMS``, or repeats a name.
-    """
-    found: dict[str, Maker] = {}
-    for name in modules:
-        try:
-            module = import_module(name)
-        except ImportError as error:
-            raise ValueError(f"arm module {name!r} cannot be imported: {error}") from None
-        arms = getattr(module, "ARMS", None)
-        if not isinstance(arms, Mapping):
-            raise ValueError(f"arm module {name!r} has no ARMS: give a mapping of arm names to makers")
-        if twice := sorted(found.keys() & arms.keys()):
-            raise ValueError(f"arm {twice[0]!r} of module {name!r} is another module's too: rename it")
-        found |= arms
-    return found

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from kamera.eval.adapter import Adapter, ArmQuestion, Maker, Reply, Unit
-from kamera.eval.arms import NATIVE
+from kamera.eval.adapter import Adapter, ArmQuestion, Reply, Unit
+from kamera.eval.arms import NATIVE, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
 

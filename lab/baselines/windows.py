@@ -25,8 +25,8 @@ from functools import partial
 import torch
 
 from kamera.engines import Span
-from kamera.eval.adapter import Maker, Unit
-from kamera.eval.arms import Blind, Exact
+from kamera.eval.adapter import Unit
+from kamera.eval.arms import Blind, Exact, Maker
 from kamera.eval.desk import Desk, PlacedKV, Placing
 from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE

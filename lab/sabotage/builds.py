@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kamera.certify import run
-from kamera.certify.probe import PROBES
 from kamera.certify.sabotage import THETA, Fault, Material, sabotages
+from kamera.certify.scenes import scenes_of
 from kamera.certify.trials import Trials
 from kamera.engines.hf import Backbone
 from kamera.engines.hf.live import LiveCache
@@ -182,7 +182,7 @@ def _anothers_patches() -> AbstractContextManager[None]:
 def _stale_patches(backbone: Backbone) -> AbstractContextManager[None]:
     """A look-up that returns what was formed behind antecedents that have left since."""
     stale: dict[str, Patch] = {}
-    for scene in itertools.islice(PROBES["world"](), SCENES):
+    for scene in itertools.islice(scenes_of("world"), SCENES):
         stale |= Trials(backbone, scene, ReusePolicy(certified=False, forms="always", audit=0.0)).stale
     look_up = Former.patch
 

@@ -18,8 +18,7 @@ import torch
 
 from kamera import Backbone, testbed
 from kamera.certify import bootstrap, kl
-from kamera.eval.adapter import Maker
-from kamera.eval.arms import Blind
+from kamera.eval.arms import Blind, Maker
 from kamera.eval.desk import Desk
 from kamera.patches import Anchor
 from lab.baselines.windows import ARMS

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kamera.content import Chunk
-from kamera.eval.adapter import Maker, Unit
+from kamera.eval.adapter import Unit
+from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk, Placing
 
 

@@ -13,8 +13,9 @@ from kamera.certify import TRIALS, certify, pages, run_probe
 from kamera.certify import probe as probe_module
 from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
-from kamera.certify.probe import PER_TRIAL, PROBE_SEED, PROBES, READER, Order, Query, digest_of
+from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, digest_of
 from kamera.certify.sabotage import SABOTAGES
+from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
@@ -129,7 +130,7 @@ def test_what_cannot_be_asked_is_refused_by_name(untrained):
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_probe_is_the_same_every_time_and_all_of_it_counts(probe):
-    first, second = (list(itertools.islice(PROBES[probe](), 2)) for _ in range(2))
+    first, second = (list(itertools.islice(scenes_of(probe), 2)) for _ in range(2))
     assert digest_of(probe, first) == digest_of(probe, second)
     assert digest_of(probe, first) != digest_of(probe, first[:1])
     assert digest_of(probe, first) != digest_of("another", first)
@@ -144,7 +145,7 @@ def test_a_probe_is_the_same_every_time_and_all_of_it_counts(probe):
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_half_of_the_questions_turn_on_order_or_on_what_left(probe):
-    for scene in itertools.islice(PROBES[probe](), 4):
+    for scene in itertools.islice(scenes_of(probe), 4):
         assert len(scene.contents) == 5
         for guarantee, queries in scene.queries.items():
             assert len(queries) % 2 == 0, "hard ones and plain ones by turns"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ReusePolicy, testbed
-from kamera.certify import certify, probe, run
+from kamera.certify import certify, probe, run, scenes
 from kamera.certify.kv import KVComparison
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
@@ -33,8 +33,8 @@ def certified(backbone: Backbone, items: int = 20 * SCENES):
 
 
 def trials(backbone: Backbone, scene: int = 0) -> Trials:
-    scenes = itertools.islice(probe.PROBES["world"](), scene, None)
-    return Trials(backbone, next(scenes), ReusePolicy(certified=False, forms="always"))
+    (shown,) = itertools.islice(scenes.scenes_of("world"), scene, scene + 1)
+    return Trials(backbone, shown, ReusePolicy(certified=False, forms="always"))
 
 
 def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch):
@@ -122,13 +122,13 @@ def test_of_two_comparisons_the_worse_holds():
 
 
 def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_probe(trained, monkeypatch):
-    draw = probe.PROBES["world"]
+    draw = scenes.PROBES["world"]
 
-    def silent_at_first():
-        for number, scene in enumerate(draw()):
-            yield scene if number else replace(scene, queries={**scene.queries, "orbit": ()})
+    def silent_at_first(seed, index):
+        scene = draw(seed, index)
+        return scene if index else replace(scene, queries={**scene.queries, "orbit": ()})
 
-    monkeypatch.setitem(probe.PROBES, "world", silent_at_first)
+    monkeypatch.setitem(scenes.PROBES, "world", silent_at_first)
     with builds(trained)["patch scaled, in the kernels"]():
         made = certify(trained, probe="world", items=120, guarantees=["orbit"])
     assert made.findings["orbit"].n > 0

@@ -97,7 +97,7 @@ def test_a_model_that_turns_keys_otherwise_far_away_is_refused(capsys, monkeypat
     rotary.forward = lambda x, position_ids: plain(
         x, torch.where(position_ids > 600, position_ids + position_ids % 7, position_ids)
     )
-    monkeypatch.setattr("kamera.cli.models.load_backbone", lambda *a, **k: Backbone(model))
+    monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *a, **k: Backbone(model))
     done = kamera(capsys, "doctor", "bent", "--format", "json")
     assert done.code == 1
     assert done.document["supported"] is False

@@ -103,10 +103,8 @@ def test_a_session_answers_by_the_plain_model_and_says_why():
 
 
 def test_doctor_refuses_it_with_the_reason(capsys, monkeypatch):
-    from kamera.cli import models
-
     backbone = Backbone(int8(tiny.build("llava")))
-    monkeypatch.setattr(models, "load_backbone", lambda *_, **__: backbone)
+    monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *_, **__: backbone)
     done = kamera(capsys, "doctor", "any", "--format", "json")
     assert done.code == 1
     assert done.document["reason"] == backbone.no_reuse

@@ -74,12 +74,12 @@ def call(backbone: Backbone, chunk) -> list[torch.Tensor]:
     """What a request runs: an encode, a prefill, a question, rows of questions."""
     encoded = backbone.encode(chunk)
     places = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
-    kv, cache = backbone.run(encoded, places)
+    kv, _ = backbone.run(encoded, places)
     kept = [t.clone() for layer in kv for t in layer.values()]
     ids = samples.text_ids(3, 5)
     behind = torch.arange(3).expand(backbone.axes, -1) + int(places.max()) + 1
-    kept.append(backbone.forward(ids, behind, backbone.share(cache)))
-    return [*kept, backbone.forward_batch(torch.stack([ids, ids + 1]), behind, backbone.share(cache))]
+    kept.append(backbone.forward(ids, behind, backbone.cache([kv])))
+    return [*kept, backbone.forward_batch(torch.stack([ids, ids + 1]), behind, backbone.cache([kv]))]
 
 
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))

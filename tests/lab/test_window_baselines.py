@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kamera import Backbone, testbed
-from kamera.eval.adapter import ArmQuestion, Unit, arms_of
+from kamera.eval.adapter import ArmQuestion, Unit
+from kamera.eval.arms import arms_of
 from kamera.eval.desk import Desk
 from kamera.eval.reuse import arms_named
 from kamera.ops import relocate_kv

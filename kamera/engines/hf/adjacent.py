@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 
 from kamera.content import Encoded
+from kamera.engines.hf.model import Model
 from kamera.ops import KV, kv_copy, kv_slice
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 _SEEN = "visual_pos_masks"  # bool [1, tokens]: True for the tokens that picture features replace
 _FLAT = "deepstack_visual_embeds"  # one tensor for each of several layers, [vision tokens, width]
 
 
-def joined(backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
     """Spans that follow each other as one; None if the decoder cannot take them in one call.
 
     ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
@@ -28,10 +25,10 @@ def joined(backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[tor
     ids = torch.cat([span.input_ids for span in spans])
     if not any(span.tensors for span in spans):
         return Encoded(ids, {}, {})
-    if backbone.masks_by_type:
+    if model.masks_by_type:
         return None
     rows = [
-        dict(span.tensors) if span.tensors else backbone.text_tensors(span, places)
+        dict(span.tensors) if span.tensors else model.text_tensors(span, places)
         for span, places in zip(spans, positions, strict=True)
     ]
     names = dict.fromkeys(name for row in rows for name in row)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import StopStringCriteria
@@ -18,19 +18,17 @@ from transformers.generation.configuration_utils import GenerationMode
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
+from kamera.engines.hf.model import Model
+from kamera.engines.hf.steps import Row
 from kamera.engines.values import Answer
 from kamera.errors import NonFiniteKV
 from kamera.ops import KV, check_finite, kv_copy
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
-    from kamera.engines.hf.steps import Row
 
 _ONE_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def answer(
-    backbone: Backbone,
+    model: Model,
     row: Row,
     ids: torch.Tensor,
     positions: torch.Tensor,
@@ -42,25 +40,25 @@ def answer(
 
     Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
     """
-    start, alone = model_cache.cache_length(past), _makes_one_row(backbone.model, sampling)
+    start, alone = model_cache.cache_length(past), _makes_one_row(model.model, sampling)
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
-    whole = joined(backbone, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
+    whole = joined(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
     kvs: tuple[KV, ...] = ()
     if whole is None:
-        kvs = _one_by_one(backbone, spans, parts, past, keeps=not alone)
-    watch = _FirstLogits(backbone, past, stop if whole is None else start, stop)
+        kvs = _one_by_one(model, spans, parts, past, keeps=not alone)
+    watch = _FirstLogits(model, past, stop if whole is None else start, stop)
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     if not alone:
-        tokens = backbone.generate(ids, positions, past, **options)
+        tokens = model.generate(ids, positions, past, **options)
         return Answer(tokens, kvs, None, len(spans), watch.time)
-    loop = _Decoding(backbone, row, positions, past, whole, sampling.get("streamer"))
-    with nullcontext() if backbone.quiet else backbone.alone():
-        tokens = backbone.generate(
-            ids, positions, past, custom_generate=loop.tokens, **_without_tokenizer(backbone.model, options)
+    loop = _Decoding(model, row, positions, past, whole, sampling.get("streamer"))
+    with nullcontext() if model.quiet else model.alone():
+        tokens = model.generate(
+            ids, positions, past, custom_generate=loop.tokens, **_without_tokenizer(model.model, options)
         )
-    tail = kv_copy(model_cache.read(past, backbone.layout, backbone.groups, stop))
+    tail = kv_copy(model_cache.read(past, model.layout, model.groups, stop))
     return Answer(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
@@ -69,14 +67,14 @@ class _Decoding:
 
     def __init__(
         self,
-        backbone: Backbone,
+        model: Model,
         row: Row,
         positions: torch.Tensor,
         past: model_cache.ModelCache,
         coming: Encoded | None,
         streamer: Any,
     ) -> None:
-        self._backbone, self._row, self._past, self._coming = backbone, row, past, coming
+        self._model, self._row, self._past, self._coming = model, row, past, coming
         self._positions, self._streamer = positions, streamer
 
     def tokens(
@@ -92,7 +90,7 @@ class _Decoding:
         streamer = self._streamer  # ``generate`` hands it to its own decoding methods alone
         start = model_cache.cache_length(self._past)
         places = self._positions[:, start:]
-        logits = self._backbone.next_logits(
+        logits = self._model.next_logits(
             input_ids[:, start:], places[:, None], self._past, coming=self._coming
         )
         places = places[:, -1:]
@@ -119,17 +117,18 @@ class _Decoding:
 class _FirstLogits:
     """A logits processor that changes nothing: at its first call it notes the time and checks spans' KV."""
 
-    def __init__(self, backbone: Backbone, past: model_cache.ModelCache, start: int, stop: int) -> None:
+    def __init__(self, model: Model, past: model_cache.ModelCache, start: int, stop: int) -> None:
         self.time = 0.0
-        self._backbone, self._past, self._start, self._stop = backbone, past, start, stop
+        self._model, self._past, self._start, self._stop = model, past, start, stop
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are. Raises NonFiniteKV."""
         if not self.time:
             if self._stop > self._start:
-                backbone = self._backbone
-                ran = model_cache.read(self._past, backbone.layout, backbone.groups, self._start, self._stop)
-                check_finite(ran)
+                model = self._model
+                check_finite(
+                    model_cache.read(self._past, model.layout, model.groups, self._start, self._stop)
+                )
             self.time = time.perf_counter()
         return scores
 
@@ -173,7 +172,7 @@ def _sound(kv: KV) -> KV | None:
 
 
 def _one_by_one(
-    backbone: Backbone,
+    model: Model,
     spans: Sequence[Encoded],
     positions: Sequence[torch.Tensor],
     past: model_cache.ModelCache,
@@ -182,6 +181,6 @@ def _one_by_one(
     """Run spans, each of which extends ``past``; copies of their KV if it ``keeps`` them."""
     kvs: list[KV] = []
     for span, places in zip(spans, positions, strict=False):
-        kv, _ = backbone.run(span, places, past)
+        kv, _ = model.run(span, places, past)
         kvs += [kv_copy(kv)] if keeps else []
     return tuple(kvs)

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from kamera.content import Chunk, Content, Encoded, Seams, Spoken
+from kamera.content import Chunk, Encoded, Seams, Spoken
 from kamera.engines.base import LiveKV, Sampling
 from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch, whole
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf import encode as encoding
-from kamera.engines.hf import positions as positioning
 from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.describe import Description, describe
@@ -31,8 +29,8 @@ from kamera.engines.hf.sampling import check_options
 from kamera.engines.hf.steps import Steps
 from kamera.engines.touching import refuse_touching
 from kamera.engines.values import Answer, Named, Probe
-from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
-from kamera.ops import KV, check_encoding, kv_bytes
+from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
+from kamera.ops import KV, kv_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -104,16 +102,6 @@ class Backbone(Model):
     # -- identity ------------------------------------------------------------------------------
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV.
-
-        Each access checks the model, and takes a new digest if a weight was replaced or written, a setting
-        of a module, config or processor changed, a hook added, or autocast switched on in this thread.
-        Raises ComputationChanged if the rotary facts differ from those at construction.
-        """
-        return self.identity.fingerprint()
-
-    @property
     def vision_fingerprint(self) -> str:
         """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
         return self.identity.vision()
@@ -144,7 +132,7 @@ class Backbone(Model):
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
-        return describe(self, self._like, self._devices)
+        return describe(self, self._devices, self.serial_decode)
 
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
@@ -152,20 +140,9 @@ class Backbone(Model):
     @property
     def tolerance(self) -> float:
         """Largest distance of a model's answers to the probe on two machines, as a share of their norm."""
-        return tolerance(self, self.dtype)
+        return tolerance(self)
 
     # -- content -------------------------------------------------------------------------------
-
-    def chunk(self, content: Content) -> Chunk:
-        """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
-
-        A string that is a picture's or video's path, or looks like one, is opened or refused, never taken for
-        text; text items (``{"type": "text", "text": …}``) and messages are text whatever they spell.
-        A list of pictures is a clip; on a processor without a video processor its frames become
-        pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
-        ProcessorRequired.
-        """
-        return self.builder.from_content(content, self.fingerprint)
 
     def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
         """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …)."""
@@ -175,11 +152,6 @@ class Backbone(Model):
     def accepted(self) -> tuple[str, ...]:
         """As `Engine.accepted`."""
         return tuple(self.builder.accepted)
-
-    @property
-    def token_count(self) -> int:
-        """As `Engine.token_count`."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def vision_tokens(self) -> tuple[int, ...]:
@@ -213,14 +185,6 @@ class Backbone(Model):
 
     # -- positions -----------------------------------------------------------------------------
 
-    def positions(
-        self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
-    ) -> torch.Tensor:
-        """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
-        joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
-        sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
-        return positioning.model_positions(self.model, self.axes, sequence, joined)
-
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
         """As `Engine.extents`; each chunk is tested once."""
         if self.masks_by_type:
@@ -233,26 +197,6 @@ class Backbone(Model):
     def live(self, *, holds: bool = False) -> LiveCache:
         """A live cache of this model that shows nothing yet; ``holds`` as in `Engine.live`."""
         return LiveCache(self, holds)
-
-    def encode(self, chunk: Chunk) -> Encoded:
-        """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
-        if chunk.fingerprint != self.fingerprint:
-            raise IncompatibleChunk(
-                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
-                f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
-            )
-        try:
-            positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
-        except (StopIteration, IndexError, RuntimeError, TypeError) as error:
-            # raised by get_rope_index for more or fewer pictures than grids
-            raise IncompatibleChunk(
-                f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
-                f"the grids in {sorted(chunk.inputs)} do not belong together"
-            ) from error
-        with torch.no_grad(), self.alone():
-            encoded = encoding.encode(self.model, self._door, chunk, positions)
-        check_encoding(encoded.tensors, chunk.id)
-        return encoded
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
         """As `Engine.prefill`."""

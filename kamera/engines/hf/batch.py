@@ -8,7 +8,7 @@ the machine's matrix kernels, which are chosen by shape. A caller that needs equ
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,22 +16,20 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
+from kamera.engines.hf.model import Model
 from kamera.ops import KV, check_finite
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 _FLAT = "deepstack_visual_embeds"  # [vision tokens, width], in the order of the rows' vision tokens
 
 
-def form(backbone: Backbone, span: Encoded) -> Hashable | None:
+def form(model: Model, span: Encoded) -> Hashable | None:
     """A key, equal for spans that may share a forward: same tensors of same shapes. None for others.
 
     Three kinds run alone: spans whose mask the outer model makes, those with an argument that is not one
     row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
     arithmetic, depends on the other rows.
     """
-    if has_experts(backbone.decoder) or (backbone.masks_by_type and span.tensors):
+    if has_experts(model.decoder) or (model.masks_by_type and span.tensors):
         return None
     if any(t.dim() < 2 or (t.shape[0] != 1 and not _flat(n)) for n, t in span.tensors.items()):
         return None
@@ -45,27 +43,25 @@ def has_experts(decoder: nn.Module) -> bool:
 
 
 def prefill(
-    backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
 ) -> tuple[KV, ...]:
     """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one batch.
 
     Raises ValueError for spans that do not share a `form`, NonFiniteKV.
     """
-    if not spans or len({form(backbone, span) for span in spans}) > 1 or form(backbone, spans[0]) is None:
+    if not spans or len({form(model, span) for span in spans}) > 1 or form(model, spans[0]) is None:
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
     for places in positions:
-        backbone.check_positions(places)
-    cache = model_cache.spread(backbone.cache([past]), len(spans))
+        model.check_positions(places)
+    cache = model_cache.spread(model.cache([past]), len(spans))
     start = model_cache.cache_length(cache)
-    rows = [encoding.decoder_arguments(span, backbone.device) for span in spans]
+    rows = [encoding.decoder_arguments(span, model.device) for span in spans]
     arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
-    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
-        backbone.device
-    )
-    with torch.no_grad(), backbone.alone():
-        backbone.decoder(**arguments, past_key_values=cache, use_cache=True)
+    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(model.device)
+    with torch.no_grad(), model.alone():
+        model.decoder(**arguments, past_key_values=cache, use_cache=True)
     rows_kv = tuple(
-        model_cache.read(cache, backbone.layout, backbone.groups, start, row=i) for i in range(len(spans))
+        model_cache.read(cache, model.layout, model.groups, start, row=i) for i in range(len(spans))
     )
     for kv in rows_kv:
         check_finite(kv)

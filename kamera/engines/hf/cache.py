@@ -201,13 +201,6 @@ class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
         return self.indexer_keys
 
 
-def share(cache: ModelCache, config: Any, layout: Layout, groups: Groups) -> ModelCache:
-    """A second cache of the same tokens: appending to it does not change ``cache``."""
-    if cache_length(cache) == 0:  # planned layers hold no tensors yet
-        return new_cache(config)
-    return build(config, layout, read(cache, layout, groups))
-
-
 def repeat(cache: ModelCache, times: int) -> ModelCache:
     """The cache with its batch repeated ``times`` (beam search, several return sequences)."""
     if times > 1 and cache_length(cache):

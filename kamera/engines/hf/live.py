@@ -16,17 +16,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kamera.engines.base import Span, Written
 from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.room import Room, RoomKV
 from kamera.engines.moves import Move, Stand, moves
 from kamera.ops import KV, Blocks, kv_slice
 from kamera.ops.kernels import serve
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.model import Model, ModelCache
 
 SLACK = 1024
 """Least number of free tokens behind the spans: for a question and its answer, or the next chunks."""
@@ -203,7 +201,7 @@ class LiveCache:
         """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
         kept = sum([span.length for span, move in zip(wanted, made, strict=True) if not move.writes])
         return 2 * kept >= sum([span.length for span in wanted]) or all(
-            [other is self or other._shown is not room.standing for other in room.holders]
+            [other is self or other.shown is not room.standing for other in room.holders]
         )
 
     def _write(

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from kamera.content import ChunkBuilder, Encoded
+from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
+from kamera.engines.hf import positions as positioning
 from kamera.engines.hf import probe
 from kamera.engines.hf.identity import Identity
 from kamera.engines.hf.meter import Meter, Work
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
 from kamera.engines.values import PositionLimits
+from kamera.errors import IncompatibleChunk
 from kamera.ops import (
     KV,
     Blocks,
     CodedKV,
     Groups,
     Layout,
+    check_encoding,
     check_finite,
     kv_concat,
     kv_tensors,
@@ -116,6 +119,62 @@ class Model:
         """Raise NotRelocatable for positions at which this model rotates keys differently."""
         if positions.numel():
             self.limits.check(int(positions.max()))
+
+    @property
+    def token_count(self) -> int:
+        """Number of token ids: valid ones are below it."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all that decides a chunk's KV.
+
+        Each access checks the model, and takes a new digest if a weight was replaced or written, a setting
+        of a module, config or processor changed, a hook added, or autocast switched on in this thread.
+        Raises ComputationChanged if the rotary facts differ from those at construction.
+        """
+        return self.identity.fingerprint()
+
+    # -- content -------------------------------------------------------------------------------
+
+    def chunk(self, content: Content) -> Chunk:
+        """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
+
+        A string that is a picture's or video's path, or looks like one, is opened or refused, never taken for
+        text; text items (``{"type": "text", "text": …}``) and messages are text whatever they spell.
+        A list of pictures is a clip; on a processor without a video processor its frames become
+        pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
+        ProcessorRequired.
+        """
+        return self.builder.from_content(content, self.fingerprint)
+
+    def positions(
+        self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> torch.Tensor:
+        """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
+        joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
+        sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
+        return positioning.model_positions(self.model, self.axes, sequence, joined)
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
+        if chunk.fingerprint != self.fingerprint:
+            raise IncompatibleChunk(
+                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
+                f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
+            )
+        try:
+            positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
+        except (StopIteration, IndexError, RuntimeError, TypeError) as error:
+            # raised by get_rope_index for more or fewer pictures than grids
+            raise IncompatibleChunk(
+                f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
+                f"the grids in {sorted(chunk.inputs)} do not belong together"
+            ) from error
+        with torch.no_grad(), self.alone():
+            encoded = encoding.encode(self.model, self._door, chunk, positions)
+        check_encoding(encoded.tensors, chunk.id)
+        return encoded
 
     # -- forwards ------------------------------------------------------------------------------
 
@@ -217,10 +276,6 @@ class Model:
         kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
         return model_cache.build(self.model.config, self.layout, kv)
 
-    def share(self, cache: ModelCache) -> ModelCache:
-        """A cache over the same tensors; appending to it does not change ``cache``."""
-        return model_cache.share(cache, self.model.config, self.layout, self.groups)
-
     def room(self, tokens: int) -> KV:
         """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
         return Blocks(
@@ -314,7 +369,5 @@ class Model:
             self.decoder(**arguments)
         return cache
 
-    def _probe_tokens(self, count: int = 8) -> Encoded:
-        size = self.model.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(count) * 7919 + 11) % size
-        return Encoded(ids, {}, {})
+    def _probe_tokens(self) -> Encoded:
+        return Encoded((torch.arange(8) * 7919 + 11) % self.token_count, {}, {})

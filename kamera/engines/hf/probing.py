@@ -5,7 +5,7 @@ It detects changes that no digest can: a kernel that computes wrongly, a write t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,12 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
+from kamera.engines.hf.batch import has_experts
 from kamera.engines.hf.meter import as_probe
+from kamera.engines.hf.model import Model
 from kamera.engines.values import FEATURES, Answers
 from kamera.errors import ComputationChanged, KameraError
 from kamera.store import answers_apart
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 _LOGITS = 16
 _TOKENS = 12
@@ -29,10 +28,10 @@ _STEADY = 0.02
 
 
 class Prober:
-    """Asks a backbone the probe; its own first answers under a fingerprint are what later ones must equal."""
+    """Asks a model the probe; its own first answers under a fingerprint are what later ones must equal."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._first: dict[str, Answers] = {}
         self._picture: tuple[str, Chunk] | None = None
 
@@ -42,15 +41,15 @@ class Prober:
         If they are others than the first ones, the tensors are digested again, since a write may have missed
         the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
         """
-        backbone = self._backbone
-        fingerprint = backbone.fingerprint
+        model = self._model
+        fingerprint = model.fingerprint
         now = as_probe(self._asked)  # as later work it gives way, so it holds nothing that a call waits for
-        if backbone.fingerprint != fingerprint:
+        if model.fingerprint != fingerprint:
             return self.answers()  # the model was changed meanwhile
         apart = self._apart(fingerprint, now)
         if apart is not None:
-            backbone.identity.digest_anew()
-            if backbone.fingerprint == fingerprint:
+            model.identity.digest_anew()
+            if model.fingerprint == fingerprint:
                 raise ComputationChanged(apart)
             return self.answers()
         return self._first.setdefault(fingerprint, now)
@@ -58,7 +57,7 @@ class Prober:
     def _apart(self, fingerprint: str, now: Answers) -> str | None:
         """How answers differ from the first ones under a fingerprint; None if they do not."""
         first = self._first.get(fingerprint, {})
-        limit = tolerance(self._backbone, self._backbone.dtype) * _STEADY
+        limit = tolerance(self._model) * _STEADY
         for name in sorted(first.keys() & now.keys()):
             apart = answers_apart(first[name], now[name])
             if not apart <= limit:
@@ -70,44 +69,41 @@ class Prober:
         return None
 
     def _asked(self) -> Answers:
-        backbone = self._backbone
-        size = backbone.model.get_input_embeddings().weight.shape[0]
-        special = {*backbone.builder.vision_tokens, *_marks(backbone.model.config)}
-        ids = (torch.arange(_TOKENS) * 7919 + 3) % size
+        model = self._model
+        special = {*model.builder.vision_tokens, *_marks(model.model.config)}
+        ids = (torch.arange(_TOKENS) * 7919 + 3) % model.token_count
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
         shown = self._shown()
         if shown is None:
-            return {"text": _answer(backbone, Encoded(ids[:-2], {}, {}), ids[-2:])}
+            return {"text": _answer(model, Encoded(ids[:-2], {}, {}), ids[-2:])}
         features = [t.float().cpu().reshape(-1) for _, t in sorted(shown.tensors.items())]
-        told = {"picture": _answer(backbone, shown, ids)}
+        told = {"picture": _answer(model, shown, ids)}
         return told | ({FEATURES: _few(torch.cat(features))} if features else {})
 
     def _shown(self) -> Encoded | None:
         """A colourful square, encoded; None if the model cannot be shown one."""
-        backbone = self._backbone
-        prompt = backbone.builder.format
-        if prompt is None or not (prompt.takes_images and backbone.builder.takes_pixels):
+        model = self._model
+        prompt = model.builder.format
+        if prompt is None or not (prompt.takes_images and model.builder.takes_pixels):
             return None
         try:
-            if self._picture is None or self._picture[0] != backbone.fingerprint:
+            if self._picture is None or self._picture[0] != model.fingerprint:
                 ramp = np.arange(_SIDE * _SIDE * 3, dtype=np.uint64) * 2654435761 % 251
                 picture = Image.fromarray(ramp.astype(np.uint8).reshape(_SIDE, _SIDE, 3))
-                self._picture = (backbone.fingerprint, backbone.chunk(picture))
-            return backbone.encode(self._picture[1])
+                self._picture = (model.fingerprint, model.chunk(picture))
+            return model.encode(self._picture[1])
         except (KameraError, ValueError):  # a processor that wants other pictures
             return None
 
 
-def tolerance(backbone: Backbone, dtype: torch.dtype) -> float:
+def tolerance(model: Model) -> float:
     """Largest difference between runs of one model on two machines, as a share of the logits' norm.
 
     Half precision rounds at 2^-8, and a router that flips sends a token to another expert.
     """
-    from kamera.engines.hf.batch import has_experts
-
-    if dtype in (torch.float32, torch.float64):
+    if model.dtype in (torch.float32, torch.float64):
         return 5e-3
-    return 0.5 if has_experts(backbone.decoder) else 0.1
+    return 0.5 if has_experts(model.decoder) else 0.1
 
 
 def _marks(config: Any) -> set[int]:
@@ -117,12 +113,12 @@ def _marks(config: Any) -> set[int]:
     return own.union(*(_marks(part) for part in told.values() if isinstance(part, PreTrainedConfig)))
 
 
-def _answer(backbone: Backbone, span: Encoded, question: torch.Tensor) -> list[float]:
+def _answer(model: Model, span: Encoded, question: torch.Tensor) -> list[float]:
     """A few logits after a span and a question, in a forward each."""
     ids, inputs = [span.input_ids, question], [span.position_inputs, {}]
-    places, length = backbone.positions(ids, inputs), span.num_tokens
-    _, cache = backbone.run(span, places[:, :length], backbone.cache([]))
-    return _few(backbone.forward(question, places[:, length:], cache).float().cpu())
+    places, length = model.positions(ids, inputs), span.num_tokens
+    _, cache = model.run(span, places[:, :length], model.cache([]))
+    return _few(model.forward(question, places[:, length:], cache).float().cpu())
 
 
 def _few(values: torch.Tensor) -> list[float]:

@@ -7,20 +7,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.base import Span
+from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.meter import as_probe
+from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
 from kamera.ops import KV, Patch, apply_patch, form_patch, kv_concat, kv_map, kv_tensors
 from kamera.ops.kernels import serve
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
 SPREAD = 8.0
 """Times the difference that rounding makes between two forwards, which a layer may be off by in half
@@ -78,63 +77,63 @@ class _Off(NamedTuple):
 
 
 def prove_relocation(
-    backbone: Backbone, encoded: Encoded | None = None, offset: Sequence[int] | None = None
+    model: Model, encoded: Encoded | None = None, offset: Sequence[int] | None = None
 ) -> OperatorProof:
     """Prefill a span at two places and compare the moved KV with the one computed there.
 
     It is moved by the serving kernels: written whole, and turned in place as a slide does it.
     """
-    span = encoded or _text(backbone, 12)
-    step = tuple(offset) if offset is not None else _step(backbone, (37, 5, 11))
-    base = backbone.positions([span.input_ids], [span.position_inputs])
+    span = encoded or _text(model, 12)
+    step = tuple(offset) if offset is not None else _step(model, (37, 5, 11))
+    base = model.positions([span.input_ids], [span.position_inputs])
     moved = base + torch.tensor(step)[:, None]
     try:
-        here, _ = backbone.run(span, base)
-        there, _ = backbone.run(span, moved)
+        here, _ = model.run(span, base)
+        there, _ = model.run(span, moved)
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, step)
-    rounding = _rounding(backbone, here, there)
+    rounding = _rounding(model, here, there)
     turned = kv_map(here, torch.clone)
-    serve(turned, here, None, backbone.layout, step, phased_only=True)
-    whole = _served(backbone, here, None, step)
+    serve(turned, here, None, model.layout, step, phased_only=True)
+    whole = _served(model, here, None, step)
     return _worst((off for served in (whole, turned) for off in _compare(served, there, rounding)), step)
 
 
-def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> OperatorProof:
+def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
-    antecedent, span = _text(backbone, 10, seed=5), _text(backbone, 12)
-    step = tuple(offset) if offset is not None else _step(backbone, (23, 3, 7))
-    whole = backbone.positions([antecedent.input_ids, span.input_ids], [{}, {}])
-    alone = backbone.positions([span.input_ids], [{}])
+    antecedent, span = _text(model, 10, seed=5), _text(model, 12)
+    step = tuple(offset) if offset is not None else _step(model, (23, 3, 7))
+    whole = model.positions([antecedent.input_ids, span.input_ids], [{}, {}])
+    alone = model.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
-    canonical, _ = backbone.run(span, alone)
-    _, cache = backbone.run(antecedent, a)
-    conditioned, _ = backbone.run(span, b, cache)
+    canonical, _ = model.run(span, alone)
+    _, cache = model.run(antecedent, a)
+    conditioned, _ = model.run(span, b, cache)
     there = tuple(int(o) for o in (b - alone)[:, 0])
-    patch = form_patch(conditioned, canonical, backbone.layout, there, None).patch
+    patch = form_patch(conditioned, canonical, model.layout, there, None).patch
     # the whole sequence moved by one more step: the KV of a re-prefill there
     shift = torch.tensor(step)[:, None]
-    _, cache = backbone.run(antecedent, a + shift)
-    expected, _ = backbone.run(span, b + shift, cache)
+    _, cache = model.run(antecedent, a + shift)
+    expected, _ = model.run(span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
-    rounding = _rounding(backbone, conditioned, expected)
-    return _worst(_compare(_served(backbone, canonical, patch, onward), expected, rounding), onward)
+    rounding = _rounding(model, conditioned, expected)
+    return _worst(_compare(_served(model, canonical, patch, onward), expected, rounding), onward)
 
 
-def prove_moves(backbone: Backbone) -> OperatorProof:
+def prove_moves(model: Model) -> OperatorProof:
     """Show spans in a live cache, exchange, drop and bring them back: each is what the slow reference says.
 
     Only the last rounding may differ, in every layer and every dtype.
     """
-    layout, still = backbone.layout, (0,) * backbone.axes
-    texts = [_text(backbone, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
-    kvs = [backbone.run(text, backbone.positions([text.input_ids], [{}]))[0] for text in texts]
-    other, _ = backbone.run(texts[1], backbone.positions([texts[1].input_ids], [{}]) + 1)
+    layout, still = model.layout, (0,) * model.axes
+    texts = [_text(model, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
+    kvs = [model.run(text, model.positions([text.input_ids], [{}]))[0] for text in texts]
+    other, _ = model.run(texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
     patch = form_patch(other, kvs[1], layout, still, None).patch
-    near, far = _step(backbone, (9, 9, 9)), _step(backbone, (31, 13, 17))
+    near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
     first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
     there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
-    live = backbone.live()
+    live = LiveCache(model)
     found: list[_Off] = []
     for spans in (
         (first, there, last),
@@ -151,14 +150,14 @@ def prove_moves(backbone: Backbone) -> OperatorProof:
     return _worst(iter(found), far)
 
 
-def _served(backbone: Backbone, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
+def _served(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
     """A span written whole by the serving kernels."""
     into = kv_map(source, torch.empty_like)
-    serve(into, source, patch, backbone.layout, offset)
+    serve(into, source, patch, model.layout, offset)
     return into
 
 
-def prove_cuts(backbone: Backbone) -> OperatorProof:
+def prove_cuts(model: Model) -> OperatorProof:
     """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
 
     A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
@@ -167,21 +166,21 @@ def prove_cuts(backbone: Backbone) -> OperatorProof:
     whose later layers differ by rounding alone, is compared in its first layer. Raises NonFiniteKV for a
     model whose forward of the whole text overflows.
     """
-    span = _text(backbone, 16)
-    positions = backbone.positions([span.input_ids], [span.position_inputs])
+    span = _text(model, 16)
+    positions = model.positions([span.input_ids], [span.position_inputs])
     cuts = (0, 9, 15, 16)
-    whole, _ = backbone.run(span, positions)
+    whole, _ = model.run(span, positions)
     try:
-        cache, pieces = backbone.cache([]), []
+        cache, pieces = model.cache([]), []
         for start, stop in pairwise(cuts):
             piece = Encoded(span.input_ids[start:stop], {}, {})
-            kv, cache = backbone.run(piece, positions[:, start:stop], cache)
+            kv, cache = model.run(piece, positions[:, start:stop], cache)
             pieces.append(kv_map(kv, torch.clone))
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, cuts)
     proof = _worst(_compare(kv_concat(pieces), whole, _cut_tolerances(whole)), cuts)
-    for name, module in _linear_kinds(backbone.model):
-        apart = _apart_by_rows(backbone, module)
+    for name, module in _linear_kinds(model.model):
+        apart = _apart_by_rows(model, module)
         if not apart <= max(proof.error, _ROWS):
             proof = OperatorProof(apart, name, _ROWS, cuts)
     return proof
@@ -206,38 +205,38 @@ def without_reuse(cuts: OperatorProof, kind: str) -> str:
     )
 
 
-def without_rows(backbone: Backbone) -> str:
-    """Why answers of a backbone are decoded one after another; "" if they may be rows of one forward.
+def without_rows(model: Model) -> str:
+    """Why answers of a model are decoded one after another; "" if they may be rows of one forward.
 
     Two texts of unlike length go on by a token each, alone and side by side.
     """
-    kind = type(backbone.model).__name__
-    if not backbone.quiet:
+    kind = type(model.model).__name__
+    if not model.quiet:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
         )
-    return as_probe(lambda: _rows_apart(backbone, kind))
+    return as_probe(lambda: _rows_apart(model, kind))
 
 
-def _rows_apart(backbone: Backbone, kind: str) -> str:
-    texts = [_text(backbone, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
-    positions = [backbone.positions([text.input_ids], [{}]) for text in texts]
+def _rows_apart(model: Model, kind: str) -> str:
+    texts = [_text(model, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
+    positions = [model.positions([text.input_ids], [{}]) for text in texts]
     ids = torch.stack([text.input_ids[-1:] for text in texts])
     last = torch.stack([places[:, -1:] for places in positions], dim=1)
 
     def pasts() -> list[Any]:
         before = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
-        return [backbone.run(b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
+        return [model.run(b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
 
     try:
         alone = [
-            backbone.next_logits(ids[i : i + 1], last[:, i : i + 1], past) for i, past in enumerate(pasts())
+            model.next_logits(ids[i : i + 1], last[:, i : i + 1], past) for i, past in enumerate(pasts())
         ]
-        together = backbone.next_logits(ids, last, *pasts())
+        together = model.next_logits(ids, last, *pasts())
     except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
         return f"this {kind} takes no rows of unlike length: {first_line(error)}"
     off = max(_relative(t, a[0]) for t, a in zip(together, alone, strict=True))
-    most = 1e-4 if backbone.dtype in (torch.float32, torch.float64) else _ROWS_HALF
+    most = 1e-4 if model.dtype in (torch.float32, torch.float64) else _ROWS_HALF
     if off <= most:
         return ""
     return (
@@ -256,16 +255,16 @@ def _linear_kinds(model: nn.Module) -> list[tuple[str, Any]]:
     return list(kinds.values())
 
 
-def _apart_by_rows(backbone: Backbone, module: Any) -> float:
+def _apart_by_rows(model: Model, module: Any) -> float:
     """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
     weight = getattr(module, "weight", None)
     weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
-    device = backbone.device if weight is None else weight.device
-    dtype = backbone.dtype if weight is None else weight.dtype
+    device = model.device if weight is None else weight.device
+    dtype = model.dtype if weight is None else weight.dtype
     steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
     try:
-        with torch.no_grad(), backbone.alone():
+        with torch.no_grad(), model.alone():
             together = module.forward(rows)
             alone = [module.forward(row[None])[0] for row in rows]
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
@@ -276,16 +275,16 @@ def _apart_by_rows(backbone: Backbone, module: Any) -> float:
     return float(max(errors))
 
 
-def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
+def _step(model: Model, wanted: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
-    room = wanted[0] if backbone.limits.below is None else max(1, backbone.limits.below - 24)
-    return tuple(min(w, room) for w in wanted[: backbone.axes])
+    room = wanted[0] if model.limits.below is None else max(1, model.limits.below - 24)
+    return tuple(min(w, room) for w in wanted[: model.axes])
 
 
-def _rounding(backbone: Backbone, one: KV, other: KV) -> Sequence[float]:
+def _rounding(model: Model, one: KV, other: KV) -> Sequence[float]:
     """By layer, the tolerance for two forwards of the same tokens."""
     found = []
-    for layer, again, spec in zip(one, other, backbone.layout, strict=True):
+    for layer, again, spec in zip(one, other, model.layout, strict=True):
         dtype = next((t.dtype for t in layer.values()), torch.float32)
         if dtype in (torch.float32, torch.float64):
             found.append(1e-4)
@@ -322,9 +321,7 @@ def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> OperatorProof:
     return OperatorProof(worst.error, worst.where, worst.tolerance, offset)
 
 
-def _text(backbone: Backbone, count: int, seed: int = 11) -> Encoded:
-    size = backbone.model.get_input_embeddings().weight.shape[0]
-    ids = (torch.arange(count) * 7919 + seed) % size
-    media = {backbone.builder.image_token, backbone.builder.video_token}
-    ids = torch.tensor([0 if int(i) in media else int(i) for i in ids])
+def _text(model: Model, count: int, seed: int = 11) -> Encoded:
+    ids = (torch.arange(count) * 7919 + seed) % model.token_count
+    ids = torch.tensor([0 if int(i) in model.builder.vision_tokens else int(i) for i in ids])
     return Encoded(ids, {}, {})

@@ -11,16 +11,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kamera import forks
-from kamera.engines.base import Span
+from kamera.engines.base import LiveKV, Span
 from kamera.ops import KV, NO_KV, Blocks, kv_copy, kv_slice
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.live import LiveCache
 
 
 class Room:
@@ -37,7 +34,7 @@ class Room:
         self.readers = 0  # while there are any, no span in the room is overwritten
         self.lock = forks.Lock()
         self.tail = threading.Lock()  # held to write behind the last token
-        self.holders: weakref.WeakSet[LiveCache] = weakref.WeakSet()
+        self.holders: weakref.WeakSet[LiveKV] = weakref.WeakSet()
         self.only_here: weakref.WeakSet[RoomKV] = weakref.WeakSet()
 
     @property

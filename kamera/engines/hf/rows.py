@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kamera.content import Encoded
 from kamera.engines.hf.hooks import hooked, on_entry
+from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
 
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
-
-def refuse_unmaskable(backbone: Backbone, encoded: Encoded) -> None:
+def refuse_unmaskable(model: Model, encoded: Encoded) -> None:
     """Raise UnsupportedBackbone if a token cannot be run apart from the tokens after it."""
-    name = type(backbone.model).__name__
-    attention = getattr(backbone.decoder.config, "_attn_implementation", None)
+    name = type(model.model).__name__
+    attention = getattr(model.decoder.config, "_attn_implementation", None)
     if attention not in ("eager", "sdpa"):
         raise UnsupportedBackbone(
             f"{name} attends with {attention!r}, which takes no additive mask: load it with "
             'attn_implementation="sdpa" or "eager" to recompute single tokens'
         )
-    if encoded.tensors and backbone.masks_by_type:
+    if encoded.tensors and model.masks_by_type:
         raise UnsupportedBackbone(
             f"{name} lets the tokens of a picture see each other: a few of them cannot be recomputed "
             "apart; recompute the whole chunk (prefill)"
@@ -56,21 +54,21 @@ def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
 
 
 @contextmanager
-def row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
+def row_masks(model: Model, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
     """The additive mask of rows at ``places`` over ``total`` tokens; sliding layers get their own.
 
     Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.
     """
-    dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
+    dtype = next(p.dtype for p in model.model.parameters() if p.is_floating_point())
     key, query = torch.arange(total)[None], places[:, None]
 
     def additive(seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(backbone.device)
+        return mask[None, None].to(model.device)
 
     causal = key <= query
-    window = getattr(backbone.config, "sliding_window", None)
-    kinds: Sequence[str] = getattr(backbone.config, "layer_types", None) or ()
+    window = getattr(model.config, "sliding_window", None)
+    kinds: Sequence[str] = getattr(model.config, "layer_types", None) or ()
     handles = []
     if window is not None:
         narrow = additive(causal & (key > query - window))
@@ -78,7 +76,7 @@ def row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[
         def slide(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, kwargs | {"attention_mask": narrow.to(kwargs["attention_mask"].device)}
 
-        for i, layer in enumerate(backbone.decoder.layers):
+        for i, layer in enumerate(model.decoder.layers):
             if not kinds or kinds[i] == "sliding_attention":
                 handles.append(on_entry(layer, slide))
     with hooked(*handles):

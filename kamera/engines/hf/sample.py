@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,18 +11,16 @@ from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.model import Model
 from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of
 
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
 
-
-def can_sample(backbone: Backbone, span: Encoded) -> bool:
+def can_sample(model: Model, span: Encoded) -> bool:
     """True if tokens of a span can run apart from the others, beside those of other spans."""
     try:
-        refuse_unmaskable(backbone, span)
+        refuse_unmaskable(model, span)
         take(span, torch.arange(min(1, span.num_tokens)))
     except UnsupportedBackbone:
         return False
@@ -31,7 +28,7 @@ def can_sample(backbone: Backbone, span: Encoded) -> bool:
 
 
 def sample(
-    backbone: Backbone, parts: Sequence[Sampling], lengths: Sequence[int], past: model_cache.ModelCache
+    model: Model, parts: Sequence[Sampling], lengths: Sequence[int], past: model_cache.ModelCache
 ) -> tuple[KV, ...]:
     """As `Engine.sample`, behind ``past``, which holds spans of ``lengths`` tokens and is not written."""
     pieces: list[model_cache.Piece] = []
@@ -46,21 +43,21 @@ def sample(
             at, source = at + lengths[index], source + lengths[index]
     rows, encoded, positions = [], [], []
     for start, length, part in standing:
-        refuse_unmaskable(backbone, part.encoded)
+        refuse_unmaskable(model, part.encoded)
         chosen = torch.arange(length) if part.completion is None else part.completion.rows
         rows.append(start + chosen)
         encoded.append(take(part.encoded, chosen))
         positions.append(part.positions[:, chosen])
-    whole = joined(backbone, encoded, positions)
+    whole = joined(model, encoded, positions)
     if whole is None:
         raise UnsupportedBackbone(
-            f"{type(backbone.model).__name__} takes tokens of these chunks in no one call: prefill them"
+            f"{type(model.model).__name__} takes tokens of these chunks in no one call: prefill them"
         )
     places, total = torch.cat(rows), max(start + length for start, length, _ in standing)
-    backbone.check_positions(torch.cat(positions, dim=1))
+    model.check_positions(torch.cat(positions, dim=1))
     cache = model_cache.CompletingCache(
         past,
-        backbone.layout,
+        model.layout,
         total,
         [
             piece._replace(length=min(piece.length, total - piece.start))
@@ -69,14 +66,14 @@ def sample(
         ],
         [(start, length, part.completion) for start, length, part in standing],
     )
-    arguments = decoder_arguments(whole, backbone.device) | {
-        "position_ids": batched(torch.cat(positions, dim=1)).to(backbone.device),
+    arguments = decoder_arguments(whole, model.device) | {
+        "position_ids": batched(torch.cat(positions, dim=1)).to(model.device),
         "past_key_values": cache,
         "use_cache": True,
     }
-    with torch.no_grad(), backbone.turn(), row_masks(backbone, places, total) as mask:
-        backbone.decoder(attention_mask=mask, **arguments)
-    made = tuple(kv_of(layers, backbone.groups) for layers in cache.made)
+    with torch.no_grad(), model.turn(), row_masks(model, places, total) as mask:
+        model.decoder(attention_mask=mask, **arguments)
+    made = tuple(kv_of(layers, model.groups) for layers in cache.made)
     for kv in made:
         check_finite(kv)
     return made

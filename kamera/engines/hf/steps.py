@@ -16,18 +16,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from kamera import forks
 from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import without_rows
 from kamera.engines.precedence import is_later
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
-    from kamera.engines.hf.model import ModelCache
 
 ROWS = 16
 """Answers that are decoded at once, at most; others wait for a place before they run anything."""
@@ -69,9 +65,9 @@ class Row:
 class Steps:
     """The rows of one backbone, and their meeting. Safe for threads, which is what it is for."""
 
-    def __init__(self, backbone: Backbone, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
-        self._backbone = backbone
-        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, backbone.bytes_per_token))
+    def __init__(self, model: Model, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
+        self._model = model
+        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.bytes_per_token))
         self._begin()
         forks.bind(self, Steps._begin)
 
@@ -89,14 +85,14 @@ class Steps:
     def serial(self) -> str:
         """As `Backbone.serial_decode`: proved by whoever asks first."""
         if self._reason is None:
-            self._reason = without_rows(self._backbone)
+            self._reason = without_rows(self._model)
         return self._reason
 
     @property
     def apart(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
-        device = self._backbone.device
-        if is_later() or is_probe() or self._backbone.is_held or torch.is_autocast_enabled(device.type):
+        device = self._model.device
+        if is_later() or is_probe() or self._model.is_held or torch.is_autocast_enabled(device.type):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
             device
@@ -131,10 +127,9 @@ class Steps:
 
     def step(self, row: Row) -> torch.Tensor:
         """As `Row.step`."""
-        backbone = self._backbone
         if len(self._rows) < 2 or self.apart or self._is_serial():
             assert row.token is not None and row.positions is not None and row.past is not None, "asked"
-            return backbone.next_logits(row.token, row.positions[:, None], row.past)
+            return self._model.next_logits(row.token, row.positions[:, None], row.past)
         with self._changed:
             row.outcome, row.comes, came = None, False, time.monotonic()
             self._asking.append(row)
@@ -144,7 +139,7 @@ class Steps:
             rows = [] if row.outcome is not None else self._taken()
         if rows:
             self._run(rows)
-        backbone.meter.add(forwards=row.runs, tokens=1)
+        self._model.meter.add(forwards=row.runs, tokens=1)
         outcome, row.outcome = row.outcome, None
         if isinstance(outcome, BaseException):
             raise outcome
@@ -204,4 +199,4 @@ class Steps:
         tokens = torch.cat([row.token for row in rows if row.token is not None])
         positions = torch.stack([row.positions for row in rows if row.positions is not None], dim=1)
         pasts = [row.past for row in rows if row.past is not None]
-        return self._backbone.next_logits(tokens, positions, *pasts).split(1)
+        return self._model.next_logits(tokens, positions, *pasts).split(1)

@@ -16,14 +16,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 
-from kamera.eval.adapter import Maker
+from kamera.eval.adapter import Adapter
 from kamera.eval.arms.native import Native
 from kamera.eval.arms.patched import OtherPatched, Patched, RandomPatched
 from kamera.eval.arms.plain import Blind, Exact, Prefix
 from kamera.eval.arms.windowed import Windowed
+from kamera.eval.desk import Desk
+
+Maker = Callable[[Desk], Adapter]
+"""A new adapter on a desk (the model, its system prompt, encodings so far)."""
 
 REPREFILL, EXACT = "reprefill", "exact"
 """The reference's name in tables of published benchmarks (there the leading unit is not computed again), and
@@ -42,13 +47,25 @@ _PLAIN: Mapping[str, Maker] = {
 }
 _RANKED = {"patch": Patched, "random-patch": RandomPatched, "other-patch": OtherPatched}
 
-__all__ = ["BLIND", "EXACT", "NATIVE", "REPREFILL", "SABOTAGE", "Blind", "Exact", "Prefix", "arms_named"]
+__all__ = [
+    "BLIND",
+    "EXACT",
+    "NATIVE",
+    "REPREFILL",
+    "SABOTAGE",
+    "Blind",
+    "Exact",
+    "Maker",
+    "Prefix",
+    "arms_named",
+    "arms_of",
+]
 
 
 def arms_named(
     names: Sequence[str], others: Mapping[str, Maker] | None = None, reference: str = REPREFILL
 ) -> dict[str, Maker]:
-    """Makers by arm name: the arms of this module, and ``others`` (`kamera.eval.adapter.arms_of`).
+    """Makers by arm name: the arms of this module, and ``others`` (`arms_of`).
 
     Raises ValueError, with the list, for an unknown name, one given twice, and no name at all.
     """
@@ -65,3 +82,23 @@ def _ranked(name: str, known: str) -> Maker:
     if match is None or match[1] not in _RANKED:
         raise ValueError(f"arm {name!r} is none of {known}")
     return partial(_RANKED[match[1]], rank=int(match[2]))
+
+
+def arms_of(modules: Sequence[str]) -> dict[str, Maker]:
+    """The arms of modules given by name: each has ``ARMS``, a mapping of names to `Maker`.
+
+    Raises ValueError for a module that cannot be imported, has no ``ARMS``, or repeats a name.
+    """
+    found: dict[str, Maker] = {}
+    for name in modules:
+        try:
+            module = import_module(name)
+        except ImportError as error:
+            raise ValueError(f"arm module {name!r} cannot be imported: {error}") from None
+        arms = getattr(module, "ARMS", None)
+        if not isinstance(arms, Mapping):
+            raise ValueError(f"arm module {name!r} has no ARMS: give a mapping of arm names to makers")
+        if twice := sorted(found.keys() & arms.keys()):
+            raise ValueError(f"arm {twice[0]!r} of module {name!r} is another module's too: rename it")
+        found |= arms
+    return found

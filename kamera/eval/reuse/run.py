@@ -10,8 +10,8 @@ import torch
 
 from kamera.engines.hf import Backbone
 from kamera.eval import arms
-from kamera.eval.adapter import ArmQuestion, Maker, Unit
-from kamera.eval.arms import EXACT
+from kamera.eval.adapter import ArmQuestion, Unit
+from kamera.eval.arms import EXACT, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.reuse.frozen import Benchmark
 from kamera.eval.reuse.item import Item

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Literal, Protocol
 
 from kamera.engines.hf import Backbone
-from kamera.eval.adapter import ArmQuestion, Maker, Unit
-from kamera.eval.arms import REPREFILL
+from kamera.eval.adapter import ArmQuestion, Unit
+from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import TaskSample, digest

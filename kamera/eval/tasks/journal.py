@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kamera.errors import TaskDataError
-from kamera.eval.adapter import Maker
-from kamera.eval.arms import REPREFILL
+from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Passage, Picture, TaskSample, digest
 from kamera.eval.trial import Trial

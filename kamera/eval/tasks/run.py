@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from kamera.engines.hf import Backbone
-from kamera.eval.adapter import Maker
-from kamera.eval.arms import BLIND, REPREFILL, arms_named
+from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
@@ -43,7 +42,7 @@ def run_task(
 ) -> Results:
     """Ask samples of ``task`` in ``data`` under every arm, greedily, and score the answers.
 
-    ``others`` are arms of other modules by name (`kamera.eval.adapter.arms_of`).
+    ``others`` are arms of other modules by name (`kamera.eval.arms.arms_of`).
 
     Chunks are a sample's images, clips and the text between them. Only the context is reused; the question
     and its choices with their pictures are live, unless ``reuse`` is "all" (then only the text that ends the

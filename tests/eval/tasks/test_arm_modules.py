@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kamera import Backbone, testbed
-from kamera.eval.adapter import arms_of
+from kamera.eval.arms import arms_of
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.run import run_task
 from kamera.testbed.benchmarks import write_mm_niah
