@@ -6,7 +6,7 @@ channels of largest gain, and factors are stored in few bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,20 @@ from kamera.ops.spectrum import strongest
 WIDTHS: tuple[Bits, ...] = (8, 4)
 
 Key = tuple[int, str]  # layer, channel
-Columns = Callable[[int, int], Factor]  # of the n-th channel of a stack, the first k: a copy
+
+
+class Columns(NamedTuple):
+    """Factors of a stack of channels as stored: floats or codes ``[n, rows, …]``, and the codes' scales ``[n, m]``."""
+
+    stored: torch.Tensor
+    scales: torch.Tensor | None
+
+    def first(self, channel: int, count: int) -> Factor:
+        """The first columns of a channel: a copy, as a view would keep the whole stack alive."""
+        if self.scales is None:
+            return self.stored[channel, :, :count].clone(memory_format=torch.contiguous_format)
+        some = Codes(self.stored[channel], self.scales[channel]).truncate(count)
+        return Codes(some.codes.clone(), some.scales.clone())
 
 
 class Candidates(NamedTuple):
@@ -38,7 +51,7 @@ class Candidates(NamedTuple):
 
     def first(self, count: int) -> LowRank:
         """The strongest directions."""
-        left, right = (columns(self.channel, count) for columns in self.sides)
+        left, right = (side.first(self.channel, count) for side in self.sides)
         return LowRank(left, right)
 
 
@@ -112,21 +125,15 @@ def coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[to
     """Factors ``[n, rows, m]`` coded: their decoded values, and their columns to store."""
     if bits is None:
         stored = side.to(dtype)
-        return stored, lambda n, k: stored[n, :, :k].clone(memory_format=torch.contiguous_format)
+        return stored, Columns(stored, None)
     # each column has its own scale, so all channels are coded side by side; two 4-bit columns share their
     # bytes, so every channel is padded to an even number of them
     count, _, wanted = side.shape
     side = torch.nn.functional.pad(side, (0, wanted % 2))
-    m = side.shape[2]
     whole = quantize(rearrange(side, "channels rows rank -> rows (channels rank)"), bits)
-    held = rearrange(whole.codes, "rows (channels held) -> rows channels held", channels=count)
-
-    def columns(n: int, k: int) -> Factor:
-        some = Codes(held[:, n], whole.scales[n * m : (n + 1) * m]).truncate(k)
-        return Codes(some.codes.clone(), some.scales.clone())  # a view would keep the whole stack alive
-
+    held = rearrange(whole.codes, "rows (channels held) -> channels rows held", channels=count)
     dense = rearrange(whole.dense(), "rows (channels rank) -> channels rows rank", channels=count)
-    return dense[:, :, :wanted], columns
+    return dense[:, :, :wanted], Columns(held, whole.scales.unflatten(0, (count, -1)))
 
 
 def allot(candidates: Mapping[Key, Candidates], budget: int, group: int) -> dict[Key, int]:
