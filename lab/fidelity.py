@@ -56,7 +56,7 @@ def measure(
     * turnover: the items frame is recalled behind three other legends. Blind, the patch of the old legends
       ("stale patch"), a new patch.
     """
-    scorer = Scorer(backbone.tokenize)
+    scorer = Scorer(backbone)
     world = testbed.World(HELD_OUT + seed)
     done, episode, sizes = 0, 0, []
     while done < items:

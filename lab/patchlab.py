@@ -20,14 +20,17 @@ import torch
 from kamera import testbed
 from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.engines.hf import Backbone
-from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
+from kamera.ops import Bits, LowRank, Patch, allocate, compress, floats, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
 from kamera.window import Estimate
+from lab import weighted
 from lab.basis import Basis
+from lab.coded import coded
 from lab.readers import Reading, measure_readers
 from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import BACKBONES, load
+from lab.weighted import Readers
 
 FITTED, SCORED = 860_000, 870_000
 """Seeds of the episodes that readers and basis are fitted on, and of those asked here: both held out."""
@@ -83,9 +86,11 @@ def methods(readers: Readers, basis: Basis) -> dict[str, Method]:
 
     def spread(widths: Sequence[Bits], weights: Readers | None) -> Method:
         def spend(scene: Scene, budget: int) -> tuple[Patch, int]:
-            formed = compress(
-                scene.delta, scene.layout, budget, readers=weights, widths=widths, dtype=torch.bfloat16
-            )
+            delta, layout, dtype = scene.delta, scene.layout, torch.bfloat16
+            if weights is None:
+                formed = compress(delta, layout, budget, widths=widths, dtype=dtype)
+            else:
+                formed = weighted.compress(delta, layout, budget, weights, widths=widths, dtype=dtype)
             return _counted(formed.patch)
 
         return spend
@@ -207,13 +212,19 @@ def _one_rank(scene: Scene, budget: int, bits: Bits | None, readers: Readers | N
     layers = []
     for i, layer in enumerate(scene.delta):
         metrics = {name: None if readers is None else readers.metric(i, name) for name in layer}
-        factored = {name: factor(delta, None, metrics[name]) for name, delta in layer.items()}
-        layers.append({name: low.cast(torch.bfloat16) for name, low in factored.items() if low.rank})
+        factored = {name: weighted.factor(delta, None, metrics[name]) for name, delta in layer.items()}
+        layers.append(
+            {
+                name: LowRank(*(floats(side).to(torch.bfloat16) for side in (low.left, low.right)))
+                for name, low in factored.items()
+                if low.rank
+            }
+        )
     whole = Patch.of(layers, scene.delta.groups)
     best = whole.truncate(0)
     for rank in range(1, whole.rank + 1):
         cut = whole.truncate(rank)
-        cut = cut if bits is None else cut.quantize(bits)
+        cut = cut if bits is None else coded(cut, bits)
         if cut.nbytes > budget:
             break
         best = cut
@@ -235,7 +246,7 @@ def _on_basis(scene: Scene, budget: int, basis: Basis) -> tuple[Patch, int]:
     stored = 0
     for (i, name), rank in ranks.items():
         if rank:
-            left = quantize(spanned[i, name][:, :rank]).codes
+            left = quantize(spanned[i, name][:, :rank])
             layers[i][name] = LowRank(left, basis.layers[i][name][:, :rank])
             stored += left.nbytes
     return Patch.of(layers, scene.delta.groups), stored

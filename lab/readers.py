@@ -1,4 +1,4 @@
-"""Measure the readers of each channel of a cache on a live model: `ops.Readers` from gradients.
+"""Measure the readers of each channel of a cache on a live model: `lab.weighted.Readers` from gradients.
 
 The answer's divergence from the re-prefill's is differentiated with respect to the chunk's own KV, at
 points on the way from the canonical to the conditioned copy. One number then covers everything between a
@@ -17,7 +17,8 @@ from einops import rearrange
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.backbone import Backbone
-from kamera.ops import KV, Blocks, Deltas, Readers, check_kv, kv_map, relocate_kv
+from kamera.ops import KV, Blocks, Deltas, check_kv, kv_map, relocate_kv
+from lab.weighted import Readers
 
 PATH = (0.0, 0.25, 0.5, 0.75)
 """Shares of the deficit at which the readers are measured. At 1 nothing diverges and nothing is learned."""

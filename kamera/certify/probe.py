@@ -56,7 +56,7 @@ class Query:
         """The option that the reply names first; "" if it names none."""
         found = {o: re.search(rf"\b{re.escape(o)}\b", reply, re.IGNORECASE) for o in self.options}
         places = {o: match.start() for o, match in found.items() if match}
-        return min(places, key=lambda o: places[o]) if places else ""
+        return min(places, key=places.__getitem__) if places else ""
 
 
 @dataclass(frozen=True, eq=False)

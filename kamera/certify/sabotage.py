@@ -114,8 +114,8 @@ SABOTAGES: dict[str, Fault] = {
     "layers exchanged": _exchange,
     "layer dropped": _drop,
     "patch scaled": _scale,
-    "another chunk's patch": lambda of: of.under(_fit(of.another, of.patch)),
-    "random patch": lambda of: of.under(_random_like(of.patch, of.seed)),
+    "another chunk's patch": lambda of: of.under(fit(of.another, of.patch)),
+    "random patch": lambda of: of.under(random_like(of.patch, of.seed)),
     "stale patch": lambda of: of.under(of.stale),
 }
 """Faults by name. K means the phased channels (k_pe of MLA too), V the free ones."""
@@ -166,7 +166,7 @@ def _only(of: Material, *, phased: bool) -> Patch:
     )
 
 
-def _fit(patch: Patch, to: Patch) -> Patch:
+def fit(patch: Patch, to: Patch) -> Patch:
     """``patch`` with as many tokens as ``to``: its rows repeat from the first when they run out."""
     layers = []
     for layer, model in zip(patch.layers, to.layers, strict=True):
@@ -178,7 +178,7 @@ def _fit(patch: Patch, to: Patch) -> Patch:
     return Patch.of(tuple(layers))
 
 
-def _random_like(patch: Patch, seed: int) -> Patch:
+def random_like(patch: Patch, seed: int) -> Patch:
     """A random patch of the same rank and norm, layer by layer and channel by channel."""
     drawn = torch.Generator().manual_seed(seed)
     return _map(patch, lambda factors: _noise(factors, drawn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,19 +48,22 @@ def freeze(
     ] = None,
 ) -> None:
     """Write items, traces and pictures to a folder, with a digest that every later run checks."""
-    from kamera.eval.reuse import draw_items
+    from kamera.eval.reuse import Item, draw_items
     from kamera.eval.reuse import freeze as write
     from kamera.testbed import SYSTEM
 
     spoken = SYSTEM if system is None and source == "testbed" else system
     origin = {"source": source, "items": items, "seed": seed, "units": units}
-    drawn = draw_items(source, data, count=items, seed=seed, units=units, told=lambda p: written.note(str(p)))
+    drawn = draw_items(source, data, count=items, seed=seed, units=units)
     with written.progress(items, "item") as bar:
 
-        def counted() -> Any:
+        def counted() -> Iterator[Item]:
             for item in drawn:
-                yield item
-                bar.update()
+                if isinstance(item, Item):
+                    yield item
+                    bar.update()
+                else:
+                    written.note(str(item))
 
         made = write(counted(), out, system=spoken, origin=origin)
     traces = sum(len(item.traces) for item in made.items)

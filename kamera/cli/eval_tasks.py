@@ -15,10 +15,6 @@ from kamera.cli.output import Output, finite
 if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
 
-Plots = Annotated[
-    bool,
-    typer.Option("--plots", help="Figures too, in --out/plots (heat maps for MM-NIAH); needs matplotlib."),
-]
 Subtasks = Annotated[
     list[str] | None, typer.Option("--subtask", help="Only this subtask; give it again for more.")
 ]
@@ -76,12 +72,10 @@ class TaskRun:
     resume: Annotated[
         bool, typer.Option(help="Resume the run in --out, or refuse a folder that has one.")
     ] = True
-    plots: Plots = False
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
         from kamera.eval.arms import arms_named, arms_of
-        from kamera.eval.tasks.plots import check_plots
         from kamera.eval.tasks.registry import make_task
         from kamera.eval.tasks.run import run_task
         from kamera.eval.tasks.selection import Selection, parse_shard
@@ -90,8 +84,6 @@ class TaskRun:
         names = [arm.strip() for arm in self.arms.split(",")]
         others = arms_of(self.arm_module or ())
         arms_named(names, others)  # fails before the model is loaded
-        if self.plots:
-            check_plots()
         share = None if self.shard is None else parse_shard(self.shard)
         Selection(self.limit, self.sample, self.seed, share)
         backbone = self.loading.load(self.model, show_progress=self.written.shows_progress)
@@ -116,7 +108,7 @@ class TaskRun:
                 on_item=bar.update,
             )
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
-        _write(self.written, results, self.out, about, self.plots)
+        _write(self.written, results, self.out, about)
 
 
 @command
@@ -126,26 +118,22 @@ def merge(
         list[Path], typer.Argument(metavar="DIR...", exists=True, file_okay=False, help="Folders of runs.")
     ],
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="Folder for the joined run.")],
-    plots: Plots = False,
 ) -> None:
     """Join runs of one benchmark (shards, other samples, other arms) into one, without model or data."""
     from kamera.eval.tasks.merge import merge as join
 
     about = {"merged": [str(run) for run in runs]}
-    _write(written, join(runs, out), out, about, plots)
+    _write(written, join(runs, out), out, about)
 
 
-def _write(written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool) -> None:
-    """Write tables or the document, and figures on demand. Exit code 1 if no item was answered."""
+def _write(written: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
+    """Write tables or the document. Exit code 1 if no item was answered."""
     from kamera.cli.eval_tables import tables
-    from kamera.eval.tasks.plots import draw
 
     for problem in results.problems:
         written.note(str(problem))
-    drawn = [str(file) for file in draw(results, out / "plots")] if plots else []
-    document = finite({**about, **results.document(), "plots": drawn})
-    ending = f"predictions and items: {out}" + "".join(f"\n{file}" for file in drawn)
-    written.write(document, [*tables(results), ending])
+    document = finite({**about, **results.document()})
+    written.write(document, [*tables(results), f"predictions and items: {out}"])
     if not results.items:
         written.note("no item was answered under every arm")
         raise typer.Exit(1)

@@ -54,7 +54,8 @@ def mine(
     arrivals: Counter[Path] = Counter()
     for event in operations(path, anchor):
         slots = event.report.slots
-        chunks = tuple(takewhile(lambda c: stored is None or c in stored, (slot.chunk_id for slot in slots)))
+        every = [slot.chunk_id for slot in slots]
+        chunks = tuple(every if stored is None else takewhile(stored.__contains__, every))
         length.update((slot.chunk_id, slot.length) for slot in slots)
         # a leading chunk has no antecedents
         arrivals.update(chunks[: i + 1] for i in range(max(1, event.placed), len(chunks)))

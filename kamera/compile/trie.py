@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 
 Path = tuple[str, ...]
 """Chunk ids of a window, in order."""
@@ -38,7 +39,7 @@ def shards(paths: Sequence[Path], tokens: Mapping[str, int], limit: int) -> list
         if len(run) < 2 or fits(run):
             return [run]
         runs: list[list[Path]] = []
-        for _, branch in groupby(run, key=lambda path: path[depth]):
+        for _, branch in groupby(run, key=itemgetter(depth)):
             for part in cut(list(branch), depth + 1):
                 if runs and fits([*runs[-1], *part]):
                     runs[-1] += part

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -81,12 +82,19 @@ class Answer(NamedTuple):
     first: float
 
 
-class Work(Protocol):
-    """Running counts of model work: decoder forwards, tokens in them, runs of the vision tower."""
+@dataclass(eq=False)
+class Work:
+    """Model work in an `Engine.measure` block: decoder forwards, tokens in them, runs of the vision tower."""
 
-    @property
-    def forwards(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def vision_encodes(self) -> int: ...
+    forwards: int = 0
+    tokens: int = 0
+    vision_encodes: int = 0
+    probes: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
+        """Count more; safe from several threads."""
+        with self._lock:
+            self.forwards += forwards
+            self.tokens += tokens
+            self.vision_encodes += vision_encodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,17 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
-from kamera.window import Event, KameraWindow, Report, ReusePolicy
+from kamera.window import (
+    Append,
+    Event,
+    Evict,
+    KameraWindow,
+    Recall,
+    Reorder,
+    Report,
+    ReusePolicy,
+    Slide,
+)
 
 SEED = 700_000
 LAYOUT = "LLILIL"
@@ -78,7 +88,7 @@ def run_demo(
     """
     if backbone is None:
         backbone = Backbone(*testbed.load())
-    scorer = Scorer(backbone.tokenize)
+    scorer = Scorer(backbone)
     costs: dict[tuple[str, str], list[DemoCost]] = {}
     shown: list[tuple[str, str, str]] = []
     events: list[Event] = []
@@ -135,14 +145,15 @@ class _ClipWalk:
         for chunk in self.chunks[:-1]:
             for window in self.windows.values():
                 window.append(chunk)
-        yield "append (slides by itself)", self._all(lambda window: window.append(self.chunks[-1]))
-        yield "slide", self._all(lambda window: window.slide())
+        yield "append (slides by itself)", self._all(Append(self.chunks[-1]))
+        yield "slide", self._all(Slide())
         for name in ("recall, first time", "recall"):
-            self._all(lambda window: window.evict(self._slot_of(window, 4)))
-            yield name, self._all(lambda window: window.recall(self.chunks[4].id))
-        yield "reorder, first time", self._all(lambda window: window.reorder([2, 1, 0, 3]))
-        self._all(lambda window: window.reorder([2, 1, 0, 3]))
-        yield "reorder", self._all(lambda window: window.reorder([2, 1, 0, 3]))
+            self._all(Evict(self._place_of(4)))
+            yield name, self._all(Recall(self.chunks[4].id))
+        turned = Reorder([2, 1, 0, 3])
+        yield "reorder, first time", self._all(turned)
+        self._all(turned)
+        yield "reorder", self._all(turned)
 
     def arms(self, reports: dict[str, Report]) -> tuple[dict[str, KameraWindow], dict[str, DemoCost]]:
         """The windows after an operation, one of them blind, and one prefilled afresh; and what each took."""
@@ -181,11 +192,12 @@ class _ClipWalk:
         room = anchor + sum(c.num_tokens for c in self.chunks[1:])
         return KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy, max_tokens=room)
 
-    def _all(self, operation: Callable[[KameraWindow], Report]) -> dict[str, Report]:
-        return {arm: operation(window) for arm, window in self.windows.items()}
+    def _all(self, request: Append | Slide | Evict | Recall | Reorder) -> dict[str, Report]:
+        return {arm: window.run(window.plan(request)) for arm, window in self.windows.items()}
 
-    def _slot_of(self, window: KameraWindow, frame: int) -> Any:
-        return next(s for s in window.slots if s.chunk_id == self.chunks[frame].id)
+    def _place_of(self, frame: int) -> int:
+        """Of a chunk, in every window."""
+        return [s.chunk_id for s in self.windows["survivor"].slots].index(self.chunks[frame].id)
 
     def _frame(self, chunk_id: str) -> int:
         return next(i for i, c in enumerate(self.chunks) if c.id == chunk_id)

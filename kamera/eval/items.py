@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kamera.certify import eta, kl
+from kamera.engines import Engine
 from kamera.eval.compare import Judgement, compare
 from kamera.window import Estimate, KameraWindow
 
@@ -46,8 +47,8 @@ def answer_logits(window: KameraWindow, questions: Sequence[OneTokenQuestion]) -
 class Scorer:
     """Collects answers of several arms to the same questions, and computes the rows of a table."""
 
-    def __init__(self, tokenize: Callable[[str], torch.Tensor]) -> None:
-        self._tokenize = tokenize
+    def __init__(self, backbone: Engine) -> None:
+        self._backbone = backbone
         self._judged: dict[tuple[str, str, str], list[Judgement]] = {}
 
     def add(
@@ -55,7 +56,7 @@ class Scorer:
     ) -> None:
         """Compare every arm's logits with the correct answers and with those of the arm `REFERENCE`."""
         for i, question in enumerate(questions):
-            truth, ideal = int(self._tokenize(question.answer)[0]), arms[REFERENCE][i]
+            truth, ideal = int(self._backbone.tokenize(question.answer)[0]), arms[REFERENCE][i]
             for arm, answers in arms.items():
                 choice = int(answers[i].argmax())
                 judged = self._judged.setdefault((operation, question.kind, arm), [])

@@ -66,7 +66,7 @@ from kamera.ops.patch import (
     turn_factors,
 )
 from kamera.ops.proof import Proof, compared, kv_error
-from kamera.ops.quantize import Bits, Codes, Quantized, quantize
+from kamera.ops.quantize import Bits, Codes, quantize
 from kamera.ops.quantize_kv import (
     GRIDS,
     KV_CODECS,
@@ -77,7 +77,6 @@ from kamera.ops.quantize_kv import (
     Loss,
     code_kv,
 )
-from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 from kamera.ops.sketch import sketch
 
@@ -111,12 +110,9 @@ __all__ = [
     "Loss",
     "LowRank",
     "LowRanks",
-    "Metric",
     "Patch",
     "PatchBudget",
     "Proof",
-    "Quantized",
-    "Readers",
     "RopeSpec",
     "SampleSize",
     "Sized",

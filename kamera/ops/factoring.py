@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from kamera.ops.lowrank import Deltas, LowRank, Patch
-from kamera.ops.readers import Metric
 from kamera.ops.spectrum import strongest
 
 STACK_BYTES = 64 * 1024**2
@@ -34,23 +33,19 @@ def stacks(deltas: Deltas) -> Iterator[Stack]:
                 yield Stack(group, name, layers[start : start + most], delta[start : start + most])
 
 
-def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None = None) -> LowRank:
-    """The best rank-``rank`` factors of ``delta`` ``[tokens, features]``; all of them for None.
+def factor(delta: torch.Tensor, rank: int | None = None) -> LowRank:
+    """The best rank-``rank`` factors of ``delta`` ``[tokens, features]`` in the Frobenius norm; None: all.
 
-    Best in the Frobenius norm, or with a metric M in that of Δ M^½, which leaves out the directions that
-    the channel's readers weight least; `strongest` has the bound. Directions without energy are dropped, so
-    the rank of the result can be smaller than ``rank``, down to 0.
+    `strongest` has the bound. Directions without energy are dropped, so the rank of the result can be smaller
+    than ``rank``, down to 0.
     """
     if delta.dim() != 2:
         raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")
     if rank is not None and rank < 0:
         raise ValueError(f"rank {rank} is negative")
-    found = strongest((delta if metric is None else metric.apply(delta))[None], rank)
-    keep = found.counts[0]
-    left, right = found.left[0, :, :keep], found.right[0, :, :keep]
-    if metric is not None:
-        right = metric.undo(right.T).T
-    return LowRank(left.to(delta.dtype), right.to(delta.dtype))
+    best = strongest(delta[None], rank)
+    keep = best.counts[0]
+    return LowRank(best.left[0, :, :keep].to(delta.dtype), best.right[0, :, :keep].to(delta.dtype))
 
 
 def kept_energy(deltas: Deltas, patch: Patch) -> float:

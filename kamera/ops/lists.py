@@ -41,7 +41,10 @@ def whole_lists(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor |
 
 def name_order(names: Iterable[str]) -> list[str]:
     """``names`` sorted, the entries of a list by their number: 2 stands before 10."""
-    return sorted(names, key=lambda name: (_list_of(name)[0], _list_of(name)[1] or 0, name))
+    return [
+        name
+        for *_, name in sorted((of, number or 0, name) for name in names for of, number in [_list_of(name)])
+    ]
 
 
 def _entries(name: str, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

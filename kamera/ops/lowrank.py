@@ -6,15 +6,15 @@ tensors, whatever the model's depth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
-from kamera.ops.blocks import Blocks, Groups, blocks_map
-from kamera.ops.quantize import Bits, Codes, encode, quantize
+from kamera.ops.blocks import Blocks, Groups
+from kamera.ops.quantize import Codes
 
 Factor = torch.Tensor | Codes
 """One factor: floats ``[rows, m]``, or codes of such a matrix."""
@@ -22,16 +22,13 @@ Factor = torch.Tensor | Codes
 Deltas = Blocks[torch.Tensor]
 """A deficit: channel -> ``[layers, tokens, features]`` for each group of equal layers."""
 
-_NOISE = 1e-10  # directions weaker than this share of the strongest one are rounding, not signal
-
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """Factors of one channel's deficit: Δ ≈ ``left @ right.T``.
 
     ``left`` is ``[tokens, m]``, ``right`` ``[features, m]`` (heads flattened), each in floats or as
-    `Codes`. Columns are ordered by energy, so a prefix of them is the best approximation of its rank (of
-    the weighted deficit, if it was factored under a `Metric`).
+    `Codes`. Columns are ordered by energy, so a prefix of them is the best approximation of its rank.
     """
 
     left: Factor
@@ -65,32 +62,6 @@ class LowRank:
         if rank < 0:
             raise ValueError(f"rank {rank} is negative")
         return LowRank(_prefix(self.left, rank), _prefix(self.right, rank))
-
-    def rerank(self, rank: int | None = None) -> LowRank:
-        """Re-order arbitrary factors by energy, and keep ``rank``: the SVD of ``left @ right.T``.
-
-        Costs a QR of each factor and an SVD of ``[m, m]``; Δ itself is never formed. Codes become
-        float32.
-        """
-        work = torch.float64
-        left, right = floats(self.left), floats(self.right)
-        q_left, r_left = torch.linalg.qr(left.to(work))
-        q_right, r_right = torch.linalg.qr(right.to(work))
-        u, s, vh = torch.linalg.svd(r_left @ r_right.T)
-        keep = _significant(s, rank)
-        root = s[:keep].sqrt()
-        return LowRank(
-            (q_left @ u[:, :keep] * root).to(left.dtype),
-            (q_right @ vh[:keep].T * root).to(right.dtype),
-        )
-
-    def quantize(self, bits: Bits = 8) -> LowRank:
-        """Both factors as codes of ``bits`` bits, one scale per column."""
-        return LowRank(quantize(floats(self.left), bits).codes, quantize(floats(self.right), bits).codes)
-
-    def cast(self, dtype: torch.dtype) -> LowRank:
-        """Both factors as floats of ``dtype``."""
-        return LowRank(floats(self.left).to(dtype), floats(self.right).to(dtype))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors to store: ``left`` and ``right``; for codes ``left_codes``, ``left_scales`` and so on."""
@@ -180,12 +151,6 @@ class LowRanks:
         if self.rank <= rank:
             return self
         return LowRanks.of([self[n].truncate(rank) for n in range(len(self.ranks))])
-
-    def quantize(self, bits: Bits = 8) -> LowRanks:
-        """Both factors as codes of ``bits`` bits, one scale per column."""
-        sides = [_spaced(floats(side), self, bits == 4) for side in (self.left, self.right)]
-        left, right = (encode(side, bits) for side in sides)
-        return LowRanks(left, right, self.ranks)
 
     def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both factors in floats by layer, ``[layers, rows, rank]``: zeros beyond a layer's own rank."""
@@ -286,26 +251,13 @@ class Patch:
         """Keep the ``rank`` strongest directions of every channel; rank 0 corrects nothing."""
         if 0 <= self.rank <= rank:
             return self
-        return self._map(lambda low: low.truncate(rank))
-
-    def rerank(self, rank: int | None = None) -> Patch:
-        """`LowRank.rerank` on every channel."""
-        again = [{name: factors.rerank(rank) for name, factors in layer.items()} for layer in self.layers]
-        return Patch.of(again, self.groups)
-
-    def quantize(self, bits: Bits = 8) -> Patch:
-        """`LowRanks.quantize` on every channel."""
-        return self._map(lambda low: low.quantize(bits))
+        cut = [{name: low.truncate(rank) for name, low in block.items()} for block in self.blocks.parts]
+        parts = [{name: low for name, low in block.items() if low is not None} for block in cut]
+        return Patch(Blocks(parts, self.groups))
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that hold it."""
         return [t for block in self.blocks.parts for low in block.values() for t in low.tensors().values()]
-
-    def _map(self, function: Callable[[LowRanks], LowRanks | None]) -> Patch:
-        mapped = blocks_map(self.blocks, function)
-        return Patch(
-            Blocks([{n: x for n, x in b.items() if x is not None} for b in mapped.parts], mapped.groups)
-        )
 
 
 class FactorSize(NamedTuple):
@@ -340,14 +292,6 @@ def floats(factor: Factor) -> torch.Tensor:
     return factor.dense() if isinstance(factor, Codes) else factor
 
 
-def _significant(s: torch.Tensor, rank: int | None) -> int:
-    """Number of the descending singular values ``s`` that carry signal, at most ``rank``."""
-    if s.numel() == 0 or float(s[0]) == 0.0:
-        return 0
-    count = int((s > s[0] * _NOISE).sum())
-    return count if rank is None else min(count, rank)
-
-
 def _prefix(factor: Factor, rank: int) -> Factor:
     return factor.truncate(rank) if isinstance(factor, Codes) else factor[:, :rank]
 
@@ -372,12 +316,3 @@ def _beside(sides: Sequence[Factor]) -> Factor:
     even = codes[0].bits == 4
     scales = [torch.nn.functional.pad(c.scales, (0, c.shape[1] % 2 if even else 0)) for c in codes]
     return Codes(torch.cat([c.codes for c in codes], dim=1), torch.cat(scales))
-
-
-def _spaced(side: torch.Tensor, of: LowRanks, even: bool) -> torch.Tensor:
-    """The columns ``[rows, m]`` of all layers; ``even``: a column of zeros behind each odd number of them."""
-    parts = []
-    for start, rank in zip(of.starts, of.ranks, strict=False):
-        part = side[:, start : start + rank]
-        parts.append(torch.nn.functional.pad(part, (0, rank % 2)) if even else part)
-    return torch.cat(parts, dim=1) if parts else side

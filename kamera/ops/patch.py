@@ -90,7 +90,7 @@ def mean_deficit(deficits: Iterable[Deltas]) -> Deltas:
                 mine[name].add_(delta)
     if total is None:
         raise ValueError("the orbit mean needs the deficit of at least one ordering")
-    return kv_map(total, lambda delta: delta / count)
+    return Blocks([{name: x / count for name, x in block.items()} for block in total.parts], total.groups)
 
 
 def apply_patch(canonical: KV, patch: Patch | None, layout: Layout, offset: Sequence[int]) -> KV:

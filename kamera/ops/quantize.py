@@ -7,7 +7,7 @@ columns differ by orders of magnitude, so each has its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -76,29 +76,13 @@ class Codes:
         return halves[:, : self.scales.shape[0]].to(torch.float32) - 8
 
 
-class Quantized(NamedTuple):
-    """Codes of a matrix and their relative error (Frobenius norm), 0.0 for a matrix of zeros."""
-
-    codes: Codes
-    error: float
-
-
-def quantize(x: torch.Tensor, bits: Bits = 8) -> Quantized:
+def quantize(x: torch.Tensor, bits: Bits = 8) -> Codes:
     """Round every column of ``x`` ``[rows, columns]`` to ``bits`` bits, symmetrically about zero.
 
     No entry is off by more than half a step, which is the column's largest entry / 127 (8 bits) or / 7
     (4 bits). Raises ValueError for entries that are not finite (their codes would decode to numbers) and
     for other widths.
     """
-    codes = encode(x, bits)
-    wide = x.to(torch.float64)
-    norm = float(wide.norm())
-    error = float((wide - codes.dense().to(torch.float64)).norm())
-    return Quantized(codes, 0.0 if norm == 0.0 else error / norm)
-
-
-def encode(x: torch.Tensor, bits: Bits = 8) -> Codes:
-    """The codes of `quantize`, without their error."""
     if bits not in _LEVELS:
         raise ValueError(f"bits {bits} is none of {sorted(_LEVELS)}")
     if x.dim() != 2:

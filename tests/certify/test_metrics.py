@@ -1,6 +1,7 @@
 """Metrics against their definitions, written out."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def test_scorer_counts_accuracy_agreement_and_recovered_flips():
     def one_hot(token):
         return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
 
-    tokenize = {"a": torch.tensor([0]), "b": torch.tensor([1])}.__getitem__
-    scorer = Scorer(tokenize)
+    words = {"a": torch.tensor([0]), "b": torch.tensor([1])}
+    scorer = Scorer(SimpleNamespace(tokenize=words.__getitem__))
     items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
     arms = {
         "re-prefill": [one_hot(0), one_hot(1)],

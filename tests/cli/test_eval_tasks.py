@@ -81,12 +81,3 @@ def test_shards_are_run_and_merged_from_the_command_line(capsys, data, tmp_path)
     assert joined.code == 0 and joined.document["items"] == 2
     refused = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "3", "--shard", "3/2")
     assert refused.code == 2 and "3/2" in refused.err
-
-
-def test_plots_are_drawn_on_demand(capsys, data, tmp_path):
-    out = tmp_path / "out"
-    arms = ("--arms", "blind", "--data", data, "--out", out, "--format", "json", "--image-size", "56")
-    assert kamera(capsys, *NIAH, *arms).document["plots"] == []
-    document = kamera(capsys, *NIAH, *arms, "--plots").document
-    assert document["plots"] == [str(out / "plots" / name) for name in ("arms.png", "heatmap.png")]
-    assert all((out / "plots" / name).is_file() for name in ("arms.png", "heatmap.png"))

@@ -13,6 +13,7 @@ from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
 from kamera.store import StoreAdmin
 from kamera.window.file import Saved, publish, read_saved
+from lab.coded import coded
 from tests.cli.run import files, kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 
@@ -39,7 +40,7 @@ def test_a_patch_in_codes_is_shown(capsys, made, tmp_path, bits, dtype):
     with ChunkStore.open(made / "s") as store, ChunkStore.open(tmp_path / "s") as other:
         row = next(row for row in store.ls() if row.kind == "exact")
         record = store.get_patch(row.context, row.chunk_id, row.antecedents)
-        other.put(replace(record, patch=record.patch.quantize(bits)))
+        other.put(replace(record, patch=coded(record.patch, bits)))
     (shown,) = kamera(capsys, "inspect", tmp_path / "s", "--format", "json").document["contents"]
     assert (shown["intact"], shown["dtype"], shown["rank"]) == (True, dtype, 4)
 

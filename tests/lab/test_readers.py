@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.ops import compress, deficit, kv_concat, kv_copy, kv_of, relocate_kv, uniform_offset
+from kamera.ops import deficit, kv_concat, kv_copy, kv_of, relocate_kv, uniform_offset
 from lab.readers import PATH, Reading, measure_readers
+from lab.weighted import compress
 from tests.models import samples
 from tests.models.tiny import backbone
 
@@ -109,7 +110,7 @@ def test_equal_seeds_give_equal_readers_and_an_unchanged_model():
 def test_readers_of_a_family_weigh_its_patches(name):
     b, r = backbone(name), reading(name, 2)
     readers = measure_readers(b, [r])
-    formed = compress(r.delta, b.layout, 4000, readers=readers)
+    formed = compress(r.delta, b.layout, 4000, readers)
     assert 0 < formed.patch.nbytes <= 4000
     assert formed.energy > 0
 

@@ -26,6 +26,7 @@ from kamera.ops import (
     mla_expanded_layout,
     mla_latent_layout,
 )
+from lab.coded import coded
 
 PAIRINGS = ("half", "interleaved")
 
@@ -107,7 +108,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], tokens: tuple[int, .
         held = draw(st.sampled_from([dtype, torch.float32]))
         patch = factors(layout, length, draw(st.sampled_from([0, 1, 5, 16, 33])), held)
         bits = draw(st.sampled_from([None, None, 8, 4]))
-        patch = patch if bits is None or not length else patch.quantize(bits)
+        patch = patch if bits is None or not length else coded(patch, bits)
     moved = st.tuples(*[st.integers(-3000, 3000)] * num_axes)
     return Case(
         layout,

@@ -32,8 +32,6 @@ FORMULAS: dict[str, tuple[tuple[int, ...], dict[str, int], Any]] = {
     ),
     "... pairs pair dim -> ... (pairs pair) dim": ((4, 3, 13, 2, 5), {}, lambda x: x.flatten(2, 3)),
     "rows pairs pair -> rows (pairs pair)": ((11, 13, 2), {}, lambda x: x.flatten(1)),
-    "rows (heads dim) -> rows heads dim": ((11, 15), {"heads": 3}, lambda x: x.reshape(11, 3, 5)),
-    "rows heads dim -> rows (heads dim)": ((11, 3, 5), {}, lambda x: x.reshape(11, 15)),
     "channels rows rank -> rows (channels rank)": (
         (4, 11, 2),
         {},

@@ -101,33 +101,11 @@ def test_a_truncation_is_a_prefix_and_the_best_of_its_rank():
         torch.testing.assert_close(cut.dense(), factor(delta, rank).dense(), rtol=0, atol=1e-10)
 
 
-def test_rerank_of_arbitrary_factors_is_the_svd_of_their_product():
-    generator = torch.Generator().manual_seed(3)
-    left = torch.randn(12, 5, dtype=torch.float64, generator=generator)
-    right = torch.randn(20, 5, dtype=torch.float64, generator=generator)
-    u, s, vh = torch.linalg.svd(left @ right.T)
-    for rank in (1, 3, 5, None):
-        got = LowRank(left, right).rerank(rank)
-        kept = rank or 5
-        assert got.rank == kept
-        torch.testing.assert_close(got.dense(), u[:, :kept] * s[:kept] @ vh[:kept], rtol=0, atol=1e-12)
-        torch.testing.assert_close(got.left.norm(dim=0) * got.right.norm(dim=0), s[:kept])
-
-
-def test_rerank_drops_directions_beyond_the_matrix():
-    base = factor(matrix(6, 8), 3)
-    doubled = LowRank(torch.cat([base.left] * 3, 1), torch.cat([base.right] * 3, 1))
-    got = doubled.rerank()
-    assert got.rank == 3
-    torch.testing.assert_close(got.dense(), 3 * base.dense(), rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize(("tokens", "features"), [(4, 9), (9, 4), (0, 5), (5, 0)])
 def test_no_deficit_has_rank_zero(tokens, features):
     low = factor(torch.zeros(tokens, features))
     assert low.rank == 0
     assert low.dense().shape == (tokens, features)
-    assert low.rerank().rank == 0
 
 
 def test_a_deficit_of_exact_rank_has_no_more_directions():
@@ -255,7 +233,6 @@ def test_the_patch_counts_its_rank_tokens_and_bytes():
     assert patch.nbytes == 2 * (5 * (6 + 12) * 2 + 4 * (6 + 4))
     assert patch.truncate(2).rank == 2
     assert patch.truncate(0).layers == ({}, {})
-    assert patch.rerank(3).rank == 3
 
 
 def test_the_orbit_mean_is_the_mean_over_orderings():

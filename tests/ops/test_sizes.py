@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import LowRank, Patch, patch_bytes
+from lab.coded import coded
 
 
 def made(shapes: list[tuple[int, int]], dtype: torch.dtype) -> Patch:
@@ -23,8 +24,8 @@ def made(shapes: list[tuple[int, int]], dtype: torch.dtype) -> Patch:
 def test_sizes_tell_the_bytes_of_a_truncated_patch(form, shapes, rank):
     patch = made(shapes, torch.bfloat16 if form == "bfloat16" else torch.float32)
     if form in ("8 bits", "4 bits"):
-        patch = patch.quantize(int(form[0]))
+        patch = coded(patch, int(form[0]))
     if form == "mixed":
-        patch = Patch.of((*patch.layers, *patch.quantize(4).layers))
+        patch = Patch.of((*patch.layers, *coded(patch, 4).layers))
     assert patch_bytes(patch.sizes, rank) == patch.truncate(rank).nbytes
     assert patch_bytes(patch.sizes, 99) == patch.nbytes

@@ -11,6 +11,7 @@ import kamera.ops.spectrum as spectrum
 from kamera.ops import factor, kept_energy, kv_of, patch_of
 from kamera.ops.factoring import residuals, stacks
 from kamera.ops.spectrum import strongest
+from lab.coded import coded
 
 
 def matrices(tokens: int, features: int, fall: float, *, n: int = 3, seed: int = 0, dtype=torch.float32):
@@ -196,7 +197,7 @@ def test_the_energy_of_any_patch_is_that_of_the_dense_difference():
         kv_of([{"k": torch.randn(60, 40)}, {}, {}]), 3, torch.float32
     ).patch  # does not even help
     total = sum(float(d.double().square().sum()) for layer in deltas for d in layer.values())
-    for made in (patch, patch.truncate(2), patch.quantize(4), other.truncate(1)):
+    for made in (patch, patch.truncate(2), coded(patch, 4), other.truncate(1)):
         lost = sum(
             float((d - made.layers[i][n].dense()).double().square().sum())
             if n in made.layers[i]

@@ -12,6 +12,7 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.window.file import VERSION, Saved, publish, read_saved
+from lab.coded import coded
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
 
@@ -201,13 +202,13 @@ def test_a_patch_in_codes_is_served_saved_and_comes_back(bits, tmp_path):
         for i in window.store.ls("exact")
         if i.chunk_id == window.slots[-1].chunk_id
     ][:1]
-    window.store.put(replace(record, patch=record.patch.quantize(bits)))
+    window.store.put(replace(record, patch=coded(record.patch, bits)))
     backbone, chunks = rig("qwen2_5_vl")
     again = make(backbone, window.store, policy=window.policy)
     for name in (*record.antecedents, record.chunk_id):
         again.append(next(c for c in chunks if c.id == name))
     (held,) = [r.copy.patch for r in again._state.residents if r.facts.chunk_id == record.chunk_id]
-    assert held.nbytes == record.patch.quantize(bits).nbytes < record.patch.nbytes
+    assert held.nbytes == coded(record.patch, bits).nbytes < record.patch.nbytes
     again.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", backbone, again.store)
     assert Snapshot.of(again).matches(loaded, numbers=False)

@@ -7,6 +7,7 @@ if it was seen to change no number, or if it is recorded elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -275,7 +276,7 @@ def _without_origin(settings: Any) -> Any:
 def _text(value: Any) -> Any:
     """A config's value as JSON-able: plain values as they are, all others by name."""
     if isinstance(value, dict):
-        return {str(k): _text(v) for k, v in sorted(value.items(), key=lambda pair: str(pair[0]))}
+        return {k: _text(v) for k, v in sorted([(str(k), v) for k, v in value.items()], key=itemgetter(0))}
     if isinstance(value, list):
         return [_text(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
 
 from kamera.engines.hf.hooks import Observer
+from kamera.engines.values import Work
 
 Result = TypeVar("Result")
-
-
-@dataclass(eq=False)
-class Work:
-    """Model work done while a `Meter.measure` block was open."""
-
-    forwards: int = 0
-    tokens: int = 0
-    vision_encodes: int = 0
-    probes: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
-        """Count more; safe from several threads."""
-        with self._lock:
-            self.forwards += forwards
-            self.tokens += tokens
-            self.vision_encodes += vision_encodes
 
 
 _probing: ContextVar[bool] = ContextVar("kamera_probing", default=False)

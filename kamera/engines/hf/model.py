@@ -15,10 +15,10 @@ from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
 from kamera.engines.hf import probe
 from kamera.engines.hf.identity import Identity
-from kamera.engines.hf.meter import Meter, Work
+from kamera.engines.hf.meter import Meter
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
-from kamera.engines.values import PositionLimits
+from kamera.engines.values import PositionLimits, Work
 from kamera.errors import IncompatibleChunk
 from kamera.ops import (
     KV,

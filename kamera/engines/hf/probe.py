@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -286,4 +287,4 @@ def position_limit(model: nn.Module) -> PositionLimit | None:
                     "queries are scaled by position bucket, so what a chunk absorbs depends on its place",
                 )
             )
-    return min(limits, key=lambda limit: limit.below, default=None)
+    return min(limits, key=attrgetter("below"), default=None)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -317,7 +318,7 @@ def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> OperatorProof:
-    worst = max(found, key=lambda off: off.share, default=_Off(0.0, "none", 1e-4))
+    worst = max(found, key=attrgetter("share"), default=_Off(0.0, "none", 1e-4))
     return OperatorProof(worst.error, worst.where, worst.tolerance, offset)
 
 

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -235,7 +236,7 @@ class Reader:
         self.watch.space(mapping)
         items = dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
         pairs = [[str(k), self.value(v)] for k, v in items]
-        return {"dict": sorted(pairs, key=lambda pair: str(pair[0]))}
+        return {"dict": sorted(pairs, key=itemgetter(0))}
 
     def _function(self, function: FunctionType) -> Any:
         self.watch.function(function)

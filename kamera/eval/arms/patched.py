@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from kamera.certify import fit, random_like
 from kamera.eval.arms.plain import Blind, prefilled_behind
 from kamera.eval.desk import Desk
-from kamera.ops import LowRank, Patch, form_patch
+from kamera.ops import Patch, form_patch
 
 
 class Patched(Blind):
@@ -55,10 +54,8 @@ class RandomPatched(Patched):
 
     def served(self, index: int) -> Patch | None:
         """Noise, equal for equal places."""
-        drawn, true = torch.Generator().manual_seed(index), super().served(index)
-        if true is None:
-            return None
-        return Patch.of(tuple({n: _noise(f, drawn) for n, f in layer.items()} for layer in true.layers))
+        true = super().served(index)
+        return None if true is None else random_like(true, index)
 
 
 class OtherPatched(Patched):
@@ -68,25 +65,4 @@ class OtherPatched(Patched):
         """That of the next unit; of the second one for the last."""
         true = super().served(index)
         other = super().served(index + 1 if index + 1 < len(self.order) else 1)
-        return None if true is None or other is None else _fitted(other, true)
-
-
-def _noise(true: LowRank, drawn: torch.Generator) -> LowRank:
-    left, right = true.left, true.right
-    assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-    noise = [torch.randn(part.shape, generator=drawn).to(part) for part in (left, right)]
-    scale = float((left @ right.T).float().norm()) / float((noise[0] @ noise[1].T).float().norm())
-    return LowRank(noise[0] * scale, noise[1])
-
-
-def _fitted(patch: Patch, to: Patch) -> Patch:
-    layers = []
-    for layer, model in zip(patch.layers, to.layers, strict=True):
-        fitted = {}
-        for name in layer.keys() & model.keys():
-            left, tokens = layer[name].left, model[name].left.shape[0]
-            assert isinstance(left, torch.Tensor)
-            rows = torch.arange(tokens) % left.shape[0]
-            fitted[name] = LowRank(left[rows], layer[name].right)
-        layers.append(fitted)
-    return Patch.of(tuple(layers))
+        return None if true is None or other is None else fit(other, true)

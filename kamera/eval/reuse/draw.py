@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,10 @@ def draw_items(
     count: int,
     seed: int = 0,
     units: int = UNITS,
-    told: Callable[[Problem], None] = lambda problem: None,
-) -> Iterator[Item]:
+) -> Iterator[Item | Problem]:
     """``count`` items with their traces, drawn by ``seed`` from those with four visual units or more.
 
-    A smaller draw is a part of a larger one. ``told`` hears problems of the data. Raises ValueError for an
+    A smaller draw is a part of a larger one. Problems of the data come first. Raises ValueError for an
     unknown source or missing ``data``, TaskDataError if there are too few items for donors.
     """
     if source not in NAMES:
@@ -44,7 +44,8 @@ def draw_items(
         return
     if data is None:
         raise ValueError(f"source {source!r} needs --data, the set's folder as published")
-    drawn = _drawn(SOURCES[source](data, units), count, seed, told)
+    drawn, problems = _drawn(SOURCES[source](data, units), count, seed)
+    yield from problems
     if len(drawn) < 2:
         raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
     for item in drawn:
@@ -54,18 +55,17 @@ def draw_items(
         yield with_traces(whole, list(donors), FILLER, seed)
 
 
-def _drawn(
-    items: Iterator[Item | Problem], count: int, seed: int, told: Callable[[Problem], None]
-) -> list[Item]:
-    """The ``count`` items of lowest digest, by id."""
+def _drawn(items: Iterator[Item | Problem], count: int, seed: int) -> tuple[list[Item], list[Problem]]:
+    """The ``count`` items of lowest digest, by id, and the problems of all."""
     kept: list[tuple[int, str, Item]] = []
+    problems: list[Problem] = []
     seen: set[str] = set()
     for item in items:
         if isinstance(item, Problem):
-            told(item)
+            problems.append(item)
             continue
         if item.id in seen:
-            told(Problem(item.id, "occurs twice"))
+            problems.append(Problem(item.id, "occurs twice"))
             continue
         seen.add(item.id)
         if sum(_is_picture(content) for content in item.units.values()) < LEAST:
@@ -74,7 +74,7 @@ def _drawn(
         heapq.heappush(kept, (-lot, item.id, item))
         if len(kept) > count:
             heapq.heappop(kept)
-    return [item for _, _, item in sorted(kept, key=lambda entry: entry[1])]
+    return [item for _, _, item in sorted(kept, key=itemgetter(1))], problems
 
 
 def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
     start = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}:donors".encode()).digest()[:8], "big")
     turned = [others[(start + i) % len(others)] for i in range(len(others))]
     pool = [content for other in turned for content in other.units.values()]
-    pool.sort(key=lambda content: not _is_picture(content))
+    pool.sort(key=_is_picture, reverse=True)  # stable
     needed = len(item.window) - 1
     if len(pool) < needed:
         raise TaskDataError(

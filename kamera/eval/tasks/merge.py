@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 
 from kamera.errors import TaskDataError
@@ -34,7 +35,7 @@ def merge(folders: Sequence[str | Path], out_dir: str | Path) -> Results:
         joined = Journal(out_dir, settings, resume=False, asked=asked)
         for part, header in zip(parts, headers, strict=True):
             _take(joined, Journal(part, settings, asked=header["asked"]))
-        ids = sorted(joined.rows, key=lambda id: (joined.rows[id].at, id))
+        ids = [row.id for row in sorted(joined.rows.values(), key=attrgetter("at", "id"))]
         task = make_task(settings["task"], **settings["options"])
         return finish(task, joined, ids, arms, out_dir)
 

@@ -135,22 +135,9 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(
-                    x,
-                    left,
-                    right,
-                    left_scales,
-                    right_scales,
-                    rank,
-                    width,
-                    rows,
-                    head * DIM + cols,
-                    row_mask,
-                    some,
-                    FACTOR_BITS,
-                    BLOCK_R,
-                    WIDEN,
-                    PRECISION,
-                )
+                    x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
+                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                )  # fmt: skip
             a, b = tl.split(tl.reshape(x, [BLOCK_T, BLOCK_P, 2]))
             y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), [BLOCK_T, 2 * BLOCK_P])
             tl.store(out + cols[None, :], y.to(TARGET), mask=mask)
@@ -169,39 +156,13 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 a = _corrected(
-                    a,
-                    left,
-                    right,
-                    left_scales,
-                    right_scales,
-                    rank,
-                    width,
-                    rows,
-                    head * DIM + first,
-                    row_mask,
-                    some,
-                    FACTOR_BITS,
-                    BLOCK_R,
-                    WIDEN,
-                    PRECISION,
-                )
+                    a, left, right, left_scales, right_scales, rank, width, rows, head * DIM + first,
+                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                )  # fmt: skip
                 b = _corrected(
-                    b,
-                    left,
-                    right,
-                    left_scales,
-                    right_scales,
-                    rank,
-                    width,
-                    rows,
-                    head * DIM + second,
-                    row_mask,
-                    some,
-                    FACTOR_BITS,
-                    BLOCK_R,
-                    WIDEN,
-                    PRECISION,
-                )
+                    b, left, right, left_scales, right_scales, rank, width, rows, head * DIM + second,
+                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                )  # fmt: skip
             tl.store(out + first[None, :], (a * c - b * s).to(TARGET), mask=mask)
             tl.store(out + second[None, :], (b * c + a * s).to(TARGET), mask=mask)
 
@@ -226,20 +187,7 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(
-                    x,
-                    left,
-                    right,
-                    left_scales,
-                    right_scales,
-                    rank,
-                    width,
-                    rows,
-                    head * DIM + cols,
-                    row_mask,
-                    some,
-                    FACTOR_BITS,
-                    BLOCK_R,
-                    WIDEN,
-                    PRECISION,
-                )
+                    x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
+                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                )  # fmt: skip
             tl.store(out + cols[None, :], x.to(TARGET), mask=mask)

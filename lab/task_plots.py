@@ -1,26 +1,25 @@
-"""Figures of a benchmark's results, as small PNG files. Needs matplotlib: ``pip install "kamera[plots]"``."""
+"""Figures of a benchmark's results, as small PNG files: ``python -m lab.task_plots RESULT.json FOLDER``.
+
+``RESULT.json`` is the output of ``kamera eval TASK … --format json``.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kamera.errors import TaskDataError
 from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS
 from kamera.eval.tasks.report import ArmResult, Results
+from kamera.eval.tasks.sample import Cell, Summary
+from kamera.window import Estimate
 
 CELLS, LENGTHS = "length and depth", "context length (official)"
 _DPI = 80
 _SHORT = "<1k"
-
-
-def check_plots() -> None:
-    """Raise TaskDataError without matplotlib, before a run starts."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TaskDataError('plots need matplotlib: pip install "kamera[plots]", or leave them out')
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -30,7 +29,6 @@ def draw(results: Results, folder: Path) -> list[Path]:
     length and needle depth, one panel per arm (empty cells had no questions), and ``lengths.png``, the
     official score of every length.
     """
-    check_plots()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, panels, plot in (
@@ -106,3 +104,25 @@ def _lengths(panels: Any, arms: Sequence[ArmResult]) -> None:
     panels[0].set_ylabel("official score")
     panels[0].legend(fontsize=7)
     panels[0].grid(alpha=0.3)
+
+
+def read_results(document: Mapping[str, Any]) -> Results:
+    """The results in a document that ``kamera eval`` wrote; null stands for nan."""
+    arms = []
+    for row in map(_with_nan, document["arms"]):
+        groups = tuple(Cell(**_with_nan(cell)) for cell in row["summary"]["groups"])
+        row["summary"] = Summary(**{**_with_nan(row["summary"]), "groups": groups})
+        row["interval"] = Estimate(**_with_nan(row["interval"]))
+        arms.append(ArmResult(**row))
+    return Results(document["task"], document["items"], document["labelled"], tuple(arms), (), ())
+
+
+def _with_nan(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in told.items()}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m lab.task_plots RESULT.json FOLDER")
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    print(*draw(read_results(told), Path(sys.argv[2])), sep="\n")

@@ -1,18 +1,20 @@
 """Heat maps and plots: what stands in a cell is what was scored there."""
 
-import importlib.util
+import json
 import math
 
 import pytest
 from PIL import Image
 
-from kamera.errors import TaskDataError
+from kamera.cli.output import finite
 from kamera.eval.tasks.mm_niah import MMNiah
-from kamera.eval.tasks.plots import draw, heat_map
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import collect
 from kamera.eval.tasks.sample import Answered, TaskSample
 from kamera.eval.trial import Trial
+from lab.task_plots import draw, heat_map, read_results
+
+pytestmark = pytest.mark.lab
 
 ARMS = {"reprefill": "oak", "blind": "elm"}
 
@@ -67,16 +69,16 @@ def test_figures_are_drawn_of_what_there_is(tmp_path):
     assert draw(results(), tmp_path / "none") == []
 
 
-def test_without_matplotlib_plots_are_refused_with_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TaskDataError, match=r'pip install "kamera\[plots\]"'):
-        draw(results((1500, 0.5)), tmp_path / "plots")
-    assert not (tmp_path / "plots").exists()
-
-
 def test_other_benchmarks_have_arms_and_no_heat_map(tmp_path):
     task = make_task("egoschema")
     item = TaskSample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
     answered = {arm: [Answered(item, said, 0.0)] for arm, said in ARMS.items()}
     found = collect(task, answered, [Trial("egoschema/1", "", arm, "A") for arm in ARMS], ())
     assert [file.name for file in draw(found, tmp_path)] == ["arms.png"]
+
+
+def test_results_come_back_from_the_document_of_the_command():
+    found = results((1500, 0.5), (9000, 0.99))
+    again = read_results(json.loads(json.dumps(finite(found.document()))))
+    assert repr(again.arms) == repr(found.arms)  # nan is equal to nothing
+    assert (again.task, again.items, again.labelled) == (found.task, found.items, found.labelled)
