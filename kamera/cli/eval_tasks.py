@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from kamera.cli.command import command
-from kamera.cli.options import ArmModules, Loading, ModelOption
+from kamera.cli.options import ArmModules, Loading, ModelOption, View
 from kamera.cli.output import Output, finite
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class TaskRun:
         bool, typer.Option(help="Resume the run in --out, or refuse a folder that has one.")
     ] = True
     plots: Plots = False
+    view: View = None
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
@@ -117,7 +118,7 @@ class TaskRun:
                 on_item=bar.update,
             )
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
-        _write(self.written, results, self.out, about, self.plots)
+        _write(self.written, results, self.out, about, self.plots, self.view)
 
 
 @command
@@ -128,16 +129,20 @@ def merge(
     ],
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="Folder for the joined run.")],
     plots: Plots = False,
+    view: View = None,
 ) -> None:
     """Join runs of one benchmark (shards, other samples, other arms) into one, without model or data."""
     from kamera.eval.tasks.merge import merge as join
 
     about = {"merged": [str(run) for run in runs]}
-    _write(written, join(runs, out), out, about, plots)
+    _write(written, join(runs, out), out, about, plots, view)
 
 
-def _write(written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool) -> None:
-    """Write tables or the document, and figures on demand. Exit code 1 if no item was answered."""
+def _write(
+    written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool, view: Path | None
+) -> None:
+    """Write tables or the document, figures and a page on demand. Exit code 1 if no item was answered."""
+    from kamera.cli.eval_tables import drawn as measured
     from kamera.cli.eval_tables import tables
     from kamera.eval.tasks.plots import draw
 
@@ -147,6 +152,7 @@ def _write(written: Output, results: Results, out: Path, about: dict[str, Any], 
     document = finite({**about, **results.document(), "plots": drawn})
     ending = f"predictions and items: {out}" + "".join(f"\n{file}" for file in drawn)
     written.write(document, [*tables(results), ending])
+    written.draw(view, results.task, {**about, "official": results.arms[0].summary.how}, measured(results))
     if not results.items:
         written.note("no item was answered under every arm")
         raise typer.Exit(1)

@@ -71,6 +71,12 @@ File = Annotated[
     Path | None,
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
 ]
+View = Annotated[
+    Path | None,
+    typer.Option(
+        "--view", dir_okay=False, callback=_writable, help="Draw the result as a page, in this file, too."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]
 ArmModules = Annotated[
     list[str] | None,
@@ -98,10 +104,18 @@ class Loading:
     dtype: Precision = Dtype.auto
 
     def load(self, model: str, *, show_progress: bool) -> Backbone:
-        """As `load_backbone`."""
-        from kamera.cli.models import load_backbone
+        """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
-        return load_backbone(model, self.device, self.dtype, show_progress=show_progress)
+        Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
+        """
+        from kamera import testbed
+        from kamera.engines.hf import Backbone, hide_progress
+
+        if not show_progress:
+            hide_progress()
+        shipped = model == "testbed" and not Path(model).exists()
+        source = str(testbed.weights_dir()) if shipped else model
+        return Backbone.from_pretrained(source, device=self.device, dtype=self.dtype.value)
 
 
 @dataclass(frozen=True)

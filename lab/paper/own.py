@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from kamera.cli.models import load_backbone
-from kamera.cli.options import Dtype
+from kamera.cli.options import Dtype, Loading
 from kamera.cli.output import listing
 from kamera.engines.hf import Backbone
 from kamera.patches.anchor import Anchor
@@ -55,7 +54,7 @@ def measure_own(
     before the model is loaded.
     """
     pictures = Pictures.read(data)
-    backbone = load_backbone(model, device, dtype, show_progress=False)
+    backbone = Loading(device, dtype).load(model, show_progress=False)
     kept = [name for name in tables if name not in OF_THE_WORLD]
     name = Path(model).name or model
     yield from measure_family(name, backbone, items, seed, tables=kept, make=stages(pictures), system=system)

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from kamera.cli.models import load_backbone
-from kamera.cli.options import Dtype
+from kamera.cli.options import Dtype, Loading
 from kamera.engines.hf import Backbone
 from lab.paper import (
     basis,
@@ -197,7 +196,7 @@ def backbone_of(family: str, dtype: str = "float32") -> Backbone:
     """A backbone of the testbed, or that of a model directory."""
     if family in BACKBONES:
         return Backbone(*load(family, dtype=getattr(torch, dtype)))
-    return load_backbone(family, None, Dtype(dtype), show_progress=False)
+    return Loading(None, Dtype(dtype)).load(family, show_progress=False)
 
 
 def _work(

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kamera.cli.models import load_backbone
-from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
+from kamera.cli.options import Device, Dtype, File, Form, Format, Loading, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
 from kamera.reuse import HeldOut
 from lab.reuse.charts import Plot, chart, curve
@@ -44,7 +43,7 @@ def roc(
     1.0: equal content at two positions is always more alike than unequal content; 0.5: chance.
     """
     out = Output(format, output, quiet)
-    backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+    backbone = Loading(device, dtype).load(model, show_progress=out.shows_progress)
     found = invariance(backbone, blocks=blocks, text=_read(text), seed=seed)
     by_channel: dict[str, list[Any]] = {}
     for one in found:
@@ -85,7 +84,7 @@ def sink(
     Segments are computed behind the first tokens alone and compared with those behind the whole prompt.
     """
     out = Output(format, output, quiet)
-    backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+    backbone = Loading(device, dtype).load(model, show_progress=out.shows_progress)
     found = sink_of(backbone, segments=segments, text=_read(text), seed=seed)
     none = "none: the drift falls with every further token of context"
     size = none if found.tokens is None else f"the first {found.tokens} tokens"
@@ -132,7 +131,7 @@ def calibrate(
     Exit code 0: there is a threshold. 1: there is none, approximate segments stay refused.
     """
     out = Output(format, output, quiet)
-    backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+    backbone = Loading(device, dtype).load(model, show_progress=out.shows_progress)
     runs = texts(backbone, 16, 256, text=_read(text))
     documents = [ids.tolist() for ids in runs]
     drawn = cases_of(backbone, documents, count=cases, sources=source or ("",), seed=seed)
