@@ -12,7 +12,8 @@ from kamera.serve import Front, bound, server_of
 @contextmanager
 def listening(front: Front) -> Iterator[str]:
     """The address of a server of ``front``, on a free port; it ends with the context."""
-    sock, server = bound("127.0.0.1", 0), server_of(front)
+    sock = bound("127.0.0.1", 0)
+    server = server_of(front, sock)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from kamera.certify import ITEMS, TRIALS, run_probe
 from kamera.cli.command import command
-from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet
+from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet, View
 from kamera.cli.output import Output, facts, listing
 from kamera.window import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
+from kamera.window.view import Measured, Way
 
 Scenes = Literal["pages", "world"]
 """Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
@@ -41,6 +42,7 @@ def certify(
             help="Directory for the certificate (default: KAMERA_CERTIFICATES, or the user's).",
         ),
     ] = None,
+    view: View = None,
     quiet: Quiet = False,
 ) -> None:
     """Ask a multi-hop probe of reused and of re-prefilled windows, and write a certificate.
@@ -66,28 +68,15 @@ def certify(
                 bar.update(step[0] - bar.n)
     path = certificate.write(folder)
     out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
+    about = dict(_facts(certificate, path))
+    out.draw(view, f"What {certificate.model} may serve", about, *_drawn(certificate))
     if certificate.refusal("patched") is not None:
         raise typer.Exit(1)
 
 
 def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
-    share, patched = certificate.patch_bytes, certificate.findings["patched"]
-    limit = certificate.position_limit
-    yield facts(
-        certificate.model,
-        [
-            ("fingerprint", certificate.fingerprint),
-            ("dtype", certificate.dtype),
-            ("vocabulary", certificate.vocabulary),
-            ("positions", "without end" if limit is None else f"below {limit}"),
-            ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
-            ("rank", certificate.rank),
-            ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
-            ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
-            ("written to", path),
-        ],
-    )
-    for what, findings in (("served", certificate.findings), ("wrong on purpose", certificate.sabotages)):
+    yield facts(certificate.model, _facts(certificate, path))
+    for what, findings in _groups(certificate):
         yield ""
         yield listing(
             "",
@@ -95,6 +84,42 @@ def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
             [_row(name, finding) for name, finding in findings.items()],
         )
         yield from (f"{name}: {finding.reason}" for name, finding in findings.items())
+
+
+def _groups(certificate: Certificate) -> list[tuple[str, Mapping[Any, Finding]]]:
+    return [("served", certificate.findings), ("wrong on purpose", certificate.sabotages)]
+
+
+def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
+    share, patched = certificate.patch_bytes, certificate.findings["patched"]
+    limit = certificate.position_limit
+    return [
+        ("fingerprint", certificate.fingerprint),
+        ("dtype", certificate.dtype),
+        ("vocabulary", certificate.vocabulary),
+        ("positions", "without end" if limit is None else f"below {limit}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
+        ("rank", certificate.rank),
+        ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
+        ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
+        ("written to", path),
+    ]
+
+
+def _drawn(certificate: Certificate) -> Iterator[Measured]:
+    """The verdicts, with right answers of the three ways to serve."""
+    for what, findings in _groups(certificate):
+        ways = [
+            Way(
+                name,
+                (finding.served, finding.reprefill, finding.blind),
+                (_share(finding.eta), _share(finding.flip_recover)),
+                verdict=finding.verdict,
+                note=finding.reason,
+            )
+            for name, finding in findings.items()
+        ]
+        yield Measured(what, ("served", "re-prefill", "blind"), tuple(ways), ("eta", "flip-recover"))
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:

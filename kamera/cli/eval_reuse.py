@@ -11,11 +11,12 @@ import typer
 
 from kamera.cli.command import command
 from kamera.cli.lazy import Verb, group
-from kamera.cli.options import ArmModules, Dtype, File, Format, Loading, ModelOption, Quiet
+from kamera.cli.options import ArmModules, Dtype, File, Format, Loading, ModelOption, Quiet, View
 from kamera.cli.output import Output, finite, listing
 
 if TYPE_CHECKING:
     from kamera.eval.reuse import Benchmark, Scores, Submission
+    from kamera.window.view import Measured
 
 Folder = Annotated[
     Path, typer.Argument(metavar="BENCH", file_okay=False, help="Folder of a frozen benchmark.")
@@ -84,6 +85,7 @@ def run(
         Path | None,
         typer.Option("--submission", dir_okay=False, help="File for all answers."),
     ] = None,
+    view: View = None,
 ) -> None:
     """Ask every item behind every trace under every arm, and score the answers."""
     from kamera.eval.arms import arms_of
@@ -102,7 +104,7 @@ def run(
     command += "".join(f" --arm-module {module}" for module in arm_module or ())
     command += f" --items {items}" if items else ""
     command += "" if loading.dtype is Dtype.auto else f" --dtype {loading.dtype.value}"
-    _write(written, [(made, score_submission(made, benchmark))], benchmark, {"command": command})
+    _write(written, [(made, score_submission(made, benchmark))], benchmark, {"command": command}, view)
 
 
 @command
@@ -112,6 +114,7 @@ def score(
     submissions: Annotated[
         list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Submissions.")
     ],
+    view: View = None,
 ) -> None:
     """Check submissions against the schema and the benchmark, and score them; no model is needed."""
     from kamera.eval.reuse import load, read_submission, score_submission
@@ -119,7 +122,7 @@ def score(
     benchmark = load(folder)
     made = [read_submission(path, benchmark) for path in submissions]
     scored = [(one, score_submission(one, benchmark)) for one in made]
-    _write(written, scored, benchmark, {})
+    _write(written, scored, benchmark, {}, view)
 
 
 def schema(output: File = None, quiet: Quiet = False) -> None:
@@ -142,6 +145,7 @@ def _write(
     scored: list[tuple[Submission, Scores]],
     benchmark: Benchmark,
     about: dict[str, Any],
+    view: Path | None,
 ) -> None:
     """Tables or the document; a note for passing sabotage. Exit code 1 if nothing could be compared."""
     for _, scores in scored:
@@ -156,6 +160,8 @@ def _write(
         "submissions": [{"system": dict(made.system), **scores.document()} for made, scores in scored],
     }
     written.write(finite(document), [table for made, scores in scored for table in _tables(made, scores)])
+    facts = {**about, "benchmark": benchmark.digest, **benchmark.origin}
+    written.draw(view, "The benchmark of reuse", facts, *[_drawn(made, scores) for made, scores in scored])
     if not any(scores.rows for _, scores in scored):
         written.note("no item was answered under every arm")
         raise typer.Exit(1)
@@ -179,19 +185,40 @@ def _tables(made: Submission, scores: Scores) -> list[Any]:
         for row in scores.rows
         if row.trace == "all"
     ]
-    system = made.system
-    title = f"{system['name']}, {system['model']} ({system['dtype']}): {scores.items} items, all traces"
     traces = list(dict.fromkeys(row.trace for row in scores.rows if row.trace != "all"))
     by_trace = [
         (arm, *(f"{scores.row(arm, trace).agreement.mean:.3f}" for trace in traces))
         for arm in dict.fromkeys(row.arm for row in scores.rows)
     ]
     return [
-        title,
+        _title(made, scores),
         listing("", columns, rows),
         "\nagreement by trace",
         listing("", ("arm", *traces), by_trace),
     ]
+
+
+def _drawn(made: Submission, scores: Scores) -> Measured:
+    """The arms by what they run, the cheapest first."""
+    from kamera.window.view import Measured, Way
+
+    rows = sorted((row for row in scores.rows if row.trace == "all"), key=lambda row: row.recomputed)
+    ways = [
+        Way(
+            row.arm,
+            (row.accuracy, row.agreement, row.flip_recover),
+            (f"{row.kl.mean:.1e}", f"{row.kept:.2f}×", f"{row.ttft:.2f}×"),
+            100 * row.recomputed,
+        )
+        for row in rows
+    ]
+    shares, columns = ("accuracy", "agreement", "flip-recover"), ("KL", "kept", "TTFT")
+    return Measured(_title(made, scores), shares, tuple(ways), columns, "recomputed, %")
+
+
+def _title(made: Submission, scores: Scores) -> str:
+    system = made.system
+    return f"{system['name']}, {system['model']} ({system['dtype']}): {scores.items} items, all traces"
 
 
 def _interval(value: Any) -> tuple[str, str]:

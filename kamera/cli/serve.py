@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +43,8 @@ def serve(
 ) -> None:
     """Serve /v1/chat/completions, /v1/responses and /v1/messages; an agent changes its URL only.
 
-    Prints one line with the address when it is ready. SIGTERM and Ctrl-C finish what runs, save, and say so.
+    / is a page of what it does. Prints one line with the address when it is ready. SIGTERM and Ctrl-C finish
+    what runs, save, and say so.
     """
     try:
         from kamera import serve as serving
@@ -54,7 +54,7 @@ def serve(
         ) from None
 
     tenants = serving.Keys({} if keys is None else read_keys(keys))
-    if not tenants and not _is_local(host):
+    if keys is None and host not in serving.LOCAL:
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
     listening = serving.bound(host, port)
     backbone = loading.load(model, show_progress=not quiet)
@@ -81,10 +81,3 @@ def read_keys(path: Path) -> dict[str, str]:
     if not tenants:
         raise ValueError(f"{path} has no keys: give a tenant and its key in each line")
     return tenants
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,4 +1,4 @@
-"""A saved window, or the window of a saved session, as the one event that it tells."""
+"""Saved windows, alone or of sessions, as the one event that each tells."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from typing import Any
 from kamera.cli.contents import read_window
 from kamera.engines import Spent, Usage
 from kamera.errors import StoreError
+from kamera.sessions.document import read_document
 from kamera.store import chunks_of
 from kamera.window import Event, Outcome, Report, Slot, WindowMemory
 from kamera.window.file import FILE
 
 
 def saved_events(directory: Path) -> list[Event]:
-    """The event of a saved window: "saved", without work; of a saved session, that of its window.
+    """The event of a saved window: "saved", without work; of a saved session that of its window; of a pool's
+    directory those of all its sessions.
 
-    Nothing of how it came to be is saved. Raises StoreError for a directory that holds neither, CorruptChunk
-    and StoreVersionError as `read_window`.
+    Nothing of how they came to be is saved. Raises StoreError for a directory that holds none of these,
+    CorruptChunk and StoreVersionError as `read_window` and `read_document`.
     """
     if (directory / FILE).is_file():
         return [_saved(read_window(directory), directory, session="")]
-    found = sorted(directory.glob(f"window-*/{FILE}"))
+    found = sorted(directory.glob(f"window-*/{FILE}")) or sorted(directory.glob(f"*/window-*/{FILE}"))
     if not found:
-        raise StoreError(f"{str(directory)!r} is no saved window or session: give one, or a trace")
-    return [_saved(read_window(file.parent), file.parent, directory.name) for file in found]
+        raise StoreError(f"{str(directory)!r} has no saved window or session: give one, or a trace")
+    return [_saved(read_window(file.parent), file.parent, _named(file.parent.parent)) for file in found]
+
+
+def _named(session: Path) -> str:
+    """A saved session's name: its id in its pool, with its tenant's; else its directory's."""
+    document = read_document(session)
+    name = document["id"] or session.name
+    return f"{document['tenant']}: {name}" if document["tenant"] else name
 
 
 def _saved(window: dict[str, Any], directory: Path, session: str) -> Event:

@@ -33,8 +33,8 @@ def view(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TRACE|SESSION|URL",
-            help="A trace (KameraWindow(trace=…)), a saved session or window, or a trace's http(s) address.",
+            metavar="TRACE|SESSION|POOL|URL",
+            help="A trace, a saved window or session, a pool's directory, or a trace's http(s) address.",
         ),
     ],
     output: Annotated[
@@ -61,8 +61,10 @@ def view(
         path = Path(source)
         if not path.is_file() or what is not ViewForm.page or output is not None:
             raise typer.BadParameter("--live serves the page of a trace's file, and writes nothing")
-        from kamera.cli.view_live import serve_live
-
+        try:
+            from kamera.cli.view_live import serve_live
+        except ImportError:
+            raise ValueError("--live needs a web server: pip install 'kamera[serve]'") from None
         return serve_live(path, name, port, Output(quiet=quiet))
     events = _events(source)
     if what is ViewForm.page:

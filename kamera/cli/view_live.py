@@ -3,79 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import threading
 import time
-from functools import partial
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from starlette.requests import Request
+
 from kamera.cli.output import Output
-from kamera.window import read_trace
-from kamera.window.view import document, page
+from kamera.window import read_events
+from kamera.window.view import Lives
+from kamera.window.view.live import Page, bound, page_server
 
 HOST = "127.0.0.1"
-PAUSE = 0.5
-"""Seconds between two looks at the file."""
 
-BEAT = 15.0
-"""Seconds after which a silent line says that it lives, and so finds out whether its reader left."""
+
+class Tail(Page):
+    """The page of a trace, which goes on as that grows. Raises as `read_trace` at construction."""
+
+    def __init__(self, title: str, trace: Path) -> None:
+        super().__init__(title)
+        self._lives, self._trace, self._read = Lives(), trace, 0
+        self.read()
+
+    def seen(self, request: Request) -> Lives:
+        """All of it."""
+        return self._lives
+
+    def read(self) -> None:
+        """Take the lines that came since."""
+        with self._trace.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        for event in read_events(whole, str(self._trace)):
+            self._lives(event)
+        self._read += len(whole)
+
+    def follow(self, pause: float = 0.5) -> None:
+        """Read again and again."""
+        while True:
+            time.sleep(pause)
+            self.read()
 
 
 def serve_live(trace: Path, title: str, port: int, out: Output) -> None:
     """Serve the page of a trace until Ctrl-C; prints its address."""
-    with ThreadingHTTPServer((HOST, port), partial(Handler, trace, title)) as server:
-        server.daemon_threads = True
-        print(f"http://{HOST}:{server.server_port}/", flush=True)
-        out.note("Ctrl-C ends it")
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """``/`` is the page, ``/events`` its document again whenever the trace has grown."""
-
-    def __init__(self, trace: Path, title: str, *args: object) -> None:
-        self.trace, self.title = trace, title
-        super().__init__(*args)  # type: ignore[arg-type]
-
-    def do_GET(self) -> None:
-        """Answer a request of this machine, under its own name: a page elsewhere may not read it."""
-        name = self.headers.get("Host", "").rpartition(":")[0]
-        if name not in (HOST, "localhost"):
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif self.path == "/":
-            made = page(read_trace(self.trace), title=self.title, live=True).encode()
-            self._begin("text/html; charset=utf-8")
-            self.wfile.write(made)
-        elif self.path == "/events":
-            self._begin("text/event-stream")
-            self._follow()
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of requests."""
-
-    def _begin(self, kind: str) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-
-    def _follow(self) -> None:
-        size, said = -1, time.monotonic()
-        try:
-            while True:
-                now = self.trace.stat().st_size
-                if now != size:
-                    told = json.dumps(document(read_trace(self.trace)), separators=(",", ":"))
-                    self.wfile.write(f"data: {told}\n\n".encode())
-                    size, said = now, time.monotonic()
-                elif time.monotonic() - said > BEAT:
-                    self.wfile.write(b": still here\n\n")
-                    said = time.monotonic()
-                self.wfile.flush()
-                time.sleep(PAUSE)
-        except OSError:
-            return  # the reader left, or the file went
+    tail, listening = Tail(title, trace), bound(HOST, port)
+    threading.Thread(target=tail.follow, daemon=True).start()
+    print(f"http://{HOST}:{listening.getsockname()[1]}/", flush=True)
+    out.note("Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        page_server(tail).run(sockets=[listening])

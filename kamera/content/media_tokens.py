@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.media import load_image
@@ -26,13 +27,15 @@ class Media:
     """A picture or clip after the processor.
 
     ``ids`` are the tokens that replace its placeholder, ``inputs`` its own model inputs (pixels, grids),
-    none of them per token. ``digest`` identifies the pixels and their times.
+    none of them per token. ``digest`` identifies the pixels and their times. ``picture`` is the first one as
+    it was given, to be looked at only.
     """
 
     kind: str
     digest: str
     ids: tuple[int, ...]
     inputs: Mapping[str, torch.Tensor]
+    picture: Image.Image
 
 
 class MediaTokens:
@@ -71,7 +74,8 @@ class MediaTokens:
         with self._template.exclusive.alone():
             made = self._template.processor(text=text, **given, add_special_tokens=False)
         inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
-        return Media(kind, name, tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist()), inputs)
+        ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
+        return Media(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
 
 
 def expand(

@@ -212,8 +212,10 @@ class Engine(Protocol):
         """A chunk of content, in any form a user may give."""
         ...
 
-    def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
-        """A chunk of token ids and the model's own inputs."""
+    def chunk_from_tensors(
+        self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
+    ) -> Chunk:
+        """A chunk of token ids and the model's own inputs; ``picture`` is one to be looked at only."""
         ...
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:

@@ -26,7 +26,7 @@ Key = tuple[int, str]  # layer, channel
 
 
 class Columns(NamedTuple):
-    """Factors of a stack of channels as stored: floats or codes ``[n, rows, …]``, and the codes' scales ``[n, m]``."""
+    """Factors of stacked channels, stored: floats or codes ``[n, rows, …]``, the codes' scales ``[n, m]``."""
 
     stored: torch.Tensor
     scales: torch.Tensor | None

@@ -4,10 +4,10 @@ It needs ``pip install 'kamera[serve]'``.
 """
 
 from kamera.serve.app import Front
-from kamera.serve.keys import Keys
+from kamera.serve.keys import LOCAL, Keys
 from kamera.serve.refusal import Refusal
-from kamera.serve.run import Server, bound, run, server_of
-from kamera.serve.service import Service
-from kamera.serve.within import Within
+from kamera.serve.run import run, server_of
+from kamera.serve.service import Service, Within
+from kamera.window.view.live import bound
 
-__all__ = ["Front", "Keys", "Refusal", "Server", "Service", "Within", "bound", "run", "server_of"]
+__all__ = ["LOCAL", "Front", "Keys", "Refusal", "Service", "Within", "bound", "run", "server_of"]

@@ -20,9 +20,8 @@ from starlette.types import Lifespan
 
 from kamera.content import Fields, json_object
 from kamera.errors import KameraError, quote
-from kamera.serve.asked import Said
 from kamera.serve.chat import Chat
-from kamera.serve.dialect import Dialect
+from kamera.serve.dialect import Dialect, Said
 from kamera.serve.keys import Keys
 from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
@@ -30,6 +29,8 @@ from kamera.serve.responses import Responses
 from kamera.serve.service import Answer, Count, Service
 from kamera.serve.worker import AT_ONCE, Job, Worker
 from kamera.sessions import Branches
+from kamera.window.view import Lives
+from kamera.window.view.live import Page
 
 MOST_BYTES = 32 << 20
 """Bytes of a request's body, at most."""
@@ -43,8 +44,11 @@ KEPT = 4096
 READING = 60
 """Seconds in which a request must have come."""
 
+SENDING = 60
+"""Seconds in which an event must have gone to a client that reads slowly."""
 
-class Front:
+
+class Front(Page):
     """The routes before a service; ``names`` are those of its model."""
 
     def __init__(
@@ -56,12 +60,17 @@ class Front:
         waiting: int = WAITING,
         at_once: int = AT_ONCE,
     ) -> None:
+        super().__init__(names[0])
         self.service = service
         self.worker = Worker(waiting, at_once)
         self._keys, self._names = keys, tuple(names)
         self._turns = Branches(KEPT)
         self._started = int(time.time())
         self._refused = 0
+
+    def seen(self, request: Request) -> Lives:
+        """The lives of the tenant's sessions."""
+        return self.service.seen(self._keys.tenant(request))
 
     def close(self) -> str:
         """Finish what runs and waits, save, and say so."""
@@ -80,6 +89,7 @@ class Front:
         app = Starlette(
             lifespan=life,
             routes=[
+                *self.routes,
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
                 Route("/v1/messages", self.answer, methods=["POST"]),
                 Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
@@ -102,9 +112,15 @@ class Front:
         """An answer, in the words of the API whose path it is."""
         tenant, body, session = await self._read(request)
         if request.url.path.endswith("/responses"):
-            return await self._answer(request, tenant, Responses(body, session, self._turns, tenant))
-        kind = Messages if request.url.path.endswith("/messages") else Chat
-        return await self._answer(request, tenant, kind(body, session))
+            dialect: Dialect = Responses(body, session, self._turns, tenant)
+        else:
+            dialect = (Messages if request.url.path.endswith("/messages") else Chat)(body, session)
+        job = Answer(self.service, tenant, dialect.asked)
+        # what fails before the first text has a status of its own
+        heard = await self._heard(request, tenant, dialect, job)
+        if not dialect.asked.stream:
+            return JSONResponse(dialect.whole(heard[0]))
+        return EventSourceResponse(self._events(job, dialect, heard), send_timeout=SENDING)
 
     async def response(self, request: Request) -> Response:
         """A kept response, or its deletion."""
@@ -118,8 +134,7 @@ class Front:
         """Tokens of a message's prompt."""
         tenant, body, session = await self._read(request)
         dialect = Messages(body, session, counts=True)
-        self._check_model(dialect.model)
-        heard = await self._heard(request, tenant, Count(self.service, tenant, dialect.asked), whole=True)
+        heard = await self._heard(request, tenant, dialect, Count(self.service, dialect.asked))
         return JSONResponse({"input_tokens": heard[0]})
 
     async def models(self, request: Request) -> Response:
@@ -170,14 +185,17 @@ class Front:
             message = f"no model {quote(name)} here: ask {', '.join(self._names)}"
             raise Refusal(404, message, "model", "model_not_found")
 
-    async def _heard(self, request: Request, tenant: str, job: Job[Any], whole: bool) -> Any:
-        """Submit a job; its result, or the first that is heard of it. A client that goes away cancels it."""
+    async def _heard(self, request: Request, tenant: str, dialect: Dialect, job: Job[Any]) -> Any:
+        """Submit a job; the first that is heard of it, the result unless its answer is a stream.
+
+        A client that goes away cancels it.
+        """
+        self._check_model(dialect.model)
         self.worker.submit(tenant, job)
         watch = asyncio.create_task(self._watch(request, job))
         try:
-            heard = await job.next()
-            while whole and isinstance(heard, str):
-                heard = await job.next()
+            while isinstance(heard := await job.next(), str) and not dialect.asked.stream:
+                pass
             return heard
         except BaseException:
             job.cancel()
@@ -189,17 +207,6 @@ class Front:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         job.cancel()
-
-    async def _answer(self, request: Request, tenant: str, dialect: Dialect) -> Response:
-        self._check_model(dialect.model)
-        job = Answer(self.service, tenant, dialect.asked)
-        # what fails before the first text has a status of its own
-        heard = await self._heard(request, tenant, job, whole=not dialect.asked.stream)
-        if not dialect.asked.stream:
-            return JSONResponse(dialect.whole(heard[0]))
-
-        events = self._events(job, dialect, heard)
-        return EventSourceResponse(events, client_close_handler_callable=job.leave)
 
     async def _events(
         self, job: Answer, dialect: Dialect, heard: str | tuple[Said]

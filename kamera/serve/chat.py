@@ -7,8 +7,7 @@ from typing import Any
 from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, chosen, hint_of
-from kamera.serve.asked import Asked, Said, common
-from kamera.serve.dialect import Dialect, Events, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 
 
 class Chat(Dialect):
@@ -26,14 +25,12 @@ class Chat(Dialect):
             messages=[chat_message(m) for m in body.objects("messages", needed=True)],
             tools=chosen(body, [chat_tool(t) for t in body.objects("tools")]),
             max_tokens=tokens[1] if tokens[0] is None else tokens[0],
-            temperature=body.number("temperature", 0, 2),
-            top_p=body.number("top_p", 0, 1),
             top_k=body.count("top_k", 0),
             seed=body.count("seed", -(2**63), 2**63 - 1),
             stop=body.texts("stop", 16),
             logprobs=chat_logprobs(body),
             hint=hint_of(body),
-            **common(body, session),
+            **common(body, session, 2),
         )
         body.only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
         body.only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
@@ -45,7 +42,7 @@ class Chat(Dialect):
         calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": said.noted}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _noted(said)}
         return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
 
     def opening(self) -> Events:
@@ -59,7 +56,7 @@ class Chat(Dialect):
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
         calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
-        last = [self._chunk({}, _reason(said), said.noted, kamera=said.kamera)]
+        last = [self._chunk({}, _reason(said), _noted(said), kamera=said.kamera)]
         usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
         return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
 
@@ -76,6 +73,10 @@ class Chat(Dialect):
 
 def _reason(said: Said) -> str:
     return "tool_calls" if said.calls else said.turn.finish_reason
+
+
+def _noted(said: Said) -> dict[str, Any] | None:
+    return None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
 
 
 def _usage(said: Said) -> dict[str, Any]:

@@ -5,15 +5,73 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields
-from kamera.serve.asked import Asked, Said
+from kamera.content import Fields, Message
+from kamera.edits import Clearing
 from kamera.serve.refusal import Refusal
+from kamera.sessions import Turn
+from kamera.window import GUARANTEES, Guarantee
 
 Events = list[ServerSentEvent]
+
+_ID = 256  # characters
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. What is None is left to the model's own settings.
+
+    ``minimum`` is the least guarantee that may be served, ``session`` the id of its conversation, ``hint`` a
+    name that its client gives to some of its conversations.
+    """
+
+    messages: list[Message]
+    tools: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    logprobs: int | None = None
+    minimum: Guarantee | None = None
+    session: str | None = None
+    hint: str = ""
+    clearing: Clearing | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer: text outside of calls, the calls, the stop string that ended it, the applied edit, and
+    OpenAI's entry of each token of the text.
+    """
+
+    turn: Turn
+    content: str
+    calls: tuple[dict[str, Any], ...]
+    stopped: str | None
+    cleared: dict[str, Any] | None
+    logprobs: list[dict[str, Any]] | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer in a history, as a client would send it back."""
+        calls = {"tool_calls": list(self.calls)} if self.calls else {}
+        return {"role": "assistant", "content": self.content, **calls}
+
+    @property
+    def kamera(self) -> dict[str, Any]:
+        """What the prompt's KV was worth, and where it came from, in tokens."""
+        report = self.turn.report
+        told = ("kept", "turned", "patched", "sampled", "prefilled", "left")
+        counts = {name: getattr(report, name) for name in told}
+        names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
+        return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
 
 
 class Dialect:
@@ -56,3 +114,20 @@ class Dialect:
 def event(data: dict[str, Any]) -> ServerSentEvent:
     """An event, named by its data's type if that has one."""
     return ServerSentEvent(json.dumps(data, ensure_ascii=False), event=data.get("type"))
+
+
+def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
+    """What all APIs share: ``kamera`` (the least guarantee, a session's id), ``session_id``, ``stream``,
+    ``top_p``, ``temperature``.
+    """
+    own = body.inner("kamera", absent=True)
+    minimum, named = own.take("minimum", str), own.take("session_id", str)
+    own.done()
+    if minimum is not None and minimum not in GUARANTEES:
+        raise own.wrong("minimum", minimum, f"one of {', '.join(GUARANTEES)}")
+    session = named or body.take("session_id", str) or header
+    if session is not None and not (session.isprintable() and len(session) <= _ID):
+        raise body.wrong("session_id", session, f"up to {_ID} printable characters")
+    drawn = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
+    stream = body.take("stream", bool, False)
+    return {"minimum": minimum, "session": session or None, "stream": stream, **drawn}

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 
 from starlette.requests import Request
 
+from kamera.errors import quote
 from kamera.serve.refusal import Refusal
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Names by which a machine calls itself."""
 
 
 class Keys:
-    """The tenants by key, of whom one may have several; without keys everybody is the one tenant "".
+    """The tenants by key, of whom one may have several; without keys everybody on this machine is the one "".
 
-    Only digests are held, and every look-up compares with each of them in constant time.
+    A key is a bearer's, ``x-api-key``, or the password that a browser asks for. Only digests are held, and
+    every look-up compares with each of them in constant time.
     """
 
     def __init__(self, tenants: dict[str, str] | None = None) -> None:
         self._tenants = [(_digest(key), tenant) for key, tenant in (tenants or {}).items()]
 
-    def __bool__(self) -> bool:
-        """True if a key is asked for."""
-        return bool(self._tenants)
-
     def tenant(self, request: Request) -> str:
         """Whose request it is. Raises Refusal."""
         if not self._tenants:
+            host = request.url.hostname or ""
+            if host not in LOCAL:  # a page of another origin, whose name was led here
+                raise Refusal(
+                    403, f"without keys only 127.0.0.1 and localhost are answered, not {quote(host)}"
+                )
             return ""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        digest = _digest(given)
+        digest = _digest(_key(request))
         fitting = [tenant for held, tenant in self._tenants if hmac.compare_digest(held, digest)]
         if not fitting:
             message = "no valid key: send it as Authorization: Bearer or as x-api-key"
             raise Refusal(401, message, None, "invalid_api_key")
         return fitting[0]
+
+
+def _key(request: Request) -> str:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(given).decode().partition(":")[2]
+        except ValueError:
+            return ""
+    return request.headers.get("x-api-key", "")
 
 
 def _digest(key: str) -> bytes:

@@ -10,8 +10,7 @@ from sse_starlette import ServerSentEvent
 from kamera.content import Fields, anthropic_messages, anthropic_tools, content_of
 from kamera.edits import clearing_of
 from kamera.errors import InvalidRequest
-from kamera.serve.asked import Asked, Said, common
-from kamera.serve.dialect import Dialect, Events, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 from kamera.serve.refusal import Refusal
 
 
@@ -30,13 +29,11 @@ class Messages(Dialect):
             messages=[*system, *messages],
             tools=anthropic_tools(body),
             max_tokens=body.count("max_tokens"),
-            temperature=body.number("temperature", 0, 1),
-            top_p=body.number("top_p", 0, 1),
             top_k=body.count("top_k", 0),
             stop=body.texts("stop_sequences", 16),
             hint=user.take("user_id", str, ""),
             clearing=clearing_of(body.inner("context_management", absent=True)),
-            **common(body, session),
+            **common(body, session, 1),
         )
         user.done()
         body.only(thinking={"type": "disabled"}, service_tier=("auto", "standard_only"))

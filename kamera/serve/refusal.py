@@ -16,6 +16,7 @@ _STATUS: dict[type[Exception], int] = {
     errors.RemoteUnavailable: 503,
     errors.WindowFull: 400,
 }
+_ASKED = {"www-authenticate": 'Basic realm="kamera: a key as the password"'}  # for browsers
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 _TYPES[429] = "rate_limit_error"
 
@@ -24,16 +25,11 @@ class Refusal(Exception):
     """An error for the client; ``place`` is the field's, ``wait`` seconds after which to try again."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        place: str | None = None,
-        code: str | None = None,
-        wait: int | None = None,
+        self, status: int, message: str, place: str | None = None, code: str | None = None, wait: int = 0
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.place, self.code = status, message, place, code
-        self.headers = {} if wait is None else {"retry-after": str(wait)}
+        self.headers = {"retry-after": str(wait)} if wait else _ASKED if status == 401 else {}
         self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
     def openai(self) -> dict[str, Any]:

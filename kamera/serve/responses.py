@@ -8,8 +8,7 @@ from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message, chosen, hint_of, response_items, response_logprobs, tool_of
 from kamera.errors import InvalidRequest, UnknownSession
-from kamera.serve.asked import Asked, Said, common
-from kamera.serve.dialect import Dialect, Events, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 from kamera.serve.refusal import Refusal
 from kamera.sessions import Branches, History, Kept
 
@@ -32,13 +31,11 @@ class Responses(Dialect):
         except UnknownSession as error:
             raise InvalidRequest(str(error), "previous_response_id") from None
         system = [] if instructions is None else [{"role": "system", "content": instructions}]
-        shared = common(body, session)
+        shared = common(body, session, 2)
         asked = Asked(
             messages=[*system, *before.messages, *self._new],
             tools=chosen(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
             max_tokens=body.count("max_output_tokens"),
-            temperature=body.number("temperature", 0, 2),
-            top_p=body.number("top_p", 0, 1),
             logprobs=response_logprobs(body),
             hint=hint_of(body),
             **{**shared, "session": shared["session"] or before.session},

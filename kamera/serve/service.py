@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, fits, likely
+from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.edits import Cleared
 from kamera.engines.hf import Backbone
 from kamera.patches import at_least
-from kamera.serve.asked import Asked, Said
+from kamera.serve.chat import Chat
+from kamera.serve.dialect import Asked, Said
+from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job
 from kamera.sessions import SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, ReusePolicy
+from kamera.window.view import Lives
 
 ANSWER = 1024
 """Tokens of an answer, at most, where neither the request nor the model says."""
+
+SESSIONS, OPERATIONS = 64, 500
+"""What a tenant's page shows: the sessions that were last used, and of each so much at a time."""
 
 
 class Service:
@@ -44,6 +53,7 @@ class Service:
         self._conversations = Conversations(backbone.processor)
         self.calls = call_form(backbone)
         self._stores: dict[str, ChunkStore] = {}
+        self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))
         self._opening = threading.Lock()
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
@@ -55,6 +65,7 @@ class Service:
                 mode="auto" if name else mode,
                 max_bytes=share,
                 save=None if store is None else store / f"sessions{name}",
+                trace=self.seen,
             )
             for name, chosen in policies.items()
         }
@@ -83,6 +94,11 @@ class Service:
         pools = [pool.metrics() for pool in self._pools.values()]
         counted = {f.name: sum(getattr(m, f.name) for m in pools) for f in fields(pools[0])}
         return {**counted, "sessions": sum(map(len, self._pools.values()))}
+
+    def seen(self, tenant: str) -> Lives:
+        """What the windows of a tenant's sessions did."""
+        with self._opening:
+            return self._lives[tenant]
 
     def close(self) -> int:
         """Complete later work and saves; the number of saved sessions. Raises as `SessionPool.flush`."""
@@ -125,30 +141,22 @@ class Service:
         return {**options, **drawn, "seed": secrets.randbits(62) if asked.seed is None else asked.seed}
 
 
-class _Telling(Stream):
-    """An answer's stream that tells a job."""
-
-    def __init__(self, job: Answer, asked: Asked) -> None:
-        super().__init__(asked.stop, job.service.calls if asked.tools else None)
-        self._job = job
-
-    def tell(self, text: str) -> None:
-        self._job.tell(text)
-
-
 @dataclass(eq=False)
-class Answer(Job[Said]):
-    """A request that is to be answered."""
+class Answer(Job[Said], Stream):
+    """A request that is to be answered; the stream of its own answer."""
 
     service: Service
     tenant: str
     asked: Asked
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Stream.__init__(self, self.asked.stop, self.service.calls if self.asked.tools else None)
+
     def work(self) -> Said:
         """The answer; all of its content has been told then."""
-        stream = _Telling(self, self.asked)
-        said = self.service.answer(self.asked, self.tenant, stream)
-        self.tell(said.content[stream.told :])
+        said = self.service.answer(self.asked, self.tenant, self)
+        self.tell(said.content[self.told :])
         return said
 
 
@@ -157,9 +165,25 @@ class Count(Job[int]):
     """A request that is to be counted."""
 
     service: Service
-    tenant: str
     asked: Asked
 
     def work(self) -> int:
         """The tokens of the prompt."""
         return self.service.count(self.asked)
+
+
+class Within:
+    """Chat completions of a service in its own process, for one tenant, one after another."""
+
+    def __init__(self, service: Service, tenant: str = "") -> None:
+        self._service, self._tenant, self._lock = service, tenant, threading.Lock()
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A ``chat.completion`` for a request's body. Raises Refusal."""
+        try:
+            dialect = Chat(Fields(json_object(json.dumps(body).encode())))
+            stream = Stream(dialect.asked.stop, self._service.calls if dialect.asked.tools else None)
+            with self._lock:
+                return dialect.whole(self._service.answer(dialect.asked, self._tenant, stream))
+        except Exception as error:
+            raise refusal_of(error) from error

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,13 +20,8 @@ Result = TypeVar("Result")
 TIMEOUT = 600.0
 """Seconds that a request may take, its wait included."""
 
-
 AT_ONCE = 16
 """Requests that run at once."""
-
-
-class Cancelled(Exception):
-    """Nobody waits for the answer any more."""
 
 
 @dataclass(eq=False)
@@ -43,9 +39,9 @@ class Job(Generic[Result]):
         raise NotImplementedError
 
     def tell(self, text: str) -> None:
-        """Tell the loop a piece of the answer. Raises Cancelled, and Refusal if it has taken too long."""
+        """Tell the loop a piece of the answer. Raises Refusal if nobody waits, or it has taken too long."""
         if self._cancelled:
-            raise Cancelled
+            raise Refusal(499, "the client went away")
         if time.monotonic() > self._until:
             raise Refusal(504, f"no answer within {TIMEOUT:.0f} s: ask for fewer tokens, or later")
         if text:
@@ -56,8 +52,6 @@ class Job(Generic[Result]):
         try:
             self.tell("")
             self._put((self.work(),))
-        except Cancelled:
-            pass
         except BaseException as error:
             self._put(refusal_of(error))
 
@@ -72,10 +66,6 @@ class Job(Generic[Result]):
         """End soon: nobody waits any more, and `next` raises. To be called by the loop."""
         self._cancelled = True
         self._heard.put_nowait(Refusal(499, "the client went away"))
-
-    async def leave(self, message: object) -> None:
-        """As `cancel`, for a connection that ends with a message."""
-        self.cancel()
 
     def _put(self, what: str | Refusal | tuple[Result]) -> None:
         try:
@@ -98,24 +88,20 @@ class Worker:
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closing = False
+        self._threads = ThreadPoolExecutor(at_once, "kamera-serve")
         self.done = 0
-        self._threads = [
-            threading.Thread(target=self._run, name=f"kamera-serve-{i}", daemon=True) for i in range(at_once)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def submit(self, tenant: str, job: Job[Any]) -> None:
         """Let a job run. Raises Refusal if too many wait, or the server is stopping."""
         with self._changed:
             if self._closing:
                 raise Refusal(503, "the server is stopping: ask another", wait=10)
-            mine, waiting = len(self._queues.get(tenant, ())), self.waiting - self._soon()
-            begins = mine < self._free(tenant) and self._soon() < self._at_once - self._running.total()
-            if not begins and (waiting >= self._most or (mine < waiting and mine >= max(1, self._most // 2))):
+            mine, waiting = len(self._queues.get(tenant, ())), self.waiting
+            full = waiting >= self._most or (mine < waiting and mine >= max(1, self._most // 2))
+            if full and not self._has_place(tenant):
                 raise Refusal(429, f"{waiting} requests wait: try again later", wait=1 + waiting // 4)
             self._queues.setdefault(tenant, deque()).append(job)
-            self._changed.notify_all()
+            self._begin()
 
     @property
     def waiting(self) -> int:
@@ -126,38 +112,27 @@ class Worker:
         """Run what waits, then end."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+            self._changed.wait_for(lambda: not self._running.total())
+        self._threads.shutdown()
 
-    def _run(self) -> None:
-        while (taken := self._next()) is not None:
-            tenant, job = taken
-            job.run()
-            with self._changed:
-                self.done += 1
-                self._running -= Counter([tenant])
-                self._changed.notify_all()
+    def _has_place(self, tenant: str) -> bool:
+        """True if a job of the tenant may begin; then none of its jobs waits."""
+        most = max(1, self._at_once - 1)
+        return self._running.total() < self._at_once and self._running[tenant] < most
 
-    def _free(self, tenant: str) -> int:
-        """Jobs of a tenant that may begin."""
-        return max(1, self._at_once - 1) - self._running[tenant]
-
-    def _soon(self) -> int:
-        """Jobs that begin as soon as their threads wake."""
-        ready = sum([min(len(queue), self._free(tenant)) for tenant, queue in self._queues.items()])
-        return min(ready, self._at_once - self._running.total())
-
-    def _next(self) -> tuple[str, Job[Any]] | None:
-        with self._changed:
-            while not (ready := [tenant for tenant in self._queues if self._free(tenant)]):
-                if self._closing and not self._queues:
-                    return None
-                self._changed.wait()
+    def _begin(self) -> None:
+        while ready := [tenant for tenant in self._queues if self._has_place(tenant)]:
             tenant = min(ready, key=lambda name: self._running[name])
             queue = self._queues.pop(tenant)
-            job = queue.popleft()
+            self._running[tenant] += 1
+            self._threads.submit(self._run, tenant, queue.popleft())
             if queue:
                 self._queues[tenant] = queue  # behind the others
-            self._running[tenant] += 1
-            return tenant, job
+
+    def _run(self, tenant: str, job: Job[Any]) -> None:
+        job.run()
+        with self._changed:
+            self.done += 1
+            self._running -= Counter([tenant])
+            self._begin()
+            self._changed.notify_all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from collections import OrderedDict
 from typing import NamedTuple
@@ -12,9 +10,15 @@ import torch
 
 from kamera import forks
 from kamera.engines import Engine, Spent
+from kamera.errors import quote
 from kamera.ops import tensor_digest
+from kamera.sessions.owners import Stores
+from kamera.sessions.telling import Telling, Traces
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy, Trace, WindowMemory, check_policy
+from kamera.window import KameraWindow, Listener, ReusePolicy, WindowMemory, check_policy
+
+SYSTEM_PROMPTS = 16
+"""Number of system prompts per tenant that are kept prefilled for new sessions."""
 
 
 class Opened(NamedTuple):
@@ -27,8 +31,7 @@ class Opened(NamedTuple):
 class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
-    The last ``held`` system prompts are kept. Threads may share one. ``trace`` as for `KameraWindow`, with
-    one name for all windows.
+    The last ``held`` system prompts are kept. Threads may share one. ``listener`` hears all windows.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Anchors:
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         held: int = 1,
-        trace: str | os.PathLike[str] | None = None,
+        listener: Listener | None = None,
     ) -> None:
         check_policy(policy)
         self.backbone = backbone
@@ -48,7 +51,7 @@ class Anchors:
         self.max_tokens = max_tokens
         self.policy = policy
         self._held = held
-        self._trace = None if trace is None else Trace(trace, session=secrets.token_hex(4))
+        self._listener = listener
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
@@ -62,8 +65,7 @@ class Anchors:
                     self._windows[name] = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
-                    if self._trace is not None:
-                        self._windows[name].on_event(self._trace)
+                    self.hear(self._windows[name])
                 seconds = time.perf_counter() - started
                 spent = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
                 self.prefilled += spent.forwards
@@ -71,6 +73,11 @@ class Anchors:
             while len(self._windows) > self._held:
                 self._windows.popitem(last=False)
             return Opened(self._windows[name].fork(), spent)
+
+    def hear(self, window: KameraWindow) -> None:
+        """Listen to a window, and to its forks."""
+        if self._listener is not None:
+            window.on_event(self._listener)
 
     # a window's forks share state, so only one thread at a time may create or measure them
 
@@ -83,3 +90,38 @@ class Anchors:
         """The bytes of a window from `open`."""
         with self._lock:
             return window.memory()
+
+
+class Tenants(dict[str, Anchors]):
+    """The windows of a pool's tenants, by tenant; one that is asked for is opened.
+
+    ``stores`` and ``traces`` as for `SessionPool`. Raises ValueError for a store of another tenant.
+    """
+
+    def __init__(
+        self,
+        backbone: Engine,
+        stores: Stores,
+        traces: Traces | None,
+        max_tokens: int | None,
+        policy: ReusePolicy | None,
+    ) -> None:
+        super().__init__()
+        self._backbone, self._stores, self._traces = backbone, stores, traces
+        self._max_tokens, self._policy = max_tokens, policy
+
+    def __missing__(self, tenant: str) -> Anchors:
+        store = self._stores if isinstance(self._stores, ChunkStore) else self._stores(tenant)
+        if store.tenant != tenant:
+            raise ValueError(
+                f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
+            )
+        self[tenant] = Anchors(
+            self._backbone,
+            store,
+            max_tokens=self._max_tokens,
+            policy=self._policy,
+            held=SYSTEM_PROMPTS,
+            listener=None if self._traces is None else Telling(self._traces, tenant),
+        )
+        return self[tenant]

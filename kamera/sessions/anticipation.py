@@ -167,7 +167,7 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     if discovery is not None:
         prompt, _, again = cut_anew(discovery, prompt, before)
     before = cut_to(window, before, prompt)
-    media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
+    media = {m.digest: m for m in map(conversations.media, media_items(messages))}
     apart, samples = admitting.apart(window), window.policy.samples
     orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
     treatments = choices([manner.mode], window, admitting.on)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
+from kamera.window import KameraWindow, ReusePolicy, Trace
 
 
 class ChatSession:
@@ -79,8 +80,9 @@ class ChatSession:
         clock: Callable[[], float] = time.time,
         trace: str | Path | None = None,
     ) -> None:
-        parts = conversations_of(backbone), tools, mode, edit_policy, uncached, reuse
-        self._set_up(Anchors(backbone, store, max_tokens=max_tokens, policy=policy, trace=trace), *parts)
+        told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
+        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
+        self._set_up(anchors, conversations_of(backbone), tools, mode, edit_policy, uncached, reuse)
         self._clock = clock
 
     @classmethod
@@ -318,10 +320,7 @@ class ChatSession:
         return report
 
     def fork(self) -> ChatSession:
-        """An independent session of the same history, without copying.
-
-        During an answer the fork has the history before it.
-        """
+        """An independent session of the same history, without copying; that before an answer, during it."""
         branch = copy.copy(self)  # turns write to a branch, never to a session's window
         branch._turns, branch._account = Turns(), Account()
         branch._ahead = Anticipation(self.backbone)

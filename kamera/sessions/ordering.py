@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from kamera.content import Chunk, Extent, Rendered
+from kamera.content import Chunk, Extent, Media, Rendered
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, laid_out
 from kamera.sessions.modes import Order
 from kamera.window import OnLeave, Slot
-
-Inputs = Mapping[str, torch.Tensor]
-"""A picture's own model inputs."""
 
 
 @dataclass
 class Orders:
     """The orders of a ``prompt`` in a window of ``slots``, whose layout was ``before``.
 
-    ``media`` are the inputs of its pictures and clips, by digest, ``again`` the extents that came before
+    ``media`` are its pictures and clips, by digest, ``again`` the extents that came before
     elsewhere; ``apart`` and ``samples`` as in `laid_out`. A new chunk is made once.
     """
 
@@ -29,7 +24,7 @@ class Orders:
     prompt: Rendered
     before: Layout | None
     slots: Sequence[Slot]
-    media: Mapping[str, Inputs]
+    media: Mapping[str, Media]
     again: Collection[Extent]
     apart: bool
     samples: bool
@@ -67,7 +62,10 @@ class Orders:
     def _chunk(self, run: Run) -> Chunk:
         first, (start, stop) = self.prompt.segments[run[0]], self._extent(run)
         backbone = self.anchors.backbone
-        inputs = {} if first.media is None else self.media[first.media]
-        accepted = set(backbone.accepted)
+        shown = None if first.media is None else self.media[first.media]
+        inputs, accepted = {} if shown is None else shown.inputs, set(backbone.accepted)
         given = {name: value for name, value in inputs.items() if name in accepted}
-        return backbone.chunk_from_tensors(self.prompt.ids[start:stop], label=first.role, **given)
+        picture = None if shown is None else shown.picture
+        return backbone.chunk_from_tensors(
+            self.prompt.ids[start:stop], label=first.role, picture=picture, **given
+        )

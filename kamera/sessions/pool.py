@@ -18,7 +18,7 @@ from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.admitting import Reuse
-from kamera.sessions.anchors import Anchors
+from kamera.sessions.anchors import Tenants
 from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.entries import Entry, candidates, let_go, trim
@@ -29,14 +29,11 @@ from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.stream import Stream
+from kamera.sessions.telling import Traces, turn_of
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
-from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy
-
-SYSTEM_PROMPTS = 16
-"""Number of system prompts per tenant that are kept prefilled for new sessions."""
 
 
 class SessionPool:
@@ -63,6 +60,8 @@ class SessionPool:
     longest ago are removed from it.
 
     ``anticipates``: after each answer the session prepares its next prompt (`ChatSession.anticipate`).
+    ``trace`` is a file of what the sessions' windows do, under the sessions' ids (`kamera view`), or a
+    function from a tenant to a listener of its events.
 
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
@@ -84,6 +83,7 @@ class SessionPool:
         save: str | Path | None = None,
         max_saved_bytes: int | None = None,
         anticipates: bool = True,
+        trace: Traces | None = None,
     ) -> None:
         check_saving(save, max_saved_bytes)
         check_limits(max_sessions, max_bytes, min_tokens)
@@ -98,7 +98,7 @@ class SessionPool:
         self.min_tokens = min_tokens
         self.anticipates = anticipates
         self._store = store
-        self._window_options: dict[str, Any] = {"max_tokens": max_tokens, "policy": policy}
+        self._tenants = Tenants(backbone, store, trace, max_tokens, policy)
         self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
         self._options |= {"uncached": uncached, "reuse": reuse}
         self._edit_policy = edit_policy
@@ -108,7 +108,6 @@ class SessionPool:
         self._lock = forks.Lock()
         self._account = Account()
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by tenant and id, oldest first
-        self._anchors: dict[str, Anchors] = {}
         self._tails, self._clocks = Tails(), Clocks()
         self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
 
@@ -151,7 +150,8 @@ class SessionPool:
         session_id = self._named(whose, session_id)
         name, entry = self._reserved(messages, session_id, whose, tools, hint)
         try:
-            turn = entry.session.send(messages, **options)
+            with turn_of(name):
+                turn = entry.session.send(messages, **options)
         except BaseException:
             with self._lock:
                 self._counts["failed"] += 1
@@ -225,7 +225,7 @@ class SessionPool:
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
         with self._lock:
-            counts = {**self._counts, "anchors": sum(a.prefilled for a in self._anchors.values())}
+            counts = {**self._counts, "anchors": sum(a.prefilled for a in self._tenants.values())}
         counts["dropped"] = later_of(self.backbone).dropped
         return PoolMetrics(**counts | ({} if self._saved is None else self._saved.counts))
 
@@ -248,7 +248,7 @@ class SessionPool:
                 )
             entry.busy = True
         try:
-            with self._account.now(self.backbone):
+            with self._account.now(self.backbone), turn_of(name):
                 yield entry.session
         finally:
             self._publish((whose, name), entry, None, "")
@@ -303,7 +303,7 @@ class SessionPool:
             name = session_id or held or secrets.token_hex(8)
             if found is None:
                 self._counts["opened"] += 1
-                anchors = self._anchors_of(tenant)
+                anchors = self._tenants[tenant]
                 session = ChatSession.among(anchors, self._conversations, **self._options)
                 entry = self._entries[tenant, name] = Entry(session, kind)
             elif found.busy or name != held:
@@ -335,7 +335,7 @@ class SessionPool:
         let_go(self._entries, self._lock, self._saved, tenant, session_id)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held, anchors = candidates(self._entries, tenant, kind, self._tails), self._anchors_of(tenant)
+            held, anchors = candidates(self._entries, tenant, kind, self._tails), self._tenants[tenant]
         if session_id in known:
             return None
         name = session_id
@@ -357,18 +357,8 @@ class SessionPool:
         if self._saved is None:
             return None
         with self._lock:
-            anchors = self._anchors_of(tenant)
+            anchors = self._tenants[tenant]
         return self._saved.load(session_id, anchors, self._conversations, **self._options)
-
-    def _anchors_of(self, tenant: str) -> Anchors:
-        if tenant not in self._anchors:
-            store = self._store if isinstance(self._store, ChunkStore) else self._store(tenant)
-            if store.tenant != tenant:
-                raise ValueError(
-                    f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
-                )
-            self._anchors[tenant] = Anchors(self.backbone, store, held=SYSTEM_PROMPTS, **self._window_options)
-        return self._anchors[tenant]
 
     def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> str:
         """End the reservation of a session that has answered, or changed; the id under which it goes on."""
@@ -378,9 +368,9 @@ class SessionPool:
         owner, tools = (key[0], entry.tools, hint), entry.session.tools
         tails = tails_of(owner, anchor, state.messages, self.calls, tools)
         if self.max_bytes is not None and window is not None:
-            size = self._anchors[key[0]].memory(window).total
+            size = self._tenants[key[0]].memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order
-            key = key[0], self._saved.save(*key, entry.session.fork(), self._anchors[key[0]])
+            key = key[0], self._saved.save(*key, entry.session.fork(), self._tenants[key[0]])
         with self._lock:
             if key != old and self._entries.get(old) is entry:
                 self._entries[key] = self._entries.pop(old)

@@ -205,6 +205,8 @@ class SavedSessions:
                     _, state, _, _ = load_session(*parts, messages_only=True)
         except OSError as error:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
+        if state.window is not None:
+            anchors.hear(state.window)
         return ChatSession.among(anchors, conversations, state=state, **settings)
 
     # -- inside --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Conversations, Message, Rendered, media_items
+from kamera.content import Conversations, Media, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
@@ -128,7 +128,7 @@ def shown(
     prompt = prompt if found is None else found.rendered
     before = None if before is None else cut_to(window, before, prompt)
     slots = window.slots
-    media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
+    media = {m.digest: m for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
     apart, samples = admitting.apart(window), window.policy.samples
@@ -186,15 +186,13 @@ def arranged(
     return Outcome(report, (), str(answer))
 
 
-def _check_length(
-    anchors: Anchors, prompt: Rendered, media: Mapping[str, Mapping[str, torch.Tensor]]
-) -> None:
+def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Media]) -> None:
     """Raise WindowFull for a prompt with more positions than the model was made for."""
     backbone = anchors.backbone
     limit = backbone.limits.trained
     if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
         return
-    shown = [media[s.media] for s in prompt.segments if s.media is not None]
+    shown = [media[s.media].inputs for s in prompt.segments if s.media is not None]
     names = [n for n in (shown[0] if shown else ()) if n in set(backbone.accepted)]
     joined = {name: torch.cat([one[name] for one in shown]) for name in names}
     whole = backbone.chunk_from_tensors(prompt.ids, label="prompt", **joined)

@@ -3,7 +3,7 @@
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
-from kamera.window.events import Event, Outcome
+from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
@@ -54,6 +54,7 @@ __all__ = [
     "Guarantee",
     "Insert",
     "KameraWindow",
+    "Listener",
     "MeasuredFile",
     "NamedRows",
     "Offer",

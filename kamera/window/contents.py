@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import overload
 
 from kamera import forks
@@ -32,6 +32,9 @@ from kamera.window.trace import Trace, read_trace
 
 NOTEBOOK = 500
 """Operations of a page in a notebook."""
+
+BEGINNING = 24
+"""Tokens of a chunk's text in events."""
 
 
 class Contents:
@@ -182,6 +185,12 @@ class Contents:
     def _holdings(self) -> Holdings:
         return Holdings.of(self.anchor, self._state, self._stage.live)
 
+    def _texts(self, known: Collection[str]) -> dict[str, str]:
+        """Beginnings of the texts of chunks that are not known."""
+        new = [r.facts for r in self._state.residents if r.facts.chunk_id not in known]
+        said = {f.chunk_id: self.backbone.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        return {name: " ".join(text.split()) for name, text in said.items() if text and not text.isspace()}
+
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
         if not self._listeners:
             return
@@ -203,5 +212,6 @@ class Contents:
             outcomes=() if plan is None else outcomes(plan, before, report.slots, media),
             later=Cost() if plan is None else plan.later,
             pictures=thumbnails(pictures, report.slots, before),
+            texts=self._texts({slot.chunk_id for slot in before}),
         )
         tell(self._listeners, event)

@@ -51,6 +51,8 @@ def event_to_json(event: Event) -> str:
     document["memory"] = asdict(event.memory)
     if event.pictures:
         document["pictures"] = {k: base64.b64encode(v).decode() for k, v in event.pictures.items()}
+    if event.texts:
+        document["texts"] = dict(event.texts)
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -110,5 +112,6 @@ def _event(document: Mapping[str, Any]) -> Event:
         usage=Usage(now, later),
         memory=WindowMemory(**document["memory"]),
         pictures={k: base64.b64decode(v) for k, v in document.get("pictures", {}).items()},
+        texts=document.get("texts", {}),
         **{name: document[name] for name in _OWN},
     )

@@ -50,8 +50,8 @@ class Event:
     ``cached`` those of objects in the memory of its store.
 
     ``pictures`` are small JPEG files of chunks that came by it, by chunk id, as far as their pictures are at
-    hand. ``plan`` is the plan that ran: None for `form_orbit`, which plans nothing, and out of a trace, which
-    holds no plans (`Plan.to_json` writes them).
+    hand, and ``texts`` the beginnings of what they say. ``plan`` is the plan that ran: None for `form_orbit`,
+    which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them).
     """
 
     operation: str
@@ -70,6 +70,7 @@ class Event:
     later: Cost = field(default_factory=Cost)
     session: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def placed(self) -> int:
@@ -97,7 +98,7 @@ class Event:
             evicted=tuple(slots[id(slot)] for slot in report.evicted),
         )
         return replace(
-            self, report=report, before=tuple(slots[id(slot)] for slot in self.before), pictures={}
+            self, report=report, before=tuple(slots[id(slot)] for slot in self.before), pictures={}, texts={}
         )
 
     def to_json(self) -> str:

@@ -18,8 +18,8 @@ class Trace:
     """A listener that appends each `Event` to a file, as a JSON line of its own.
 
     By default a line has ids, numbers and times: no text, no picture, no sketch of a question. With
-    ``content`` it has the labels and small pictures of chunks, too. ``session`` names the conversation whose
-    window it hears.
+    ``content`` it has the labels, texts and small pictures of chunks, too. ``session`` names the
+    conversation whose window it hears.
 
     Any number of windows, threads and processes may write one file. If it cannot be written, the line is lost
     with a warning; the operation never fails.

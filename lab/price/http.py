@@ -34,7 +34,7 @@ from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.patches import later_of
 from kamera.serve import Front, Keys, Service
-from kamera.serve.asked import Asked
+from kamera.serve.dialect import Asked
 from kamera.sessions.owners import Tails
 from lab.price.agents import Request, Session, requests
 from lab.price.counting import Ran, watching

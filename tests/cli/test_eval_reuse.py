@@ -32,7 +32,10 @@ def test_a_benchmark_is_frozen_run_and_scored(capsys, bench, tmp_path):
 
     scored = kamera(capsys, "eval", "reuse", "score", bench, path, "--format", "json")
     assert scored.document["submissions"][0]["rows"] == found["rows"]
-    shown = kamera(capsys, "eval", "reuse", "score", bench, path)
+    shown = kamera(capsys, "eval", "reuse", "score", bench, path, "--view", tmp_path / "v.html")
+    page = (tmp_path / "v.html").read_text(encoding="utf-8")
+    assert page.index("<b>blind</b>") < page.index("<b>exact</b>")  # by what they run
+    assert f'aria-label="accuracy {rows["exact"]["accuracy"]["mean"]:.2f}' in page
     assert "patch@16 (rehearsed)" in shown.out and "agreement by trace" in shown.out
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from functools import partial
 from http.client import HTTPConnection
-from http.server import ThreadingHTTPServer
 
 import pytest
 
-from kamera import ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy, SessionPool
 from kamera.cli.snapshot import saved_events
-from kamera.cli.view_live import Handler
+from kamera.cli.view_live import Tail
+from kamera.window.view.live import bound, page_server
 from tests.cli.run import kamera
+from tests.sessions.rig import speaking
 from tests.window.rig import make, rig
 from tests.window.told import write_trace
 from tests.window.view.browsing import chromium
@@ -64,6 +64,27 @@ def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
     assert kamera(capsys, "view", tmp_path / "w").out == "w.html\n"
 
 
+def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pool = SessionPool(
+        speaking("headers"),
+        lambda tenant: ChunkStore.open("memory://", tenant=tenant),
+        save="p",
+        trace="p.log",
+    )
+    for session, tenant in (("one", ""), ("two", ""), ("one", "acme"), ("one", "")):
+        said = [{"role": "user", "content": f"{session} of {tenant}"}]
+        pool.send(said, session, tenant, max_new_tokens=2)
+    pool.flush()
+    names = ["one", "two", "acme: one"]
+    for source in ("p", "p.log"):
+        assert kamera(capsys, "view", source).out == "p.html\n"
+        told = data_of(tmp_path / "p.html")["lives"]
+        assert sorted(life["name"] for life in told) == sorted(names)
+    assert [len(life["deeds"]) for life in told] == [2, 1, 1]
+    assert [life["name"] for life in told] == names
+
+
 @pytest.mark.parametrize(
     ("source", "code", "what"),
     [
@@ -84,13 +105,15 @@ def test_what_is_no_trace_is_refused_in_a_line(capsys, tmp_path, monkeypatch, so
 
 @pytest.fixture
 def server(trace):
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, trace, "walk")) as served:
-        served.daemon_threads = True
-        thread = threading.Thread(target=served.serve_forever, daemon=True)
-        thread.start()
-        yield served.server_port
-        served.shutdown()
-        thread.join()
+    tail, listening = Tail("walk", trace), bound("127.0.0.1", 0)
+    served = page_server(tail)
+    threading.Thread(target=tail.follow, args=(0.05,), daemon=True).start()
+    thread = threading.Thread(target=served.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()[1]
+    served.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()  # although somebody still reads
 
 
 def test_a_live_page_is_told_what_comes(capsys, trace, server):
@@ -102,29 +125,29 @@ def test_a_live_page_is_told_what_comes(capsys, trace, server):
     answer = asked.getresponse()
 
     def deeds() -> int:
-        line = answer.readline()
-        answer.readline()
+        line = next(line for line in iter(answer.readline, b"") if line.startswith(b"data: "))
         return len(json.loads(line.removeprefix(b"data: "))["lives"][0]["deeds"])
 
     assert deeds() == 5
     with trace.open("a") as file:
         file.write(walk()[0].to_json() + "\n")
-    assert deeds() == 6
-    asked.close()
+        file.flush()
+        assert deeds() == 6
+        file.write('{"half": ')  # is being written
 
 
 def test_a_live_page_goes_on_in_a_browser(trace, server):
     with chromium() as browser:
         tab = browser.new_page()
         tab.goto(f"http://127.0.0.1:{server}/")
-        assert "5 operations on 3 chunks · live" in tab.locator("#when").inner_text()
+        tab.locator("#when", has_text="5 operations on 3 chunks · live").wait_for()
         with trace.open("a") as file:
             file.write(walk()[0].to_json() + "\n")
         tab.locator("#detail h3", has_text="6. append").wait_for()
         tab.close()
 
 
-@pytest.mark.parametrize(("host", "path", "status"), [("evil.example", "/", 403), ("127.0.0.1:1", "/x", 404)])
+@pytest.mark.parametrize(("host", "path", "status"), [("evil.example", "/", 400), ("127.0.0.1:1", "/x", 404)])
 def test_a_live_page_answers_this_machine_alone(server, host, path, status):
     asked = HTTPConnection("127.0.0.1", server, timeout=30)
     asked.request("GET", path, headers={"Host": host})

@@ -267,8 +267,10 @@ class SmallEngine:
     def chunk(self, content: str) -> Chunk:
         return Chunk(self.tokenize(content), {}, self.fingerprint, content)
 
-    def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
-        return Chunk(torch.as_tensor(input_ids), vision_inputs, self.fingerprint, label)
+    def chunk_from_tensors(
+        self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
+    ) -> Chunk:
+        return Chunk(torch.as_tensor(input_ids), vision_inputs, self.fingerprint, label, picture)
 
     def detokenize(self, ids: torch.Tensor) -> None:
         return None

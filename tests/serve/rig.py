@@ -75,7 +75,7 @@ def serving(
     """A server, by default of the shipped backbone, under exact reuse and without keys."""
     service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store)
     front, sock = Front(service, Keys(keys), names, waiting=waiting, at_once=at_once), bound("127.0.0.1", 0)
-    server = server_of(front)
+    server = server_of(front, sock)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:

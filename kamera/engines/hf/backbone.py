@@ -144,9 +144,14 @@ class Backbone(Model):
 
     # -- content -------------------------------------------------------------------------------
 
-    def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
-        """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …)."""
-        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label)
+    def chunk_from_tensors(
+        self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
+    ) -> Chunk:
+        """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …).
+
+        ``picture`` (of Pillow) is one to be looked at, as `Chunk.picture`.
+        """
+        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
 
     @property
     def accepted(self) -> tuple[str, ...]:

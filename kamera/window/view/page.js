@@ -80,15 +80,17 @@
       fields[kind].forEach((field, i) => { made[field] = row[i]; });
       return made;
     });
-    lives = given.lives.map((told) => ({
-      ...told, lanes: rows("lane", told.lanes), deeds: rows("deed", told.deeds),
-      spans: rows("span", told.spans), marks: rows("mark", told.marks),
-    }));
-    for (const each of lives) {
+    for (const told of given.lives) {
+      const each = {
+        ...told, lanes: rows("lane", told.lanes), deeds: rows("deed", told.deeds),
+        spans: rows("span", told.spans), marks: rows("mark", told.marks),
+      };
       each.marksAt = each.deeds.map(() => []);
       each.marks.forEach((mark) => each.marksAt[mark.operation].push(mark));
       each.spansOf = each.lanes.map(() => []);
       each.spans.forEach((span) => each.spansOf[span.lane].push(span));
+      const at = lives.findIndex((old) => old.name === each.name);
+      lives.splice(at < 0 ? lives.length : at, 1, each);
     }
     life = lives.find((each) => each.name === name) || lives[0] || null;
   }

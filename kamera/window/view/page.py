@@ -10,24 +10,30 @@ from typing import Any
 
 from kamera.patches import GUARANTEES
 from kamera.window.events import Event
-from kamera.window.view.story import FIELDS, lives
+from kamera.window.view.story import FIELDS, Life, lives
 
 
 def page(events: Iterable[Event], *, title: str = "A window's life", live: bool = False) -> str:
     """The page of these events, an HTML document.
 
-    ``live``: it goes on, by the server-sent events of ``events`` beside it, each a `document` in JSON.
+    ``live``: it goes on, by the server-sent events of ``events`` beside it: a `document` in JSON of the lives
+    that went on.
     """
-    parts = {name: files("kamera.window.view").joinpath(name).read_text("utf-8") for name in _PARTS}
-    html = parts["page.html"].replace("<!--title-->", escape(title))
-    html = html.replace("/*style*/", parts["page.css"]).replace("/*script*/", parts["page.js"])
-    return html.replace("<!--data-->", embedded({**document(events), "title": title, "live": live}))
+    data = embedded({**document(lives(events)), "title": title, "live": live})
+    data = f'<script type="application/json" id="data">{data}</script>'
+    return whole(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
 
 
-def document(events: Iterable[Event]) -> dict[str, Any]:
+def whole(title: str, body: str, script: str = "") -> str:
+    """A document of Kamera's look with this title (a text), body and script (HTML)."""
+    html = _part("page.html").replace("<!--title-->", escape(title)).replace("/*style*/", _part("page.css"))
+    return html.replace("<!--body-->", body).replace("<!--script-->", script)
+
+
+def document(told: Iterable[Life]) -> dict[str, Any]:
     """All that a page shows, as JSON types."""
-    told = [life.to_document() for life in lives(events)]
-    return {"fields": FIELDS, "guarantees": GUARANTEES, "lives": told}
+    shown = [life.to_document() for life in told]
+    return {"fields": FIELDS, "guarantees": GUARANTEES, "lives": shown}
 
 
 def embedded(value: Any) -> str:
@@ -42,4 +48,5 @@ def framed(html: str) -> str:
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(html)}"></iframe>'
 
 
-_PARTS = ("page.html", "page.css", "page.js")
+def _part(name: str) -> str:
+    return files("kamera.window.view").joinpath(name).read_text("utf-8")

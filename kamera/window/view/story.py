@@ -7,6 +7,7 @@ a prefix cache of its own that forgets nothing, and a prefill of everything.
 from __future__ import annotations
 
 import base64
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -131,12 +132,42 @@ FIELDS = {
 """Names of the values in the rows of a document."""
 
 
+class Lives:
+    """Lives that go on: a listener, which any thread may tell an event, and any may ask.
+
+    ``most`` is how many are held, those told last; after so many ``operations`` one begins anew.
+    """
+
+    def __init__(self, most: int | None = None, operations: int | None = None) -> None:
+        self._most, self._operations = most, operations
+        self._lock = threading.Lock()
+        self._tellers: dict[str, _Teller] = {}
+        self.count = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        name = event.session or event.window
+        with self._lock:
+            self.count += 1
+            teller = self._tellers.setdefault(name, _Teller(name))
+            if len(teller.deeds) == self._operations:
+                teller = self._tellers[name] = _Teller(name)
+            teller.tell(event, self.count)
+            if len(self._tellers) - 1 == self._most:
+                del self._tellers[min(self._tellers, key=lambda name: self._tellers[name].told)]
+
+    def since(self, count: int = 0) -> list[Life]:
+        """Those that were told something after the first ``count`` events, in the order of their birth."""
+        with self._lock:
+            return [teller.life() for teller in self._tellers.values() if teller.told > count]
+
+
 def lives(events: Iterable[Event]) -> list[Life]:
     """The lives that events tell, in the order in which they begin."""
-    told: dict[str, list[Event]] = defaultdict(list)
+    told = Lives()
     for event in events:
-        told[event.session or event.window].append(event)
-    return [_Teller(name).life(those) for name, those in told.items()]
+        told(event)
+    return told.since()
 
 
 @dataclass
@@ -165,24 +196,30 @@ class _Teller:
     deeds: list[Deed] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    told: int = 0
+    _last: Event | None = None
     _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
     _open: dict[int, Span] = field(default_factory=dict)
     _patches: dict[int, int] = field(default_factory=dict)
     _later: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def life(self, events: Sequence[Event]) -> Life:
-        for event in events:
-            self._tell(event)
-        self._close(self._open)
-        last = events[-1]
+    def tell(self, event: Event, number: int) -> None:
+        """Take the event of a number."""
+        self._tell(event)
+        self._last, self.told = event, number
+
+    def life(self) -> Life:
+        """The life so far."""
+        assert self._last is not None, "it begins with an event"
+        spans = [*self.spans, *self._open.values()]
         forwards, tokens = (sum(part) for part in zip(*self._later.values(), strict=True))
         return Life(
             self.name,
-            last.anchor_tokens,
-            last.max_tokens,
+            self._last.anchor_tokens,
+            self._last.max_tokens,
             tuple(self.lanes),
             tuple(self.deeds),
-            tuple(sorted(self.spans, key=lambda span: (span.first, span.lane))),
+            tuple(sorted(spans, key=lambda span: (span.first, span.lane))),
             tuple(self.marks),
             (forwards, tokens),
         )
@@ -247,7 +284,7 @@ class _Teller:
         known = self._numbers.get((slot.chunk_id, nth))
         if known is None:
             known = self._numbers[slot.chunk_id, nth] = len(self.lanes)
-            self.lanes.append(Lane(slot.chunk_id, slot.label, slot.length, ""))
+            self.lanes.append(Lane(slot.chunk_id, _label(slot, event), slot.length, ""))
         data, lane = event.pictures.get(slot.chunk_id), self.lanes[known]
         if data is not None and not lane.picture and known < MOST_PICTURES:
             self.lanes[known] = lane._replace(picture=base64.b64encode(data).decode())
@@ -288,3 +325,11 @@ class _Teller:
 
     def _close(self, spans: dict[int, Span]) -> None:
         self.spans.extend(spans.values())
+
+
+def _label(slot: Slot, event: Event) -> str:
+    """A chunk's label, with the beginning of its text unless that is in there."""
+    said = event.texts.get(slot.chunk_id, "")
+    if said[:20] in slot.label:
+        return slot.label
+    return said if said.startswith(slot.label) else f"{slot.label}: {said}"
