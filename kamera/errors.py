@@ -142,6 +142,18 @@ class StalePlan(KameraError):
     """The plan is not what this window would do now: it was made for another state, policy or store."""
 
 
+class InvalidRecipe(KameraError, ValueError):
+    """Text that is no recipe of a window, or one whose parts contradict each other."""
+
+
+class StaleRecipe(KameraError):
+    """The store no longer holds what a recipe names: an object is gone, or another one by now."""
+
+
+class NotTransferable(KameraError):
+    """A part of a recipe has its KV in the memory of the window that made it, and nowhere else."""
+
+
 class InvalidCertificate(KameraError):
     """A certificate cannot be read, was edited by hand, or is of an unknown format."""
 

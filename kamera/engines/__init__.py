@@ -2,9 +2,13 @@
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, LiveKV, Sampling, Span, Written
+from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, behind, standing
+from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
+from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
+from kamera.engines.showing import LiveExecutor, check_places
 from kamera.engines.values import FEATURES, Answer, Answers, Named, PositionLimits, Probe, Work
 
 __all__ = [
@@ -12,29 +16,41 @@ __all__ = [
     "Account",
     "Answer",
     "Answers",
+    "Base",
     "Bytes",
     "Calls",
     "Cancelled",
     "Engine",
+    "Executor",
     "Extent",
+    "LiveExecutor",
     "LiveKV",
     "Move",
     "Named",
+    "Offset",
+    "Part",
     "PositionLimits",
     "Probe",
+    "Recipe",
+    "RowKey",
     "Sampling",
     "Span",
     "Spent",
     "Stand",
+    "StoredPart",
     "Usage",
     "Work",
     "Written",
     "behind",
     "bytes_of",
     "calls_of",
+    "check_places",
+    "checkpoint_fingerprint",
     "is_later",
     "later",
     "moves",
     "open_accounts",
+    "read_anchor",
+    "read_part",
     "standing",
 ]

@@ -5,7 +5,7 @@ from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_gr
 from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
 from kamera.ops.compress import compress
-from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
+from kamera.ops.digest import chunk_id, digest, ids_digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
 from kamera.ops.guarantee import (
@@ -137,6 +137,7 @@ __all__ = [
     "floats",
     "form_patch",
     "guarantee_named",
+    "ids_digest",
     "kept_energy",
     "kv_bytes",
     "kv_concat",

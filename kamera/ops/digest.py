@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 _length = struct.Struct("<Q").pack
@@ -55,6 +56,12 @@ def tensor_digest(tensors: torch.Tensor | Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         fields += (name, tensor_digest(tensors[name]))
     return digest("kamera.tensors.v1", *fields)
+
+
+def ids_digest(ids: Sequence[int] | np.ndarray) -> str:
+    """`tensor_digest` of token ids ``[S]`` as int64, from any sequence of whole numbers."""
+    whole = np.ascontiguousarray(ids, dtype="<i8")
+    return digest("kamera.tensor.v1", "int64", str(whole.shape[0]), whole.view(np.uint8).data)
 
 
 def chunk_id(input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:

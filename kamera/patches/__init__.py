@@ -13,7 +13,7 @@ from kamera.patches.identity import Identity, identify
 from kamera.patches.later import Later, Piece, Worth, later_of
 from kamera.patches.line import Line
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import patch_dropped
+from kamera.patches.making import canonical_of, patch_dropped
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orbit import form_orbit
 from kamera.patches.orderings import how_many, orderings
@@ -51,6 +51,7 @@ __all__ = [
     "anchor_of",
     "archive_later",
     "at_least",
+    "canonical_of",
     "compact_positions",
     "continued",
     "encoded",

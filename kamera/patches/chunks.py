@@ -46,7 +46,8 @@ class Copy:
     ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
     ``guarantee`` is that of the KV behind exactly ``antecedents``, which are named as in `Seats.lineage`.
     ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. ``proof`` is
-    the patch's, if it was served for it, ``sample`` as in `Source`.
+    the patch's, if it was served for it, ``sample`` as in `Source`. ``content`` is the digest under which
+    this very KV is stored, "" for none (`kamera.window.recipe`).
     """
 
     kv: KV
@@ -58,3 +59,4 @@ class Copy:
     lossy: bool = False
     proof: Proof | None = None
     sample: SampleSize | None = None
+    content: str = ""

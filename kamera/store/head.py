@@ -288,7 +288,7 @@ def _digest(front: bytes | bytearray, mac: bytes) -> bytes:
 
 def _key_of(header: Header) -> str:
     context, kind = Context(**header["context"]), header["kind"]
-    if kind not in PATCH_KINDS:
+    if kind not in PATCH_KINDS and kind != "conditioned":
         return object_key(kind, context, header["chunk_id"])
     return object_key(kind, context, header["chunk_id"], header["antecedents"], header["base"])
 

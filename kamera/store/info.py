@@ -179,11 +179,12 @@ class StoreStats:
     memory: MemoryStats
     remote: RemoteStats | None = None
     directory: bool = False
+    conditioned: int = 0
 
     @property
     def objects(self) -> int:
         """Number of objects of all kinds."""
-        return self.canonicals + self.patches + self.encodings + self.anchors
+        return self.canonicals + self.patches + self.encodings + self.anchors + self.conditioned
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from kamera.store.probes import Unasked, check_probe
 PATCH_KINDS = ("exact", "sampled", "orbit")
 """Kinds of patch: bound to the order of the antecedents, or only to their set."""
 
-KV_KINDS = ("canonical", "anchor")
-"""KV as the model computed it: of a chunk behind the anchor alone, or of the anchor itself."""
+KV_KINDS = ("canonical", "anchor", "conditioned")
+"""KV as the model computed it: of a chunk behind the anchor alone, of the anchor itself, or of a chunk in
+some window, behind antecedents."""
 
 KINDS = (*KV_KINDS, "encoding", *PATCH_KINDS)
 """Kinds of object; an encoding is the decoder's input for a chunk's pixels."""
@@ -100,8 +101,9 @@ def object_key(
 ) -> str:
     """Key of an object of any kind.
 
-    Raises `ValueError` for an unknown kind, an encoding whose context names an anchor, an anchor that is
-    not its context's own, and either of the two under a context in codes.
+    That of conditioned KV follows from its content, whose digest is ``base``. Raises `ValueError` for an
+    unknown kind, an encoding whose context names an anchor, an anchor that is not its context's own, and any
+    but a canonical or a patch under a context in codes.
     """
     if kind == "canonical":
         return canonical_key(context, chunk_id)
@@ -109,7 +111,9 @@ def object_key(
         return digest("kamera.encoding.v1", context.fingerprint, context.tenant, chunk_id)
     if kind == "anchor" and context.anchor == chunk_id and not context.lossy:
         return digest("kamera.anchor.v1", *_fields(context))
-    if kind in ("encoding", "anchor"):
+    if kind == "conditioned" and base and not context.lossy:
+        return digest("kamera.conditioned.v1", *_fields(context), chunk_id, base, *antecedents)
+    if kind in ("encoding", "anchor", "conditioned"):
         raise ValueError(f"no {kind} is of chunk {quote(chunk_id)} under {context}")
     return patch_key(context, chunk_id, antecedents, kind, base)
 

@@ -60,6 +60,7 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
         patches=sum(kinds[kind].objects for kind in PATCH_KINDS),
         encodings=kinds["encoding"].objects,
         anchors=kinds["anchor"].objects,
+        conditioned=kinds["conditioned"].objects,
         bytes=sum(held.bytes for held in kinds.values()),
         memory=tiers.memory.stats(),
         remote=tiers.remote_stats(),

@@ -53,8 +53,9 @@ class CanonicalRecord:
     window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
     its pictures look (`search.embedding.packed`), written by the store · ``info``: JSON. For
-    ``kind`` "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes
-    disagree, or codes are not of the context's form.
+    ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
+    some window, and ``content`` is the digest by which it is named. Neither is ever in codes. Raises
+    `ValueError` when the shapes disagree, or codes are not of the context's form.
     """
 
     chunk_id: str
@@ -68,9 +69,12 @@ class CanonicalRecord:
     behind: int = 0
     kind: str = "canonical"
     embedding: str = ""
+    antecedents: tuple[str, ...] = ()
+    content: str = ""
 
     def __post_init__(self) -> None:
-        check_identity(self.chunk_id, self.context, self.info, vision=self.vision, embedding=self.embedding)
+        texts = {"vision": self.vision, "embedding": self.embedding, "content": self.content}
+        check_identity(self.chunk_id, self.context, self.info, **texts)
         if self.embedding:
             unpacked(self.embedding)  # raises an error for what is none
         if self.kind not in KV_KINDS or not is_count(self.behind):
@@ -102,7 +106,7 @@ class CanonicalRecord:
     @property
     def key(self) -> str:
         """The key of this record. Raises `ValueError` for an anchor that is not its context's own."""
-        return object_key(self.kind, self.context, self.chunk_id)
+        return object_key(self.kind, self.context, self.chunk_id, self.antecedents, self.content)
 
     @property
     def tokens(self) -> int:
@@ -127,6 +131,8 @@ class CanonicalRecord:
             "behind": self.behind,
             "embedding": self.embedding,
         }
+        if self.kind == "conditioned":
+            header |= {"antecedents": list(self.antecedents), "base": self.content}
         return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -161,6 +167,8 @@ class CanonicalRecord:
             behind=header["behind"],
             kind=header["kind"],
             embedding=header["embedding"],
+            antecedents=tuple(header.get("antecedents", ())),
+            content=header.get("base", ""),
         )
 
 

@@ -1,5 +1,6 @@
 """The window: a deque of chunks that makes one live cache."""
 
+from kamera.engines import Recipe
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
@@ -11,7 +12,6 @@ from kamera.window.leaving import GLUE, SHORTEST_KEPT
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
-from kamera.window.recipe import Recipe
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import (
     Append,

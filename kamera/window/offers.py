@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kamera.ops import patch_bytes
 from kamera.patches import (
@@ -53,18 +53,22 @@ class Offers:
                 row = self._row(chunk, behind, "sampled")
                 if row is not None and at_least(guarantee_named(row.formed), enough):
                     size = self._bytes(row)
-                    return Offer("sampled", behind, "sampled", row.formed, size, sample=row.sample)
+                    return Offer(
+                        "sampled", behind, "sampled", row.formed, size, sample=row.sample, created=row.created
+                    )
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
-                return Offer("orbit", antecedents, "orbit", row.formed, self._bytes(row))
+                size = self._bytes(row)
+                return Offer("orbit", antecedents, "orbit", row.formed, size, created=row.created)
         limit = self.policy.max_divergence
         if limit is not None and self.policy.admits("near"):
             for distance, info in self._near(chunk, before, limit):
                 row = self._row(chunk, info.antecedents, info.kind)
                 if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    return Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
+                    named = Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
+                    return replace(named, created=row.created)
         return None
 
     def _near(self, chunk: Newcomer | Seat, before: Seats, limit: float) -> list[Near]:
@@ -91,12 +95,15 @@ class Offers:
         if tolerance is None:
             formed = self.formed_behind(chunk, behind, anchor)
             size = self._bytes(row)
-            return formed and Offer("patched", behind, "exact", formed, size, note, anchor)
+            made = None if row is None or row.formed != formed else row.created
+            return formed and Offer("patched", behind, "exact", formed, size, note, anchor, created=made)
         # a patch that the plan itself forms has yet to be proved
         if row is None or row.proof is None or not row.proof.within(tolerance):
             return None
         size = patch_bytes(row.sizes, row.rank or 0)
-        return Offer("patched", behind, "exact", row.formed, size, note, anchor, row.proof)
+        return Offer(
+            "patched", behind, "exact", row.formed, size, note, anchor, row.proof, created=row.created
+        )
 
     def _row(
         self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""

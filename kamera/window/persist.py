@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
-from kamera.window.certified import Terms, agree
+from kamera.window.certified import agree
 from kamera.window.file import FILE, LAYOUT, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import Named
+from kamera.window.opening import WindowParts
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.seats import Seat, Source
+from kamera.window.seats import PatchName, Seat, Source
 from kamera.window.slots import Resident
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
@@ -60,7 +62,7 @@ def load_window(
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     digest: str | None = None,
-) -> tuple[Terms, Stage, Bounds, WindowState]:
+) -> WindowParts:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
     ``digest`` as in `read_saved`. Each chunk is restored as it was, or made exact if its guarantee is no
@@ -96,7 +98,7 @@ def load_window(
     if terms.withheld:
         with former.operation():
             state = carried_out(Named(Restore()), state, bounds, stage, served, Tally()).state
-    return terms, stage, bounds, state
+    return WindowParts(terms, stage, bounds, state)
 
 
 def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
         "guarantee": resident.guarantee,
         "formed": resident.seat.formed,
         "archived": resident.seat.archived,
+        "patch": None if resident.seat.source.name is None else asdict(resident.seat.source.name),
         "copies": {k: _put_copy(tensors, f"{name}/{k}", c) for k, c in copies.items()},
     }
 
@@ -155,12 +158,13 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Sta
     copies = {
         k: _get_copy(tensors, f"{name}/{k}", c, stage.former.backbone) for k, c in chunk["copies"].items()
     }
-    clean = copies.get("clean")
+    clean, told = copies.get("clean"), chunk["patch"]
+    named = None if told is None else PatchName(**told | {"antecedents": tuple(told["antecedents"])})
     seat = Seat(
         facts.chunk_id,
         facts.length,
         stage.standing.spot(facts, tensors[f"{name}/positions"]),
-        _source(facts, copies["copy"], stage),
+        replace(_source(facts, copies["copy"], stage), name=named),
         chunk["guarantee"],
         chunk["formed"],
         # the store may be another than the one it was archived in

@@ -152,7 +152,7 @@ class Placer:
                 canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
                 source = replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof)
-                return replace(source, sample=offer.sample), offer
+                return replace(source, sample=offer.sample, name=offer.name), offer
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kamera.content import Chunk, Content
+from kamera.engines import Recipe
 from kamera.errors import StalePlan
+from kamera.patches import later_of
 from kamera.window.bounds import Bounds
 from kamera.window.naming import Named, Names
+from kamera.window.opening import kept
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.questions import Questions
-from kamera.window.recipe import Recipe, recipe_of
+from kamera.window.recipe import recipe_of
 from kamera.window.requests import (
     Append,
     Arrange,
@@ -104,8 +107,24 @@ class Planned(Questions):
 
     @serial
     def recipe(self) -> Recipe:
-        """What another engine needs to show this window: token ids, borders, places, rows, guarantees."""
+        """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
+
+        It is made of rows: no tensor is read, and nothing stored. `Recipe.missing` names the slots whose KV
+        is in this window's memory alone, until `keep` stores it.
+        """
         self._check_backbone()
+        return recipe_of(self._stage.former, self._state)
+
+    @serial
+    def keep(self) -> Recipe:
+        """Store the KV that every slot shows; returns the recipe of the window, which misses nothing then.
+
+        Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or
+        sampled behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
+        """
+        self._check_backbone()
+        later_of(self.backbone).flush()
+        self._state, self._plans = kept(self._stage.former, self._state), ()
         return recipe_of(self._stage.former, self._state)
 
     # -- inside --------------------------------------------------------------------------------

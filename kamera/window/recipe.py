@@ -1,98 +1,139 @@
-"""A recipe: what an engine that schedules by itself needs to show a window."""
+"""Recipes of windows, out of seats and rows alone: no tensor, no model, no file."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from kamera.ops import digest
-from kamera.patches import Former, Guarantee
+from kamera.engines import Base, Part, Recipe, RowKey
+from kamera.patches import Copy, Former, Guarantee
 from kamera.store import Context
-from kamera.window.seats import Offset
-from kamera.window.slots import Resident
+from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import WindowState
+from kamera.window.steps import Rows
+
+_HERE = "its KV was run in its window and stands under no key: window.keep() stores it"
 
 
-@dataclass(frozen=True)
-class RowKey:
-    """A stored patch in the recipe's context: its kind, and the antecedents that it is stored under."""
+class Stands(NamedTuple):
+    """KV that stands in a store under its content: the antecedents it is stored with, and its digest."""
 
-    chunk_id: str
     antecedents: tuple[str, ...]
-    kind: str
+    content: str
 
 
 @dataclass(frozen=True)
-class Part:
-    """A chunk in the sequence: its tokens ``start`` up to ``stop``, and its lowest position on each axis.
+class RecipeFacts:
+    """What a recipe says beside seats and rows: names and token ids.
 
-    ``antecedents`` are those of its KV. ``canonical``: its KV was computed right behind the anchor, at
-    ``home``, and ``row`` is the stored patch added to it, if any. KV that is not canonical was prefilled
-    behind its antecedents.
-    """
-
-    chunk_id: str
-    start: int
-    stop: int
-    position: Offset
-    home: Offset
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    canonical: bool
-    row: RowKey | None = None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A window for another engine: token ids, borders, places, rows, guarantees.
-
-    ``context`` is the store's, ``anchor`` the number of leading tokens before the first
-    part. ``salt`` is "" if every part is exact, so the sequence is what a prefill of its tokens makes; else a
-    digest of all that its KV depends on beside them. An engine's prefix cache has to keep sequences of
-    different salts apart.
+    ``ids`` are those of the chunks, by chunk id, ``rank`` the largest of patches that are not proved.
+    ``stands`` names the conditioned KV that is stored, by number of its seat. ``anchored``: the anchor is.
     """
 
     context: Context
-    ids: tuple[int, ...]
-    anchor: int
-    parts: tuple[Part, ...]
-    salt: str
+    anchor_ids: tuple[int, ...]
+    ids: Mapping[str, tuple[int, ...]]
+    rank: int | None
+    stands: Mapping[int, Stands]
+    anchored: bool = True
+    tail: str = ""
+    reopen: str = ""
 
-    def to_json(self) -> str:
-        """The recipe as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+
+def recipe(seats: Seats, rows: Rows, told: RecipeFacts) -> Recipe:
+    """The recipe of a window: what a plan's seats, too, can be written down as, if all of them is stored."""
+    own, back, parts, start = told.context, tuple(-f for f in seats.frame), list[Part](), len(told.anchor_ids)
+    for seat, worth in zip(seats.seats, seats.worths, strict=True):
+        parts.append(_part(seat, worth, start, back, rows, told))
+        start += seat.length
+    return Recipe(
+        own,
+        RowKey.of(own, "anchor", own.anchor) if told.anchored else None,
+        told.anchor_ids,
+        tuple(parts),
+        seats.shift,
+        told.tail,
+        told.reopen,
+    )
 
 
 def recipe_of(former: Former, state: WindowState) -> Recipe:
     """The recipe of a window in ``state``."""
-    at, parts = former.anchor.length, []
-    back = tuple(-f for f in state.frame)
-    for resident, worth in zip(state.residents, state.worths, strict=True):
-        stop = at + resident.seat.length
-        parts.append(_part(resident, worth, at, stop, back))
-        at = stop
-    ids = [former.anchor.input_ids, *(r.facts.encoded.input_ids for r in state.residents)]
-    whole = tuple(int(i) for one in ids for i in one.tolist())
-    plain = all(part.guarantee == "exact" for part in parts) and not any(state.shift)
-    context = replace(former.context, probe=str(former.context.probe))
-    shift = ",".join(map(str, state.shift))
-    said = json.dumps([asdict(part) for part in parts], sort_keys=True)
-    salt = "" if plain else digest("kamera.recipe.v1", json.dumps(asdict(context)), shift, said)[:32]
-    return Recipe(context, whole, former.anchor.length, tuple(parts), salt)
+    ids = {r.facts.chunk_id: tuple(r.facts.encoded.input_ids.tolist()) for r in state.residents}
+    stands = {
+        r.number: Stands(r.shown.antecedents, r.shown.content)
+        for r in state.residents
+        if _is_kept(former, r.seat, r.shown)
+    }
+    anchor, plain = former.anchor, replace(former.context, kv="as-is")
+    told = RecipeFacts(
+        replace(former.context, probe=str(former.context.probe)),
+        tuple(anchor.input_ids.tolist()),
+        ids,
+        former.budget.rank,
+        stands,
+        former.store.has(plain, plain.anchor, None, "anchor"),
+        anchor.tail,
+        anchor.reopen,
+    )
+    return recipe(state.seats, former.catalogue, told)
 
 
-def _part(resident: Resident, worth: Guarantee, start: int, stop: int, back: Offset) -> Part:
-    seat, shown = resident.seat, resident.seat.shown
-    kind = shown.guarantee if shown.guarantee in ("orbit", "sampled") else "exact"
-    row = RowKey(seat.chunk_id, shown.antecedents, kind) if shown.patched else None
+def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
+    if not copy.content:
+        return False
+    named = (seat.chunk_id, copy.antecedents, "conditioned", copy.content)
+    return former.store.has(replace(former.context, kv="as-is"), *named)
+
+
+def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Rows, told: RecipeFacts) -> Part:
+    shown, position = seat.shown, seat.spot.moved(back).low
+    offset = shown.home.offset(seat.spot.moved(back))
+    assert offset is not None, "a plan seats no chunk where it cannot stand"
+    kv, patch, missing = _rows_of(seat, rows, told)
+    base: Base = "canonical" if _is_canonical(seat, told.context) else "conditioned"
     return Part(
         seat.chunk_id,
+        told.ids[seat.chunk_id],
         start,
-        stop,
-        seat.spot.moved(back).low,
-        shown.home.low,
+        position,
+        offset,
+        base,
         worth,
+        shown.guarantee,
         shown.antecedents,
-        shown.canonical,
-        row,
+        None if missing else kv,
+        None if missing else patch,
+        missing,
     )
+
+
+def _is_canonical(seat: Seat, own: Context) -> bool:
+    """True for KV in the form in which the store keeps the chunk's canonical."""
+    return seat.shown.canonical and seat.shown.lossy == own.lossy
+
+
+def _rows_of(seat: Seat, rows: Rows, told: RecipeFacts) -> tuple[RowKey | None, RowKey | None, str]:
+    """The rows of the KV that a seat shows, and of its patch; or why it has none."""
+    own, shown, chunk_id = told.context, seat.shown, seat.chunk_id
+    if not _is_canonical(seat, own):
+        there = told.stands.get(seat.number)
+        if there is None:
+            return None, None, _HERE
+        return RowKey.of(own, "conditioned", chunk_id, there.antecedents, there.content), None, ""
+    name = shown.name
+    anchor = name.base if name is not None and name.base else own.anchor
+    kv = RowKey.of(own, "canonical", chunk_id, anchor=anchor)
+    if anchor == own.anchor and not rows.has_canonical(chunk_id):
+        return None, None, "its canonical is not stored yet, or no longer: window.flush(), or append it again"
+    if not shown.patched:
+        return kv, None, ""
+    if name is None:
+        return None, None, "its patch came with a saved window: recall it, which takes the stored one"
+    row = rows.patch(chunk_id, name.antecedents, name.kind, name.base)
+    if row is None or row.formed != name.formed or name.created not in (None, row.created):
+        return None, None, "its patch has left the store, or is another by now: recall it"
+    patch = RowKey.of(own, name.kind, chunk_id, name.antecedents, name.base)
+    rank = told.rank if shown.proof is None else None
+    return kv, replace(patch, formed=name.formed, created=row.created, rank=rank), ""

@@ -55,10 +55,22 @@ class Spot:
 
 
 @dataclass(frozen=True)
+class PatchName:
+    """A patch that conditions a canonical, as its row names it; ``created`` is None for one a plan forms."""
+
+    kind: str
+    antecedents: tuple[str, ...]
+    base: str
+    formed: str | None
+    created: float | None = None
+
+
+@dataclass(frozen=True)
 class Source:
     """KV that the model computed at ``home``, and its antecedents; see `Copy`.
 
-    ``patched``: a patch of ``patch_bytes`` bytes conditions it, served for its ``proof`` if there is one.
+    ``patched``: a patch of ``patch_bytes`` bytes conditions it, served for its ``proof`` if there is one, and
+    ``name`` is its row's (None: it came with a saved window).
     ``sample``: the tokens that were run, of KV whose guarantee is "sampled".
     """
 
@@ -71,6 +83,7 @@ class Source:
     patch_bytes: int = 0
     proof: Proof | None = None
     sample: SampleSize | None = None
+    name: PatchName | None = None
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.requests import Request
-from kamera.window.seats import Offset, Seat, Seats, Source, Spot
+from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
 
 Reason = Literal[
     "", "new", "edited", "policy", "glue", "no canonical", "no patch", "refused", "unproved", "budget"
@@ -111,7 +111,7 @@ class Offer:
 
     ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
-    the patch is served for it.
+    the patch is served for it. ``created`` as in `PatchName`.
     """
 
     guarantee: Guarantee
@@ -123,6 +123,12 @@ class Offer:
     base: str = ""
     proof: Proof | None = None
     sample: SampleSize | None = None
+    created: float | None = None
+
+    @property
+    def name(self) -> PatchName:
+        """The patch by its row."""
+        return PatchName(self.kind, self.antecedents, self.base, self.formed, self.created)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, Engine
+from kamera.engines import Account, Engine, Recipe
 from kamera.errors import WindowFull
 from kamera.patches import Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
@@ -30,6 +30,7 @@ from kamera.window.certified import agree
 from kamera.window.inquiry import Inquiry
 from kamera.window.lookback import check_cosine, found, note_duplicate
 from kamera.window.naming import check_rule
+from kamera.window.opening import WindowParts, open_recipe
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Recall, Request, Search
@@ -283,19 +284,53 @@ class KameraWindow(Assembling):
         from kamera.window.persist import load_window
 
         check_parts(backbone, store)
-        window = cls.__new__(cls)
-        window._lock = forks.Lock("this window")
-        window._account, window._notes, window._ahead = Account(), [], Departures(backbone)
+        window = cls._blank(backbone, trace)
         with window._account.now(backbone):
-            loaded = load_window(Path(path), backbone, store, certificate, digest)
-            window._terms, window._stage, window._bounds, window._state = loaded
-            window._stage.show(window._state, Tally())
-            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
-        window._listeners = () if trace is None else (Trace(trace),)
-        window._family = weakref.WeakSet([window])
-        return window
+            return window._standing(load_window(Path(path), backbone, store, certificate, digest))
+
+    @classmethod
+    def from_recipe(
+        cls,
+        backbone: Engine,
+        store: ChunkStore,
+        recipe: Recipe,
+        *,
+        max_tokens: int | None = None,
+        policy: ReusePolicy | None = None,
+        on_leave: OnLeave | None = None,
+        positions: PositionRule = "compact",
+        certificate: Certificate | str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> KameraWindow:
+        """A window that shows what a recipe names, from the same store: no forward, no vision encode.
+
+        Options are the constructor's. Slots that the policy does not serve are placed anew, as by `load`.
+        Raises the refusals of `Executor.show`, and the constructor's errors.
+        """
+        check_rule(positions)
+        check_parts(backbone, store)
+        asked, bounds = policy_of(policy, on_leave), Bounds(max_tokens, positions)
+        window = cls._blank(backbone, trace)
+        with window._account.now(backbone):
+            return window._standing(open_recipe(backbone, store, recipe, bounds, asked, certificate))
 
     # -- inside --------------------------------------------------------------------------------
+
+    @classmethod
+    def _blank(cls, backbone: Engine, trace: str | os.PathLike[str] | None) -> KameraWindow:
+        """A window that has an account, and nothing else yet."""
+        window = cls.__new__(cls)
+        window._lock, window._family = forks.Lock("this window"), weakref.WeakSet([window])
+        window._account, window._notes, window._ahead = Account(), [], Departures(backbone)
+        window._listeners = () if trace is None else (Trace(trace),)
+        return window
+
+    def _standing(self, opened: WindowParts) -> KameraWindow:
+        """The window with what was read for it, shown."""
+        self._terms, self._stage, self._bounds, self._state = opened
+        self._stage.show(self._state, Tally())
+        hand_over(self._stage, self._state, range(len(self)), self.policy.audit)
+        return self
 
     def _answered(
         self,

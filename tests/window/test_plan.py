@@ -75,6 +75,7 @@ class Row:
     sizes: tuple = ()
     rank: int = 8
     proof: Proof | None = PROVED
+    created: float = 0.0
     budget: PatchBudget = field(default_factory=lambda: PatchBudget(64))
 
 

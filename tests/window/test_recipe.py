@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from kamera import ChunkStore, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import LiveExecutor, Part, Recipe
+from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, StaleRecipe
 from kamera.ops import apply_patch
 from kamera.patches import later_of
-from tests.engines.compare import worst
-from tests.window.rig import FULL_RANK, make, rig
+from tests.engines.compare import relative, worst
+from tests.window.rig import FULL_RANK, QUESTION, make, rig
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always")
+FAMILIES = ("qwen2_5_vl", "deepseek_v3")  # GQA with M-RoPE, and MLA
 
 
 @pytest.fixture
@@ -24,16 +34,25 @@ def window():
         yield window
 
 
+def returned(window: KameraWindow) -> KameraWindow:
+    """The window with a chunk that is served from its canonical and a patch."""
+    first, second = window[0].chunk_id, window[1].chunk_id
+    window.reorder([1, 0, 2]), window.reorder([0, 1, 2]), window.evict(2)
+    window.slide(2), window.recall(first), window.recall(second)
+    return window
+
+
 def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
     window.reorder([1, 0, 2])
     window.slide()
     recipe = window.recipe()
     assert recipe.ids == tuple(window.input_ids.tolist())
-    assert recipe.anchor == window.anchor.length and recipe.context == window.context
+    assert len(recipe.anchor_ids) == window.anchor.length and recipe.context == window.context
+    assert recipe.borders == (*(slot.start for slot in window), len(recipe.ids))
     places = window.position_ids
     for part, slot in zip(recipe.parts, window.slots, strict=True):
         assert (part.chunk_id, part.guarantee) == (slot.chunk_id, slot.guarantee)
-        assert (part.start, part.stop) == (slot.start, slot.start + slot.length)
+        assert (part.start, part.stop, part.length) == (slot.start, slot.start + slot.length, slot.length)
         assert part.position == tuple(places[:, part.start : part.stop].amin(1).tolist())
     assert [part["chunk_id"] for part in json.loads(recipe.to_json())["parts"]] == [
         slot.chunk_id for slot in window
@@ -42,21 +61,18 @@ def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
 
 def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     """What an executor does: the canonical, its patch, and a rotation by the difference of two places."""
-    first, second = window[0].chunk_id, window[1].chunk_id
-    window.reorder([1, 0, 2])
-    window.reorder([0, 1, 2]), window.evict(2)
-    window.slide(2), window.recall(first), window.recall(second)
-    recipe, backbone = window.recipe(), window.backbone
-    assert [part.row is not None for part in recipe.parts] == [False, True]
+    recipe, layout = returned(window).recipe(), window.backbone.layout
+    assert [(part.base, part.patch is not None) for part in recipe.parts] == [
+        ("canonical", False),
+        ("canonical", True),
+    ]
     part = recipe.parts[1]
     canonical = window.store.get_canonical(recipe.context, part.chunk_id)
-    stored = window.store.get_patch(recipe.context, part.row.chunk_id, part.row.antecedents)
-    offset = tuple(b - a for a, b in zip(part.home, part.position, strict=True))
-    shown = window.shown()[2]
-    frame = int(shown.positions.amin()) - min(part.position)  # the live cache may stand moved as a whole
-    offset = tuple(step + frame for step in offset)
-    assert worst(window.kv(1), apply_patch(canonical.kv, stored.patch, backbone.layout, offset)) < 1e-5
-    assert worst(window.kv(1), apply_patch(canonical.kv, None, backbone.layout, offset)) > 1e-3
+    stored = window.store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
+    frame = int(window.shown()[2].positions.amin()) - min(part.position)  # the live cache may stand moved
+    offset = tuple(step + frame for step in part.offset)
+    assert worst(window.kv(1), apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
+    assert worst(window.kv(1), apply_patch(canonical.kv, None, layout, offset)) > 1e-3
 
 
 def test_sequences_of_other_kv_have_other_salts(window):
@@ -71,3 +87,300 @@ def test_sequences_of_other_kv_have_other_salts(window):
         fresh.recall(chunk_id)
     assert fresh.recipe().ids == kept.recipe().ids
     assert fresh.recipe().salt == ""
+
+
+def test_whatever_decides_the_kv_changes_the_salt(window):
+    """Another patch, formation, rank, turn, guarantee, context or model: another salt; the template: none."""
+    recipe = returned(window).recipe()
+    first, second = recipe.parts
+    own = recipe.context
+
+    def with_part(**changed) -> Recipe:
+        return replace(recipe, parts=(first, replace(second, **changed)))
+
+    def with_patch(**changed) -> Recipe:
+        patch = replace(second.patch, **changed)
+        return with_part(patch=replace(patch, key=patch.derived(own)))
+
+    others = [
+        with_patch(antecedents=("a" * 64,)),
+        with_patch(kind="orbit"),
+        with_patch(formed="survivor"),
+        with_patch(rank=1),
+        with_patch(created=1.0),
+        with_part(patch=None),
+        with_part(offset=tuple(step + 1 for step in second.offset)),
+        with_part(position=tuple(step + 1 for step in second.position)),
+        with_part(guarantee="survivor"),
+        with_part(antecedents=()),
+        replace(recipe, shift=(1, 0, 0)),
+        replace(recipe, context=replace(own, probe="")),
+        recipe.leading,
+    ]
+    salts = [one.salt for one in others[:-1]]
+    assert recipe.salt not in salts and len(set(salts)) == len(salts)
+    assert others[-1] is recipe  # nothing of it is missing
+    assert replace(recipe, tail="other", reopen="other").salt == recipe.salt
+
+
+def test_exact_windows_of_two_tenants_never_meet_in_a_prefix_cache():
+    backbone, chunks = rig("qwen2_5_vl", 3)
+    salts = []
+    for tenant in ("acme", "acme", "initech", ""):
+        with ChunkStore.open("memory://", tenant=tenant) as store:
+            salts.append(make(backbone, store, *chunks[:2], policy=ReusePolicy.exact()).recipe().salt)
+    assert salts[0] == salts[1] != salts[2] and salts[3] == "" and len(salts[0]) == len(salts[2]) == 32
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_comes_back_from_its_json(window):
+    for recipe in (window.recipe(), returned(window).recipe(), window.keep()):
+        again = Recipe.from_json(recipe.to_json())
+        assert again == recipe and again.salt == recipe.salt and again.to_json() == recipe.to_json()
+        assert Recipe.from_json(json.dumps(json.loads(recipe.to_json()), indent=1)) == recipe
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_json_that_to_json_would_not_write_is_refused_by_name(window, data):
+    """One place of the document is replaced by another value, dropped, or given a name that it never has."""
+    document = json.loads(_remembered(window))
+    places: list[tuple[object, object]] = []
+
+    def walk(value):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            places.append((value, key))
+            if isinstance(value[key], dict | list):
+                walk(value[key])
+
+    walk(document)
+    at, key = data.draw(st.sampled_from(places))
+    old = at[key]
+    how = data.draw(st.sampled_from(["other", "drop", "more"]))
+    if how == "other":
+        value = data.draw(st.sampled_from([None, True, 1.5, "7", "", [], {}, -3, "x" * 64, [[]], {"a": 1}]))
+        if json.dumps(value) == json.dumps(old):
+            return
+        at[key] = value
+    elif how == "drop":
+        del at[key]
+    elif isinstance(at, dict):
+        at["surplus"] = 1
+    else:
+        at.append(old)
+    text = json.dumps(document, sort_keys=True)
+    with pytest.raises(InvalidRecipe) as refused:
+        Recipe.from_json(text)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 260
+
+
+def _remembered(window: KameraWindow) -> str:
+    return returned(window).recipe().to_json() if len(window) == 3 else window.recipe().to_json()
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "7", "[]", "{}", '{"parts": 3}', "[" * 100_000])
+def test_text_that_is_no_recipe_is_refused_by_name(text):
+    with pytest.raises(InvalidRecipe):
+        Recipe.from_json(text)
+
+
+def test_parts_that_contradict_each_other_are_no_recipe(window):
+    recipe = returned(window).recipe()
+    first, second = recipe.parts
+    for parts in (
+        (second, first),
+        (first, replace(second, ids=())),
+        (first, replace(second, kv=None)),
+        (first, replace(second, missing="lost")),
+        (first, replace(second, kv=first.kv)),
+        (first, replace(second, kv=replace(second.kv, key="0" * 64))),
+        (first, replace(second, position=(1, 2))),
+        (first, replace(second, base="conditioned")),
+    ):
+        with pytest.raises(InvalidRecipe):
+            replace(recipe, parts=parts)
+
+
+# -- what stands in a window's memory alone --------------------------------------------------------
+
+
+def test_kv_that_stands_under_no_key_is_named_until_it_is_kept(window):
+    """Chunks prefilled in context: nothing is left out in silence, and nothing of it is shown elsewhere."""
+    recipe = window.recipe()
+    assert [bool(part.missing) for part in recipe.parts] == [False, True, True]
+    assert [part.kv is None for part in recipe.parts] == [False, True, True]
+    assert len(recipe.missing) == 2 and all("keep()" in line for line in recipe.missing)
+    assert [part.chunk_id for part in recipe.leading.parts] == [window[0].chunk_id]
+    with pytest.raises(NotTransferable, match="keep"):
+        LiveExecutor(window.backbone, window.store).show(recipe)
+    with pytest.raises(NotTransferable, match="keep"):
+        KameraWindow.from_recipe(window.backbone, window.store, recipe)
+    before, slots = window.usage(), window.slots
+    kept = window.keep()
+    assert kept.missing == () and [part.base for part in kept.parts] == [
+        "canonical",
+        "conditioned",
+        "conditioned",
+    ]
+    assert kept == window.recipe() and window.slots == slots
+    assert window.usage().now.forwards == before.now.forwards
+
+
+def test_kept_kv_is_named_by_its_content(window):
+    """A chunk prefilled again behind the same antecedents, with other KV, is another object."""
+    kept, salts = window.keep(), set()
+    keys = {part.kv.key for part in kept.parts}
+    other = make(window.backbone, window.store, policy=ReusePolicy(rank=1, forms="always"))
+    for slot in window:
+        other.recall(slot.chunk_id)
+    again = other.keep()
+    assert [part.antecedents for part in again.parts] == [part.antecedents for part in kept.parts]
+    assert {part.kv.key for part in again.parts} != keys
+    salts |= {kept.salt, again.salt}
+    assert len(salts) == 2
+
+
+def test_a_repaired_chunk_no_longer_stands_under_its_old_key(window):
+    window.keep()
+    assert window.recipe().missing == ()
+    window.insert(0, window.backbone.chunk_from_tensors(torch.arange(20, 25)), on_leave="exact")
+    assert [bool(part.missing) for part in window.recipe().parts[1:]] == [True] * 3
+
+
+def test_survivors_are_kept_with_what_they_still_know(window):
+    window.slide()
+    kept = window.keep()
+    assert [part.guarantee for part in kept.parts] == ["survivor", "survivor"]
+    assert [part.made for part in kept.parts] == ["exact", "exact"]
+    opened = KameraWindow.from_recipe(window.backbone, window.store, kept, policy=FORMING)
+    assert [s.guarantee for s in opened] == ["survivor", "survivor"] and opened.recipe() == kept
+    assert relative(opened.next_token_logits(QUESTION), window.next_token_logits(QUESTION)) < 1e-5
+
+
+def test_forgetting_a_chunk_forgets_kept_kv_that_absorbed_it(window):
+    from kamera.store import StoreAdmin
+
+    kept = window.keep()
+    gone = StoreAdmin(window.store).forget(window[0].chunk_id)
+    assert {kept.parts[1].kv.key, kept.parts[2].kv.key} <= set(gone.removed)
+    with pytest.raises(StaleRecipe, match="not in the store"):
+        LiveExecutor(window.backbone, window.store).show(kept)
+
+
+# -- executors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recipe_opens_as_the_window_that_made_it(family):
+    """Canonical, patched, conditioned and survivor slots: the same logits, and no forward."""
+    backbone, chunks = rig(family, 4)
+    with ChunkStore.open("memory://") as store:
+        window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
+        window.append(chunks[3]), window.append(chunks[2])
+        window.evict(0)
+        recipe = window.keep()
+        assert {part.base for part in recipe.parts} == {"canonical", "conditioned"}
+        wanted = window.next_token_logits(QUESTION)
+        opened = KameraWindow.from_recipe(backbone, store, Recipe.from_json(recipe.to_json()), policy=FORMING)
+        assert opened.usage().now.forwards == opened.usage().now.vision_encodes == 0
+        seen = [(s.chunk_id, s.start, s.guarantee, s.antecedents, s.rank) for s in window]
+        assert [(s.chunk_id, s.start, s.guarantee, s.antecedents, s.rank) for s in opened] == seen
+        assert relative(opened.next_token_logits(QUESTION), wanted) < 1e-5
+        assert opened.recipe() == recipe
+        executor = LiveExecutor(backbone, store)
+        executor.show(recipe)
+        shown = [executor.live.read(i + 1) for i in range(len(recipe.parts))]
+        assert max(worst(opened.kv(i), kv) for i, kv in enumerate(shown)) < 1e-5
+        opened.slide(), window.slide()
+        assert relative(opened.next_token_logits(QUESTION), window.next_token_logits(QUESTION)) < 1e-5
+
+
+def test_a_recipe_with_a_gap_opens_with_it(window):
+    window.slide(positions="keep")
+    wanted, recipe = window.next_token_logits(QUESTION), window.keep()
+    assert any(recipe.shift)
+    opened = KameraWindow.from_recipe(window.backbone, window.store, recipe, policy=FORMING)
+    assert torch.equal(opened.position_ids, window.position_ids)
+    assert relative(opened.next_token_logits(QUESTION), wanted) < 1e-5
+
+
+def test_a_policy_that_serves_less_places_the_slots_anew(window):
+    window.slide()
+    recipe = window.keep()
+    exact = KameraWindow.from_recipe(window.backbone, window.store, recipe, policy=ReusePolicy.exact())
+    assert {slot.guarantee for slot in exact} == {"exact"}
+    fresh = make(window.backbone, window.store, policy=ReusePolicy.exact())
+    for slot in window:
+        fresh.recall(slot.chunk_id)
+    assert relative(exact.next_token_logits(QUESTION), fresh.next_token_logits(QUESTION)) < 1e-4
+
+
+@pytest.mark.parametrize("how", ["tenant", "fingerprint", "kv", "gone", "reformed", "ids", "moved"])
+def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
+    recipe = returned(window).recipe()
+    first, second = recipe.parts
+    own, store, wanted = recipe.context, window.store, StaleRecipe
+    parts: tuple[Part, ...] = recipe.parts
+    if how in ("tenant", "fingerprint", "kv"):
+        own = replace(own, **{how: {"kv": "int8"}.get(how, "other")})
+        kvs = [replace(p.kv, key=replace(p.kv, key="").derived(own)) for p in parts]
+        patch = replace(second.patch, key=second.patch.derived(own))
+        anchor = replace(recipe.anchor, key=recipe.anchor.derived(own))
+        parts = (replace(first, kv=kvs[0]), replace(second, kv=kvs[1], patch=patch))
+        recipe, wanted = replace(recipe, context=own, anchor=anchor, parts=parts), IncompatibleChunk
+    elif how == "gone":
+        store = ChunkStore.open("memory://")
+    elif how == "reformed":
+        record = store.get_patch(own, second.chunk_id, second.patch.antecedents)
+        store.put(replace(record, formed="exact", info={**record.info, "more": 1}))
+    elif how == "ids":
+        parts = (first, replace(second, ids=(*second.ids[:-1], second.ids[-1] + 1)))
+        recipe = replace(recipe, parts=parts)
+    else:
+        moved = {name: tuple(step + 1 for step in getattr(second, name)) for name in ("position", "offset")}
+        recipe = replace(recipe, parts=(first, replace(second, **moved)))
+    for show in (
+        LiveExecutor(window.backbone, store).show,
+        lambda r: KameraWindow.from_recipe(window.backbone, store, r, policy=FORMING),
+    ):
+        with pytest.raises(wanted):
+            show(recipe)
+
+
+ELSEWHERE = """
+import json, sys, torch
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Recipe
+from tests.window.rig import QUESTION, rig
+
+family, place, text = sys.argv[1:]
+backbone, _ = rig(family, 1)
+with ChunkStore.open(place) as store:
+    policy = ReusePolicy(rank=64, forms="always", certified=False)
+    KameraWindow(backbone, store, torch.tensor([5, 6, 7, 8]))  # the model is asked the probe for the first
+    window = KameraWindow.from_recipe(backbone, store, Recipe.from_json(open(text).read()), policy=policy)
+    used = window.usage().now
+    print(json.dumps([window.next_token_logits(QUESTION).tolist(), used.forwards, used.vision_encodes]))
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_process_shows_the_same_window(family, tmp_path):
+    backbone, chunks = rig(family, 4)
+    with ChunkStore.open(tmp_path / "store") as store:
+        window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
+        window.append(chunks[3])
+        (tmp_path / "recipe.json").write_text(window.keep().to_json())
+        wanted = window.next_token_logits(QUESTION)
+    where = [family, str(tmp_path / "store"), str(tmp_path / "recipe.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *where],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    logits, forwards, encodes = json.loads(done.stdout.splitlines()[-1])
+    assert relative(torch.tensor(logits), wanted) < 1e-5 and (forwards, encodes) == (0, 0)

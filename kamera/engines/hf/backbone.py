@@ -91,13 +91,18 @@ class Backbone(Model):
         "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. Raises
         UnsupportedBackbone when no class loads it, ValueError for a device or dtype that cannot be used.
         """
-        from kamera.engines.hf.load import device_of, dtype_of, load_model, load_processor
+        from kamera.engines.hf.load import Loaded, device_of, dtype_of, load_model, load_processor
 
         place, dtype = None if device is None else device_of(device), dtype_of(dtype)
+        files = Loaded.of(name, options)
         model = load_model(name, dtype=dtype, **options)
         if place is not None:
             model = model.to(place)
-        return cls(model, load_processor(name))
+        backbone = cls(model, load_processor(name))
+        of_files = None if files is None else files.fingerprint(backbone.named.dtype)
+        if of_files is not None:
+            backbone.identity.name(of_files)
+        return backbone
 
     # -- identity ------------------------------------------------------------------------------
 

@@ -93,11 +93,13 @@ class Computation:
     """The text of what a model computes, line by line, what shows a change of it, and what has no text.
 
     Two models of equal tensors compute the same if their ``lines`` are equal and ``unread`` is empty.
+    ``foreign`` names code in it that came with neither torch nor transformers.
     """
 
     lines: list[list[Any]]
     watch: Watch
     unread: tuple[str, ...]
+    foreign: tuple[str, ...]
 
 
 def computation(model: nn.Module, without: str = "") -> Computation:
@@ -124,7 +126,7 @@ def computation(model: nn.Module, without: str = "") -> Computation:
     lines.append(["hooks", *_foreign(reader, hook_tables([]))])
     lines += reader.rest()
     lines.append(["configs", *configs.told])
-    return Computation(lines, reader.watch, tuple(reader.unread))
+    return Computation(lines, reader.watch, tuple(reader.unread), tuple(reader.foreign))
 
 
 def layers_path(model: nn.Module, decoder: nn.Module) -> str:

@@ -47,6 +47,7 @@ class Identity:
         self._changed = False
         self._tensors: tuple[Any, tuple[str, str]] | None = None
         self._settings: tuple[bytes, str] | None = None
+        self._of_files: tuple[str, str] | None = None  # the digest of the model as loaded, and its files' own
         if self.unread:
             logger.warning(
                 "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone "
@@ -67,6 +68,16 @@ class Identity:
     def vision(self) -> str:
         """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
         return self._now()[1]
+
+    def name(self, of_files: str) -> None:
+        """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.
+
+        Any change gives it one of its own, and taking that back gives it this one again. A model that holds
+        anything which is in no file keeps its own.
+        """
+        base = self._looked()[0]
+        if not (self.unread or self._witness.foreign):
+            self._of_files = (base, of_files)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -114,7 +125,9 @@ class Identity:
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
                     "that this Backbone read off it: put them back, or make a new Backbone of it"
                 )
-            return self._base, self._vision
+            named = self._of_files
+            base = named[1] if named is not None and named[0] == self._base else self._base
+            return base, self._vision
 
     def _take_anew(self, seen: Seen, settings: bytes) -> None:
         if self._tensors is None or self._tensors[0] != seen.tensors:

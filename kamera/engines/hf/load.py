@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,24 @@ import torch
 from torch import nn
 
 from kamera.content import load_image_only
+from kamera.engines.checkpoint import checkpoint_fingerprint, files_of
 from kamera.errors import UnsupportedBackbone, first_line, quote
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+_PLACING = frozenset(
+    {
+        "attn_implementation",  # another arithmetic shows as foreign code
+        "cache_dir",
+        "device_map",
+        "local_files_only",
+        "low_cpu_mem_usage",
+        "max_memory",
+        "token",
+        "use_safetensors",
+    }
+)
+"""Options of transformers' loading that change no number of the model."""
 
 
 def hide_progress() -> None:
@@ -112,3 +129,34 @@ def _thinker(transformers: Any, config: Any) -> Any | None:
         if type(config).__name__.startswith(prefix):
             return getattr(transformers, f"{prefix}ThinkerForConditionalGeneration", None)
     return None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The folder that a model is loaded from, and the state of its files before that."""
+
+    folder: Path
+    state: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, name: str | Path, options: Mapping[str, Any]) -> Loaded | None:
+        """The files of a model; None if ``options`` load something else, or if they are not here."""
+        from transformers.utils.hub import cached_file
+
+        if options.keys() - _PLACING:
+            return None
+        try:
+            folder = Path(name)
+            if not folder.is_dir():
+                folder = Path(str(cached_file(str(name), "config.json", local_files_only=True))).parent
+            return cls(folder, files_of(folder))
+        except OSError:
+            return None
+
+    def fingerprint(self, dtype: str) -> str | None:
+        """`checkpoint_fingerprint` of the files; None if they have changed since, or have none."""
+        try:
+            found = checkpoint_fingerprint(self.folder, dtype=dtype)
+            return found if files_of(self.folder) == self.state else None
+        except (OSError, UnsupportedBackbone):
+            return None

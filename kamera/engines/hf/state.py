@@ -29,7 +29,15 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils.generic import GeneralInterface
 
-from kamera.engines.hf.code import code_digest, is_followed, is_librarys, name_of, names_in, references
+from kamera.engines.hf.code import (
+    code_digest,
+    is_followed,
+    is_librarys,
+    is_transformers,
+    name_of,
+    names_in,
+    references,
+)
 from kamera.engines.hf.watch import Watch, content_of_cell
 from kamera.ops import digest, tensor_digest
 
@@ -72,12 +80,14 @@ class Reader:
     """Turns what a model computes with into text, and notes in ``watch`` where a change of it would show.
 
     A value that cannot be read to its end is said by name, with a line in ``unread``: nobody else can tell
-    that theirs is equal. ``paths`` names the modules of the model, ``config`` says a config.
+    that theirs is equal. ``foreign`` are the names of code that is neither a library's nor transformers'.
+    ``paths`` names the modules of the model, ``config`` says a config.
     """
 
     def __init__(self, paths: Mapping[int, str], config: Callable[[Any], Any]) -> None:
         self.watch = Watch()
         self.unread: list[str] = []
+        self.foreign: list[str] = []
         self._paths = paths
         self._config = config
         self._texts: dict[int, Any] = {}
@@ -140,6 +150,8 @@ class Reader:
         for base in cls.__mro__[:-1]:
             if base not in self._classes and (not is_librarys(base) or issubclass(base, nn.Module)):
                 whole = not issubclass(base, nn.Module) and not base.__module__.startswith("transformers.")
+                if not (is_librarys(base) or base.__module__.startswith("transformers.")):
+                    self.foreign.append(name_of(base))
                 self._classes[base] = whole
                 self.watch.space(vars(base))
         return name_of(cls)
@@ -244,6 +256,8 @@ class Reader:
         if is_librarys(function):
             wrapped = [self.value(c) for c in cells if isinstance(c, FunctionType | MethodType | nn.Module)]
             return [name_of(function), *wrapped] if wrapped else name_of(function)
+        if not is_transformers(function):
+            self.foreign.append(name_of(function))
         if is_followed(str(function.__globals__.get("__name__", ""))):
             self._functions[id(function)] = function
             self._names |= names_in(function.__code__)

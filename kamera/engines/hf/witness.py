@@ -80,6 +80,11 @@ class Witness:
         """What of the model has no text, a line each: its settings count as those of this process alone."""
         return self._computation.unread
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names of code in the model that came with neither torch nor transformers."""
+        return self._computation.foreign
+
     def look(self) -> Seen:
         """The model's present state; equal to the last look if nothing changed."""
         if not self._is_as_walked():

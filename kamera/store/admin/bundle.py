@@ -140,8 +140,8 @@ def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
 
 
 def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]:
-    """All objects; or those of some chunks, and the anchors behind which they were computed."""
-    listed = store.ls()
+    """All objects but what single windows kept; or those of some chunks, and their anchors."""
+    listed = [info for info in store.ls() if info.kind != "conditioned"]
     if chunks is None:
         return listed
     wanted = set(chunks)

@@ -1,0 +1,207 @@
+"""The fingerprint of a model by its files: what every engine that was started on them can compute.
+
+No model class is asked: safetensors are read under their names on disk, before any engine fuses or splits
+them, and settings as they are written. So it is equal in transformers and in an engine of its own kernels,
+and it differs with a byte of a tensor, an adapter, a factor of YaRN, the dtype of computation or KV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kamera.errors import UnsupportedBackbone, quote
+from kamera.ops import digest
+
+_PIXELS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""The files of a folder that decide what a picture's pixels become."""
+
+_ORIGIN = frozenset(
+    {
+        "_name_or_path",
+        "_commit_hash",
+        "_processor_class",
+        "_attn_implementation_autoset",
+        "architectures",
+        "dtype",  # it is given, as the engine computes
+        "torch_dtype",
+        "processor_class",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""Settings of where files come from; engines write them over without computing otherwise."""
+
+_AGAIN = "compute its fingerprint again"
+_BLOCK = 8 << 20
+_SETTLED = 2_000_000_000  # ns: a file that changed less ago may change again within one tick of its clock
+_MOST_HEADER = 100 << 20  # bytes: what safetensors itself takes
+
+
+class _Stamp(NamedTuple):
+    """What changes with every write to a file; nobody but the system sets ``changed``."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+_known: dict[_Stamp, tuple[tuple[str, str], ...]] = {}
+_lock = threading.Lock()
+
+
+def checkpoint_fingerprint(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str,
+    kv_dtype: str | None = None,
+    adapters: Sequence[str | os.PathLike[str]] = (),
+    overrides: Mapping[str, Any] | None = None,
+    pixels: Mapping[str, Any] | None = None,
+) -> str:
+    """BLAKE2b-256 of all that decides a chunk's KV, by the model folder ``path`` alone.
+
+    It binds every tensor of the folder's safetensors by name, dtype, shape and bytes (however they are spread
+    over files), config.json, and the settings of the processor's pixels. ``dtype`` is that of the computation
+    ("bfloat16"), ``kv_dtype`` that of the KV if it is another. ``adapters`` are folders of adapters that act.
+    ``overrides`` are settings in the place of config.json's, ``pixels`` of the processor's, as an engine was
+    started with them: none of them can stand for another. Each file is hashed once in a process, and again
+    once it has changed. Raises UnsupportedBackbone for a folder without config.json or safetensors, or with
+    broken ones.
+    """
+    folder = Path(path)
+    config = _merged(_settings(folder / "config.json"), overrides or {})
+    shown = [_settings(folder / name) if (folder / name).is_file() else None for name in _PIXELS]
+    acting = sorted(_adapter(Path(adapter)) for adapter in adapters)
+    kv = _dtype(dtype if kv_dtype in (None, "auto") else str(kv_dtype))
+    told = [_without_origin(config), _without_origin(shown), dict(pixels or {}), acting, _dtype(dtype), kv]
+    return digest("kamera.checkpoint.v1", _weights(folder), json.dumps(told, sort_keys=True))
+
+
+def files_of(path: str | os.PathLike[str]) -> tuple[tuple[str, _Stamp], ...]:
+    """The files that `checkpoint_fingerprint` reads in a folder, and what shows that they changed."""
+    folder = Path(path)
+    names = [n for n in ("config.json", "adapter_config.json", *_PIXELS) if (folder / n).is_file()]
+    files = [*(folder / name for name in names), *sorted(folder.glob("*.safetensors"))]
+    return tuple((file.name, _stamp(os.stat(file))) for file in files)
+
+
+def _adapter(folder: Path) -> str:
+    settings = _without_origin(_settings(folder / "adapter_config.json"))
+    settings.pop("base_model_name_or_path", None)
+    return digest("kamera.adapter.v1", _weights(folder), json.dumps(settings, sort_keys=True))
+
+
+def _weights(folder: Path) -> str:
+    """Digest of all tensors of a folder, and of the adapter that it may be itself."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UnsupportedBackbone(
+            f"no safetensors in {quote(folder)}: a fingerprint of files needs them; save the model so"
+        )
+    own = folder / "adapter_config.json"
+    settings = json.dumps(_without_origin(_settings(own)), sort_keys=True) if own.is_file() else ""
+    tensors = sorted(pair for file in files for pair in _tensors(file))
+    return digest("kamera.weights.v1", settings, *(text for pair in tensors for text in pair))
+
+
+def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
+    """Name and digest of each tensor of a file. Each state of a file is hashed once."""
+    with open(file, "rb") as opened:
+        before = _stamp(os.fstat(opened.fileno()))
+        with _lock:
+            found = _known.get(before)
+        if found is not None:
+            return found
+        entries, start = _entries(opened.fileno(), before.size, file)
+        with ThreadPoolExecutor() as pool:  # hashlib and reads release the GIL
+            digests = pool.map(lambda entry: _hashed(opened.fileno(), start, entry, file), entries)
+            found = tuple((entry["name"], one) for entry, one in zip(entries, digests, strict=True))
+        if _stamp(os.fstat(opened.fileno())) != before:
+            raise UnsupportedBackbone(
+                f"{quote(file)} changed while it was read: compute its fingerprint again"
+            )
+    if time.time_ns() - before.changed > _SETTLED:
+        with _lock:
+            _known[before] = found
+    return found
+
+
+def _entries(descriptor: int, size: int, file: Path) -> tuple[list[dict[str, Any]], int]:
+    """The tensors of a safetensors file as its header lists them, and where their bytes begin."""
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    try:
+        if not 0 < length <= min(size - 8, _MOST_HEADER):
+            raise ValueError(f"a header of {length} bytes in {size}")
+        header = json.loads(os.pread(descriptor, length, 8))
+        entries = [{"name": name, **entry} for name, entry in header.items() if name != "__metadata__"]
+        for entry in entries:
+            first, last = entry["data_offsets"]
+            if not (
+                0 <= first <= last <= size - 8 - length and entry["dtype"] and entry["shape"] is not None
+            ):
+                raise ValueError(f"tensor {entry['name']!r} outside of it")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UnsupportedBackbone(f"{quote(file)} is no safetensors file: {error}") from None
+    return entries, 8 + length
+
+
+def _hashed(descriptor: int, start: int, entry: Mapping[str, Any], file: Path) -> str:
+    hasher = hashlib.sha256(json.dumps([entry["dtype"], entry["shape"]]).encode())
+    at, end = (start + place for place in entry["data_offsets"])
+    while at < end:
+        block = os.pread(descriptor, min(_BLOCK, end - at), at)
+        if not block:
+            raise UnsupportedBackbone(
+                f"{quote(file)} changed while it was read: compute its fingerprint again"
+            )
+        hasher.update(block)
+        at += len(block)
+    return hasher.hexdigest()
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_bytes())
+        if not isinstance(settings, dict):
+            raise ValueError("no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedBackbone(f"{quote(file)} cannot be read: {type(error).__name__}") from None
+    return settings
+
+
+def _without_origin(settings: Any) -> Any:
+    if isinstance(settings, list):
+        return [_without_origin(value) for value in settings]
+    if isinstance(settings, dict):
+        return {name: _without_origin(value) for name, value in settings.items() if name not in _ORIGIN}
+    return settings
+
+
+def _merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` with those of ``over`` in their place; objects are merged, as engines do."""
+    merged = dict(settings)
+    for name, value in over.items():
+        there = merged.get(name)
+        merged[name] = _merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _dtype(name: str) -> str:
+    told = str(name).removeprefix("torch.")
+    if not told:
+        raise ValueError("a dtype is needed: give that of the computation, such as bfloat16")
+    return told
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return _Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -1,0 +1,103 @@
+"""What a recipe names, read from a store and verified: the same for every executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from kamera.engines.recipe import Offset, Part, Recipe, RowKey
+from kamera.errors import NotTransferable, StaleRecipe
+from kamera.ops import KV, Patch, uniform_offset
+from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, conditioned_of
+
+Found = TypeVar("Found", CanonicalRecord, PatchRecord)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPart:
+    """A part's KV as it is shown: R(``offset``)·(``record``'s KV + ``patch``).
+
+    The record's KV was computed at its ``positions`` ``[axes, tokens]``; in a store of codes it is a
+    `CodedKV`. It may be shared with others, and must not be written in place.
+    """
+
+    record: CanonicalRecord
+    patch: Patch | None
+    offset: Offset
+
+    @property
+    def kv(self) -> KV:
+        """The KV before patch and turn."""
+        return self.record.kv
+
+    def check_places(self, positions: torch.Tensor) -> None:
+        """Raise StaleRecipe unless ``positions`` ``[axes, tokens]`` are where the turn brings the tokens."""
+        if uniform_offset(self.record.positions, positions) != self.offset:
+            raise StaleRecipe(
+                f"chunk {self.record.chunk_id[:12]} does not stand where the recipe says: this engine counts "
+                "positions in another way"
+            )
+
+
+def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
+    """The KV of a recipe's anchor, which stands unturned. Raises as `read_part`."""
+    if recipe.anchor is None:
+        raise NotTransferable(recipe.missing[0])
+    context = recipe.anchor.context(recipe.context)
+    record = _there(store.get_anchor(context), recipe.anchor)
+    _check_ids(record, recipe.anchor_ids)
+    return record
+
+
+def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
+    """What a part of a recipe names, compared with what it says.
+
+    Raises NotTransferable for a part that is missing, StaleRecipe for an object that is gone or another by
+    now, and the store's errors: CorruptChunk, WrongKey, IncompatibleChunk (another tenant or model).
+    """
+    if part.kv is None:
+        raise NotTransferable(f"chunk {part.chunk_id[:12]}: {part.missing}")
+    context, row = part.kv.context(recipe.context), part.kv
+    if row.kind == "conditioned":
+        found = conditioned_of(store, context, row.chunk_id, row.antecedents, row.base)
+    else:
+        found = store.get_canonical(context, row.chunk_id)
+    record = _there(found, row)
+    _check_ids(record, part.ids)
+    patch = None if part.patch is None else _patch(store, recipe, part, part.patch)
+    low = tuple(record.positions.amin(1).tolist())
+    if tuple(a - b for a, b in zip(part.position, low, strict=True)) != part.offset:
+        raise StaleRecipe(
+            f"chunk {part.chunk_id[:12]} was computed elsewhere than the recipe says: take a new one"
+        )
+    return StoredPart(record, patch, part.offset)
+
+
+def _patch(store: ChunkStore, recipe: Recipe, part: Part, row: RowKey) -> Patch:
+    context, named = row.context(recipe.context), (row.chunk_id, row.antecedents, row.kind, row.base)
+    record = _there(store.get_patch(context, *named), row)
+    info = store.info(context, *named)  # after it was read: one that came in between is refused, too
+    if info is None or (info.created, record.formed) != (row.created, row.formed) or not _fits(record, part):
+        raise StaleRecipe(f"the patch of chunk {row.chunk_id[:12]} is another by now: take a new recipe")
+    return record.patch if row.rank is None else record.patch.truncate(row.rank)
+
+
+def _fits(record: PatchRecord, part: Part) -> bool:
+    return record.tokens in (0, part.length)
+
+
+def _there(record: Found | None, row: RowKey) -> Found:
+    if record is None:
+        raise StaleRecipe(
+            f"the {row.kind} of chunk {row.chunk_id[:12]} is not in the store: take a new recipe"
+        )
+    return record
+
+
+def _check_ids(record: CanonicalRecord, ids: tuple[int, ...]) -> None:
+    if tuple(record.input_ids.tolist()) != ids:
+        raise StaleRecipe(
+            f"chunk {record.chunk_id[:12]} has other token ids than the recipe says: take a new one"
+        )

@@ -1,0 +1,47 @@
+"""Recipes shown in the live KV of an engine that runs when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kamera.engines.base import Engine, LiveKV, Span, Written
+from kamera.engines.materials import StoredPart, read_anchor, read_part
+from kamera.engines.recipe import Recipe
+from kamera.store import ChunkStore, Context
+
+
+class LiveExecutor:
+    """Shows recipes in ``live``, out of the objects of a store; behind it the engine can be asked."""
+
+    def __init__(self, engine: Engine, store: ChunkStore) -> None:
+        self.live: LiveKV = engine.live()
+        self._engine = engine
+        self._store = store
+
+    def show(self, recipe: Recipe) -> Written:
+        """As `Executor.show`."""
+        engine, own = self._engine, recipe.context
+        recipe.check(Context(engine.fingerprint, own.anchor, self._store.tenant, self._store.kv))
+        anchor = read_anchor(self._store, recipe)
+        parts = [read_part(self._store, recipe, part) for part in recipe.parts]
+        check_places(engine, recipe, parts)
+        spans = [Span(engine.place(anchor.kv), None, (0,) * engine.axes)]
+        spans += [Span(engine.place(part.kv), part.patch, part.offset) for part in parts]
+        return self.live.show(spans)
+
+
+def check_places(engine: Engine, recipe: Recipe, parts: Sequence[StoredPart]) -> None:
+    """Raise StaleRecipe unless the parts come to stand where ``engine`` counts their tokens.
+
+    With a gap there is no such count: they stand where their window left them.
+    """
+    if any(recipe.shift):
+        return
+    anchor = torch.tensor(recipe.anchor_ids, dtype=torch.int64)
+    ids = [anchor, *(part.record.input_ids for part in parts)]
+    places = engine.positions(ids, [{}, *(dict(part.record.inputs) for part in parts)])
+    _, *own = places.split([len(i) for i in ids], dim=1)
+    for part, positions in zip(parts, own, strict=True):
+        part.check_places(positions)
