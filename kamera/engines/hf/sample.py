@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,7 +75,8 @@ def sample(
         "past_key_values": cache,
         "use_cache": True,
     }
-    with torch.no_grad(), backbone.turn(), row_masks(backbone, places, total) as mask:
+    masked = row_masks(backbone, places, total)
+    with torch.no_grad(), backbone.turn(), masked as mask, suppress(model_cache.AllMade):
         backbone.decoder(attention_mask=mask, **arguments)
     made = tuple(kv_of(layers, backbone.groups) for layers in cache.made)
     for kv in made:
