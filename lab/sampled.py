@@ -264,17 +264,17 @@ def run(
     others: Sequence[float] = (),
     tokens: int = 64,
     tasks: Sequence[str] = TASKS,
-) -> list[Row]:
-    """Every arm in every window of these episodes."""
+) -> Iterator[list[Row]]:
+    """Every arm in every window of these episodes, episode by episode."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
-    rows: list[Row] = []
     for index in range(episodes):
         stage = SizedPool(backbone, anchor, HELD_OUT, index, world=world, size=SIZES[tokens])
+        rows: list[Row] = []
         for window in (window for window in windows(stage, count) if window.task in tasks):
             rows += measure(backbone, stage, window, arms)
             for share in others:
                 rows += rivals(stage, window, share)
-    return rows
+        yield rows
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -361,15 +361,19 @@ def main() -> None:
             "tokens": args.tokens,
             "counts": [],
         }
+        varied = [
+            str(x) for x in (args.world, args.dtype, args.tokens) if x not in ("override", "float32", 64)
+        ]
+        name = f"{'-'.join([Path(family).name, *varied])}.json"
         for count in args.count:
-            ran = run(backbone, count, args.episodes, args.world, arms, args.rivals, args.tokens, args.tasks)
-            tasks = summary(ran)
-            report["counts"].append({"count": count, "episodes": args.episodes, "tasks": tasks})
-        if args.output is not None:
-            varied = [
-                str(x) for x in (args.world, args.dtype, args.tokens) if x not in ("override", "float32", 64)
-            ]
-            keep(report, args.output / f"{'-'.join([Path(family).name, *varied])}.json")
+            rows: list[Row] = []
+            report["counts"].append({"count": count})
+            asked = (args.world, arms, args.rivals, args.tokens, args.tasks)
+            for index, found in enumerate(run(backbone, count, args.episodes, *asked)):
+                rows += found
+                report["counts"][-1] |= {"episodes": index + 1, "tasks": summary(rows)}
+                if args.output is not None:  # a run that is ended early leaves what it found
+                    keep(report, args.output / name)
         print(table(report), flush=True)
 
 
