@@ -1,24 +1,26 @@
 """Windows whose company changed, repaired by a few tokens of each chunk: through the product's own windows.
 
     python -m lab.sampled [--family gqa-unled …] [--count 3 4 6] [--episodes 12] [--world override]
-                          [--shares auto 0.25 0.15] [--max-error 0.07] [--rivals 0.15 0.25] [--sound]
-                          [--dtype float32|bfloat16] [--output FOLDER]
+                          [--tokens 64|256|1444] [--tasks "oldest left" …] [--shares auto 0.25 0.15]
+                          [--max-error 0.07] [--rivals 0.15 0.25] [--sound] [--dtype float32|bfloat16]
+                          [--output FOLDER]
 
 Each window is an items frame behind ``count`` frames: in another order, after the oldest or a middle one has
 left, or recalled into company that the frames never had. Each chunk is repaired behind repaired ones, all in
 one forward. η = 1 − KL(arm ‖ re-prefill) / KL(blind ‖ re-prefill) over multi-hop questions, where blind is
-the items frame alone served blind behind exact frames; with the share of the tokens that ran, the agreement
-with the re-prefill, and the interval that holds 95 % of resamplings of the windows. Refused samples are
-prefilled; they are counted. Arms marked SABOTAGE have to lose.
+the items frame alone served blind behind exact frames; with the agreement with the re-prefill, the share of
+right answers, that of the tokens that ran, and the interval that holds 95 % of resamplings of the windows.
+Refused samples are prefilled; they are counted. Arms marked SABOTAGE have to lose.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -28,20 +30,23 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
-from kamera.ops import KV, Completion, Design, LayerKV, kv_concat, relocate_kv, uniform_offset
+from kamera.content import Chunk
+from kamera.ops import Completion, Design, kv_concat
 from kamera.ops.complete import TurnTables
 from kamera.patches.anchor import prefill_anchor
-from lab.baselines.cacheblend import SLOPE
-from lab.baselines.deviation import deviation, highest
+from kamera.window import sampling
+from lab.blended import blended
 from lab.composed.__main__ import RESAMPLED, backbone_of
 from lab.composed.windows import TASKS, WORLDS, Pool, Window, windows
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, TARGET
-from lab.recompute import recompute
 from lab.results import keep
+from lab.sized import SIZES, SizedPool
 from lab.speed.machine import machine
 
 Share = float | Literal["auto"]
+REPREFILL = "re-prefill"
+"""The arm that all others are held against."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Row:
     kl: float
     blind: float
     agree: float
+    right: float
     asked: int
     ran: int
     tokens: int
@@ -129,22 +135,42 @@ def policy_of(share: Share, max_error: float) -> ReusePolicy:
     )
 
 
-def served(backbone: Backbone, stage: Pool, window: Window, policy: ReusePolicy) -> tuple[KameraWindow, Any]:
-    """The window after its task under a policy, and the reports of what it took."""
-    store, old = ChunkStore.open("memory://"), (*window.old, TARGET)
-    kept = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
-    if window.task == "new company":
-        for chunk in stage.chunks((*window.order, TARGET)):
-            alone = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
-            alone.append(chunk, archive="now")
-            alone.flush()
-        return kept, [kept.append(chunk) for chunk in stage.chunks((*window.order, TARGET))]
-    for chunk in stage.chunks(old):
-        kept.append(chunk)
-    if window.task == "any order":
-        return kept, [kept.reorder([old.index(frame) for frame in (*window.order, TARGET)])]
-    (gone,) = set(window.old) - set(window.order)
-    return kept, [kept.evict(old.index(gone))]
+class Before:
+    """A window before its task: its chunks stand exact, or in "new company" are stored, each by itself.
+
+    It is saved, and every arm takes it up over a store of its own: none finds what another made.
+    """
+
+    def __init__(self, backbone: Backbone, stage: Pool, window: Window, folder: Path) -> None:
+        self._backbone, self._stage, self._folder = backbone, stage, folder
+        self._task, self._order, self._old = window.task, _order(window), (*window.old, TARGET)
+        store, policy = ChunkStore.open(folder / "store"), policy_of(0.25, 1.0)
+        together = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+        if window.task != "new company":
+            for chunk in stage.chunks(self._old):
+                together.append(chunk)
+        else:
+            for chunk in stage.chunks(self._order):
+                alone = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+                alone.append(chunk, archive="now")
+                alone.flush()
+        together.save(folder / "window")
+        together.flush()
+        store.close()
+
+    def served(self, policy: ReusePolicy) -> tuple[KameraWindow, Any]:
+        """The window after its task under a policy, and the reports of what it took."""
+        sampling._own.clear()  # designs that another arm chose by another kernel
+        sampling._canonical.clear()
+        copied = shutil.copytree(self._folder / "store", Path(tempfile.mkdtemp(dir=self._folder)) / "store")
+        kept = KameraWindow.load(self._folder / "window", self._backbone, ChunkStore.open(copied))
+        kept._terms = replace(kept._terms, asked=policy, served=policy)
+        if self._task == "new company":
+            return kept, [kept.append(chunk) for chunk in self._stage.chunks(self._order)]
+        if self._task == "any order":
+            return kept, [kept.reorder([self._old.index(frame) for frame in self._order])]
+        (gone,) = set(self._old) - set(self._order)
+        return kept, [kept.evict(self._old.index(gone))]
 
 
 def measure(
@@ -155,66 +181,41 @@ def measure(
     hops = trial.blind.hops > 1
     ids = [i for i, hop in zip(trial.ids, hops, strict=True) if hop]
     reference = trial.reference[torch.from_numpy(hops)]
-    blind = float(trial.blind.kl[hops].sum())
-    rows = []
-    for name, (policy, sabotage) in arms.items():
-        with SABOTAGES[sabotage]() if sabotage else nullcontext():
-            kept, reports = served(backbone, stage, window, policy)
-            logits = torch.stack([kept.next_token_logits(i) for i in ids])
-        notes = [note for report in reports for note in report.notes]
-        rows.append(
-            Row(
-                window.task,
-                name,
-                float(kl_items(logits, reference).sum()),
-                blind,
-                float(agreement(logits, reference).sum()),
-                len(ids),
-                sum(report.tokens_recomputed for report in reports),
-                sum(slot.length for slot in kept.slots),
-                sum(note.startswith("sample refused") for note in notes),
+    answers = trial._answers[torch.from_numpy(hops)]
+    blind, asked = float(trial.blind.kl[hops].sum()), len(ids)
+    best, tokens = float(trial.reprefill.right[hops].sum()), sum(map(_tokens, stage.chunks(_order(window))))
+    rows = [Row(window.task, REPREFILL, 0.0, blind, asked, best, asked, tokens, tokens, 0)]
+    with tempfile.TemporaryDirectory() as folder:
+        before = Before(backbone, stage, window, Path(folder))
+        for name, (policy, sabotage) in arms.items():
+            with SABOTAGES[sabotage]() if sabotage else nullcontext():
+                kept, reports = before.served(policy)
+                logits = torch.stack([kept.next_token_logits(i) for i in ids])
+                kept.flush()
+            notes = [note for report in reports for note in report.notes]
+            rows.append(
+                Row(
+                    window.task,
+                    name,
+                    float(kl_items(logits, reference).sum()),
+                    blind,
+                    float(agreement(logits, reference).sum()),
+                    float((logits.argmax(-1) == answers).sum()),
+                    asked,
+                    sum(report.tokens_recomputed for report in reports),
+                    tokens,
+                    sum(note.startswith("sample refused") for note in notes),
+                )
             )
-        )
     return rows
 
 
-def blended(stage: Pool, window: Window, share: float, survivors: bool) -> tuple[list[KV], float]:
-    """CacheBlend over a window: of each chunk the tokens that deviate most at the first layer are recomputed.
-
-    From the KV that chunks had in the old window (``survivors``), or from canonicals. The first chunk stands
-    on its canonical. Also the tokens that ran, each by the share of the layers that it ran in.
-    """
-    order, old = (*window.order, TARGET), (*window.old, TARGET)
-    shared, layers = stage.scene(window.order)._shared, len(stage.backbone.layout)
-    held = dict(zip(old, [step.kv for step in shared.trunk(stage.chunks(old))[1:]], strict=True))
-    stood = dict(zip(old, shared.places(stage.chunks(old)), strict=True))
-    kvs, ran = [shared.canonical(stage.chunk(order[0])).kv], 0.0
-    live = [i for i, spec in enumerate(stage.backbone.layout) if i and spec.channels]
-    for frame, place in list(zip(order, shared.places(stage.chunks(order)), strict=True))[1:]:
-        alone = shared.canonical(stage.chunk(frame))
-        stays = survivors and frame in held
-        kv, home = (held[frame], stood[frame]) if stays else (alone.kv, alone.positions)
-        offset = uniform_offset(home, place)
-        assert offset is not None, "frames of a testbed move as a whole"
-        base, tokens = relocate_kv(kv, stage.backbone.layout, offset), place.shape[1]
-        counts = {
-            layer: min(tokens, round(share * tokens * (1 + SLOPE * (1 - 2 * step / max(1, len(live) - 1)))))
-            for step, layer in enumerate(live)
-        }
-        keep_rows = partial(_deviating, live[0], counts)
-        encoded, context = shared.encoded(stage.chunk(frame)), kv_concat([stage.anchor.kv, *kvs])
-        made = recompute(stage.backbone, encoded, place, context, base, torch.arange(tokens), keep=keep_rows)
-        ran += (tokens * (live[0] + 1) + sum(made.rows[i].numel() for i in live[:-1])) / layers
-        kvs.append(made.kv)
-    return kvs, ran
+def _order(window: Window) -> tuple[int, ...]:
+    return (*window.order, TARGET)
 
 
-def _deviating(
-    first: int, counts: dict[int, int], layer: int, rows: torch.Tensor, fresh: LayerKV, held: LayerKV
-) -> torch.Tensor:
-    if layer < first:
-        return rows
-    return rows[highest(deviation(fresh, held), min(counts[layer], rows.numel()))]
+def _tokens(chunk: Chunk) -> int:
+    return chunk.num_tokens
 
 
 def rivals(stage: Pool, window: Window, share: float) -> list[Row]:
@@ -223,6 +224,7 @@ def rivals(stage: Pool, window: Window, share: float) -> list[Row]:
     hops = trial.blind.hops > 1
     chosen = [i for i, hop in enumerate(hops) if hop]
     reference, scene = trial.reference[torch.from_numpy(hops)], trial.scene
+    answers = trial._answers[torch.from_numpy(hops)]
     lengths = [stage.chunk(frame).num_tokens for frame in (*window.order, TARGET)]
     for name, survivors in (("survivors", True), ("canonicals", False)):
         kvs, ran = blended(stage, window, share, survivors)
@@ -234,8 +236,11 @@ def rivals(stage: Pool, window: Window, share: float) -> list[Row]:
             scene.__dict__["context"] = exact
         lost, blind = float(kl_items(logits, reference).sum()), float(trial.blind.kl[hops].sum())
         agreed = float(agreement(logits, reference).sum())
+        right = float((logits.argmax(-1) == answers).sum())
         arm = f"CacheBlend {share:g} on {name}"
-        rows.append(Row(window.task, arm, lost, blind, agreed, len(chosen), round(ran), sum(lengths), 0))
+        rows.append(
+            Row(window.task, arm, lost, blind, agreed, right, len(chosen), round(ran), sum(lengths), 0)
+        )
     return rows
 
 
@@ -257,23 +262,25 @@ def run(
     world: str,
     arms: dict[str, tuple[ReusePolicy, str]],
     others: Sequence[float] = (),
-) -> list[Row]:
-    """Every arm in every window of these episodes."""
+    tokens: int = 64,
+    tasks: Sequence[str] = TASKS,
+) -> Iterator[list[Row]]:
+    """Every arm in every window of these episodes, episode by episode."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
-    rows: list[Row] = []
     for index in range(episodes):
-        stage = Pool(backbone, anchor, HELD_OUT, index, world=world)
-        for window in windows(stage, count):
+        stage = SizedPool(backbone, anchor, HELD_OUT, index, world=world, size=SIZES[tokens])
+        rows: list[Row] = []
+        for window in (window for window in windows(stage, count) if window.task in tasks):
             rows += measure(backbone, stage, window, arms)
             for share in others:
                 rows += rivals(stage, window, share)
-    return rows
+        yield rows
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """η, agreement, share and refusals by task and arm."""
     tasks: dict[str, Any] = {}
-    for task in TASKS:
+    for task in dict.fromkeys(row.task for row in rows):
         tasks[task] = {}
         for arm in dict.fromkeys(row.arm for row in rows):
             picked = [row for row in rows if (row.task, row.arm) == (task, arm)]
@@ -287,6 +294,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
                 "low": float(low),
                 "high": float(high),
                 "agreement": sum(row.agree for row in picked) / asked,
+                "right": sum(row.right for row in picked) / asked,
                 "share": sum(row.ran for row in picked) / sum(row.tokens for row in picked),
                 "refused": sum(row.refused for row in picked),
                 "least": float((1 - kl / np.maximum(blind, 1e-9)).min()),
@@ -295,7 +303,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Tasks side by side, an arm a line: η, agreement, share of the tokens."""
+    """Tasks side by side, an arm a line: η, agreement, share of right answers, share of the tokens."""
     lines = []
     for found in report["counts"]:
         n = [next(iter(arms.values()))["n"] for arms in found["tasks"].values()]
@@ -303,7 +311,9 @@ def table(report: dict[str, Any]) -> str:
         lines += ["| | " + " | ".join(found["tasks"]) + " |", "|---" * (1 + len(found["tasks"])) + "|"]
         for arm in next(iter(found["tasks"].values())):
             cells = [arms[arm] for arms in found["tasks"].values()]
-            shown = [f"{c['eta']:.3f}, {c['agreement']:.3f}, {c['share']:.2f}" for c in cells]
+            shown = [
+                f"{c['eta']:.3f}, {c['agreement']:.3f}, {c['right']:.3f}, {c['share']:.2f}" for c in cells
+            ]
             lines.append(f"| {arm} | {' | '.join(shown)} |")
         lines.append("")
     return "\n".join(lines)
@@ -318,6 +328,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, nargs="+", choices=(3, 4, 6), default=[3, 4, 6])
     parser.add_argument("--episodes", type=int, default=12)
     parser.add_argument("--world", choices=WORLDS, default="override")
+    parser.add_argument("--tokens", type=int, choices=SIZES, default=64, help="of a picture, about")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--shares", type=_share, nargs="+", default=["auto", 0.25, 0.15])
     parser.add_argument("--max-error", type=float, default=ReusePolicy.max_error)
     parser.add_argument("--rivals", type=float, nargs="*", default=[], help="shares of CacheBlend's")
@@ -334,20 +346,34 @@ def main() -> None:
             "command": f"python -m lab.sampled --family {family} --count {' '.join(map(str, args.count))} "
             f"--episodes {args.episodes} --world {args.world} --shares {' '.join(map(str, args.shares))} "
             f"--max-error {args.max_error:g} --dtype {args.dtype}"
+            + ("" if args.tokens == 64 else f" --tokens {args.tokens}")
+            + (
+                ""
+                if args.tasks == [*TASKS]
+                else f" --tasks {' '.join(f'{chr(34)}{t}{chr(34)}' for t in args.tasks)}"
+            )
             + (f" --rivals {' '.join(map(str, args.rivals))}" if args.rivals else "")
             + (" --sound" if args.sound else ""),
             "commit": commit(),
             "machine": machine(),
             "family": Path(family).name,
-            "world": args.world,
+            "world": args.world if args.tokens == 64 else "legends",
+            "tokens": args.tokens,
             "counts": [],
         }
+        varied = [
+            str(x) for x in (args.world, args.dtype, args.tokens) if x not in ("override", "float32", 64)
+        ]
+        name = f"{'-'.join([Path(family).name, *varied])}.json"
         for count in args.count:
-            tasks = summary(run(backbone, count, args.episodes, args.world, arms, args.rivals))
-            report["counts"].append({"count": count, "episodes": args.episodes, "tasks": tasks})
-        if args.output is not None:
-            varied = [x for x in (args.world, args.dtype) if x not in ("override", "float32")]
-            keep(report, args.output / f"{'-'.join([Path(family).name, *varied])}.json")
+            rows: list[Row] = []
+            report["counts"].append({"count": count})
+            asked = (args.world, arms, args.rivals, args.tokens, args.tasks)
+            for index, found in enumerate(run(backbone, count, args.episodes, *asked)):
+                rows += found
+                report["counts"][-1] |= {"episodes": index + 1, "tasks": summary(rows)}
+                if args.output is not None:  # a run that is ended early leaves what it found
+                    keep(report, args.output / name)
         print(table(report), flush=True)
 
 

@@ -44,7 +44,7 @@ BARE: dict[str, Reuse] = {
     f"{KEPT}, batched": prefix,
     "SPC + IMC": imc,
 }
-KAMERA = {f"Kamera {name}": way for name, way in {**WAYS, "repair": REPAIR, "sampled": SAMPLED}.items()}
+KAMERA = {f"Kamera {name}": way for name, way in {**WAYS, "repair": REPAIR, **SAMPLED}.items()}
 ARMS = (*BARE, *KAMERA)
 COMPARED = ("no cache", "prefix cache", KEPT)
 Clock = tuple[float, float]

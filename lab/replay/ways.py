@@ -36,7 +36,13 @@ WAYS = {
     "anticipated": Way(ReusePolicy(certified=True), "auto", anticipated),
     "amortize": Way(ReusePolicy.streaming(), "amortize"),
 }
-SAMPLED = Way(ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, certified=False), "repair")
-"""A quarter of the tokens of each picture that stays; the estimate refuses pictures of random weights."""
+
+
+def sampled(share: float) -> Way:
+    """A share of the tokens of each picture that stays; the estimate refuses pictures of random weights."""
+    return Way(ReusePolicy(minimum="sampled", share=share, max_error=1.0, certified=False), "repair")
+
+
+SAMPLED = {"sampled": sampled(0.25), "sampled .15": sampled(0.15)}
 
 REPAIR = Way(ReusePolicy.streaming(), "repair")

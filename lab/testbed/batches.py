@@ -20,10 +20,10 @@ from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from kamera.engines.hf.positions import model_positions
 from kamera.testbed.frames import BLANK, DEFAULTS, Frame, sentence
-from kamera.testbed.render import pixels
 from kamera.testbed.world import Episode, Question, legend_of, value_of
 
 from .families import Family
+from .padded import painted
 
 Span = tuple[int, int]
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
@@ -197,7 +197,7 @@ def vision_inputs(
     for index in range(len(batch.frames)):
         if batch.frames[index].is_text:
             continue
-        images = torch.from_numpy(pixels(batch.frame(index))).float() / 255
+        images = torch.from_numpy(painted(batch.frame(index))).float() / 255
         if generator is not None:
             images = augment(images, generator)
         images = (images - torch.tensor(OPENAI_CLIP_MEAN)) / torch.tensor(OPENAI_CLIP_STD)

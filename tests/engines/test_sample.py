@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kamera.engines import Sampling, Span
+from kamera.engines.hf.hooks import Observer, hooked
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
 from lab.recompute import recompute
@@ -174,3 +175,18 @@ def test_a_kernel_is_the_same_wherever_the_chunk_stands():
     assert torch.allclose(here, there, atol=1e-4)
     unturned = token_kernel(moved, c.backbone.layout, torch.zeros_like(c.place))
     assert not torch.allclose(here, unturned, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_last_layer_computes_no_more_than_its_kv(name):
+    c = case(name)
+    ran: list[int] = []
+    layers = c.backbone.decoder.layers
+    handles = [
+        layer.register_forward_hook(Observer(lambda *_, i=i: ran.append(i))) for i, layer in enumerate(layers)
+    ]
+    with hooked(*handles):
+        made = sampled(c, whole_completion(c))
+    last = max(i for i, spec in enumerate(c.backbone.layout) if spec.channels)
+    assert ran == list(range(last)), "a layer whose KV is the last does not finish"
+    assert all(layer for layer, spec in zip(made, c.backbone.layout, strict=True) if spec.channels)

@@ -290,12 +290,17 @@ class Piece(NamedTuple):
     length: int
 
 
+class AllMade(Exception):
+    """Stops a forward that is run for its KV alone where the last of it is computed."""
+
+
 class CompletingCache(DynamicCache):
     """A cache in which the KV of a few tokens of chunks is computed anew, and that of the others completed.
 
     Of ``held``, which is not written, ``pieces`` stand in a sequence of ``total`` tokens. ``parts`` are the
     chunks that a forward runs tokens of, in its order: the first place of each, its number of tokens, and
     its completion; without one all its tokens run. ``made`` holds, by part and layer, what became of them.
+    The last layer that keeps KV raises AllMade: nobody reads what its rows attend to.
     """
 
     def __init__(
@@ -310,6 +315,7 @@ class CompletingCache(DynamicCache):
         self.layers = held.layers
         self.made: list[list[dict[str, torch.Tensor]]] = [[{} for _ in layout] for _ in parts]
         self._layout, self._total, self._pieces, self._parts = layout, total, pieces, parts
+        self._last = max(index for index, spec in enumerate(layout) if spec.channels)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -317,12 +323,21 @@ class CompletingCache(DynamicCache):
         """All that the rows attend to at layer ``layer_idx``."""
         layer: Any = self.layers[layer_idx]
         keys = self._whole(layer_idx, "keys", layer.keys[0], key_states[0])
-        return keys[None], self._whole(layer_idx, "values", layer.values[0], value_states[0])[None]
+        values = self._whole(layer_idx, "values", layer.values[0], value_states[0])
+        self._stop(layer_idx)
+        return keys[None], values[None]
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """As `update`, the keys of an indexer."""
         layer: Any = self.layers[layer_idx]
-        return self._whole(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
+        keys = self._whole(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
+        self._stop(layer_idx)
+        return keys
+
+    def _stop(self, index: int) -> None:
+        channels = len(self._layout[index].channels)
+        if index == self._last and all(len(made[index]) == channels for made in self.made):
+            raise AllMade
 
     def _whole(self, index: int, tensor: str, held: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         channel = next(c for c in self._layout[index].channels if c.tensor == tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -71,7 +72,8 @@ def sample(
         "past_key_values": cache,
         "use_cache": True,
     }
-    with torch.no_grad(), model.turn(), row_masks(model, places, total) as mask:
+    masked = row_masks(model, places, total)
+    with torch.no_grad(), model.turn(), masked as mask, suppress(model_cache.AllMade):
         model.decoder(attention_mask=mask, **arguments)
     made = tuple(kv_of(layers, model.groups) for layers in cache.made)
     for kv in made:

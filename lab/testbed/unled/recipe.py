@@ -48,7 +48,7 @@ class Recipe:
         layout = phase.layouts[rng.choice(len(weights), p=weights / weights.sum())][0]
         system = SYSTEM_PROMPTS[rng.integers(len(SYSTEM_PROMPTS))]
         probe = self._pack([episode(rng, layout, phase.size)], system, rng, phase.order)
-        count = max(3, round(self.schedule.tokens / probe.batch.input_ids.shape[1]))
+        count = max(self.schedule.least, round(self.schedule.tokens / probe.batch.input_ids.shape[1]))
         episodes = [episode(rng, layout, phase.size) for _ in range(count)]
         return self._pack(episodes, system, rng, phase.order)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .windows import SMALL, Size
+from .windows import LARGE, SMALL, WIDE, Size
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ WIDER = (
 )
 """What a trained backbone is shown when it goes on: large items frames (256 tokens), renames (three hops)."""
 
+LARGER = (
+    Phase("576 tokens", 40, (("LI", 0.2), ("LLI", 0.4), ("LLLI", 0.3), ("LLLLI", 0.1)), WIDE),
+    Phase("1,444 tokens", 36, (("LI", 0.5), ("LLI", 0.4), ("LLLI", 0.1)), LARGE),
+)
+"""What it is shown for pictures as large as screenshots, half of which say nothing."""
+
 
 JUDGED = "LLI"
 """The layout that says whether a phase still helps."""
@@ -59,7 +65,8 @@ class Schedule:
     `muon` steps the decoder's matrices, `adamw` everything else. Every `every` steps `episodes` held-out
     windows of each of the layouts `watched` are asked; a phase ends early, at its best weights, when
     evicted two hops in `JUDGED` fell by `fall` below their best. With a `start` the run goes on from that
-    trained backbone; with `vision` its tower is trained, too.
+    trained backbone; with `vision` its tower is trained, too. A step has `least` windows at least, and
+    the held-out ones are of the size `judged` (None: the world's own).
     """
 
     family: str = "gqa"
@@ -76,6 +83,8 @@ class Schedule:
     episodes: int = 10
     start: str = ""
     vision: bool = False
+    least: int = 3
+    judged: Size | None = None
 
     @property
     def steps(self) -> int:
@@ -109,4 +118,22 @@ def wider(family: str, seed: int) -> Schedule:
         watched=("LLI", "LLB", "LRI", "LLRI"),
         start=f"{family}-unled",
         vision=True,
+    )
+
+
+def larger(family: str, seed: int) -> Schedule:
+    """The schedule of `LARGER`, from the family's unled backbone on, at a quarter of its pace."""
+    return Schedule(
+        family,
+        seed,
+        muon=0.004,
+        adamw=8e-4,
+        warmup=20,
+        every=100,
+        phases=LARGER,
+        watched=("LLI",),
+        episodes=1,
+        start=f"{family}-unled",
+        least=1,
+        judged=LARGE,
     )

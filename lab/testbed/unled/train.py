@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kamera.testbed.world import World
@@ -21,6 +22,7 @@ from ..scoring import accuracy
 from .muon import Muon
 from .recipe import Recipe
 from .schedule import JUDGED, Phase, Schedule
+from .windows import episode
 
 
 def build(of: Family, tokenizer: Any, schedule: Schedule) -> Any:
@@ -68,8 +70,13 @@ def curve(of: Family, model: Any, tokenizer: Any, schedule: Schedule) -> dict[st
     model.eval()
     scores = {}
     for layout in schedule.watched:
-        shown = [World(0).episode(index, layout=layout) for index in range(schedule.episodes)]
-        found = accuracy(of, model, tokenizer, shown, masks, batch_size=schedule.episodes)
+        shown = [
+            World(0).episode(index, layout=layout)
+            if schedule.judged is None
+            else episode(np.random.default_rng([0, index]), layout, schedule.judged)
+            for index in range(schedule.episodes)
+        ]
+        found = accuracy(of, model, tokenizer, shown, masks, batch_size=1 if schedule.judged else len(shown))
         scores[layout] = {
             "n": found["n"],
             **{view: {kind: round(found[view][kind], 4) for kind in sorted(found[view])} for view in masks},

@@ -9,13 +9,14 @@ import torch
 
 from kamera.testbed import COLOURS, GLYPHS, TAGS, World
 from kamera.testbed.frames import DEFAULTS
+from kamera.testbed.render import CELL, pixels
 from kamera.testbed.world import resolve
 from lab.testbed.directories import load
 from lab.testbed.unled.muon import Muon, orthogonal
 from lab.testbed.unled.rows import caption, visible
 from lab.testbed.unled.schedule import PHASES, WIDER, Phase, Schedule, wider
 from lab.testbed.unled.train import Run, optimizers, train
-from lab.testbed.unled.windows import SMALL, episode
+from lab.testbed.unled.windows import LARGE, MEDIUM, SMALL, WIDE, episode
 
 TWO = replace(PHASES[0], steps=2)
 TINY = Schedule(tokens=500, every=1, warmup=2, watched=("LLI",), episodes=1, phases=(TWO,))
@@ -196,3 +197,18 @@ def test_a_wider_run_goes_on_from_the_backbone_and_trains_its_tower(tmp_path):
     run.advance()
     moved = {name for name, p in run.model.named_parameters() if not torch.equal(p, before[name])}
     assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
+
+
+@pytest.mark.parametrize("size", [MEDIUM, WIDE, LARGE])
+def test_larger_pictures_state_the_facts_of_small_ones_and_show_patchwork_in_part_of_the_rest(size):
+    one = episode(np.random.default_rng(0), "LI", size)
+    for frame in one.frames:
+        cells = np.array(frame.cells)
+        assert cells.shape == (size.legend, size.legend) and set(cells[cells >= 0]) == set(
+            range(len(frame.facts))
+        )
+        shown, stated = np.array(frame.image), pixels([frame])[0]
+        blocks = lambda x: x.reshape(len(cells), CELL, len(cells), CELL, 3).swapaxes(1, 2)  # noqa: E731
+        patched = (blocks(shown) != blocks(stated)).any(axis=(2, 3, 4))
+        assert not patched[cells >= 0].any(), "a fact is painted over"
+        assert 0.35 < patched[cells < 0].mean() < 0.65
