@@ -35,7 +35,7 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 LINES = {
     "ops": (4_350, 3_400),
     "content": (3_650, 2_500),
-    "store": (10_850, 7_200),
+    "store": (9_800, 7_200),
     "engines": (6_700, 4_600),
     "patches": (2_950, 1_800),
     "window": (8_950, 3_400),
@@ -51,10 +51,10 @@ LINES = {
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
-SHARED_NAMES = 39
+SHARED_NAMES = 24
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 240
+CALLBACKS = 205
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks; the goal is 120."""
 
 AIR = 0.25

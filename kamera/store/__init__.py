@@ -10,7 +10,6 @@ from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.disk.folder import Folder, NotAFile
-from kamera.store.disk.locks import folder_locked
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
 from kamera.store.keys import (
@@ -67,7 +66,6 @@ __all__ = [
     "coded_tensors",
     "digest",
     "encoding_context",
-    "folder_locked",
     "is_key",
     "kept",
     "mean_features",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kamera.errors import quote
 from kamera.store.info import MemoryStats, ObjectInfo
-from kamera.store.pins import MemoryPlace, PinBook
+from kamera.store.pins import MemoryCell, PinBook
 from kamera.store.records import Record
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
@@ -54,7 +54,7 @@ class MemoryTier:
     ) -> None:
         self.limit = limit
         self._held = held
-        self.pins = PinBook(MemoryPlace(limit // 2))  # so that the rest works on
+        self.pins = PinBook(MemoryCell(), most=limit // 2)  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
         self._lock = threading.Lock()

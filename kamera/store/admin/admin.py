@@ -11,14 +11,13 @@ from kamera.errors import StoreError
 from kamera.store.admin.bundle import Exported, Imported, Progress, export_bundle, import_bundle
 from kamera.store.admin.convert import Converted, convert
 from kamera.store.admin.forget import Forgotten, forget
-from kamera.store.admin.gc import clean
+from kamera.store.admin.gc import collect
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
 from kamera.store.admin.verify import verify
-from kamera.store.disk.keep import remote_of
 from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
 from kamera.store.keys import Context, KVForm, is_key
-from kamera.store.listing import census, stats
+from kamera.store.listing import census
 from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
 from kamera.store.seal.rotate import Rotated, rotate
@@ -56,7 +55,7 @@ class StoreAdmin:
 
     def stats(self) -> StoreStats:
         """Counts and bytes of objects, and the counters of memory and remote."""
-        return stats(self._tiers, self.store.tenant, self.store.url)
+        return self.store._stats()
 
     def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
         """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
@@ -95,10 +94,10 @@ class StoreAdmin:
             if (home := home_of(info)) is not None
         }
         self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
-        remote = self._tiers.remote
+        remote, waiting = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
         # someone may have collected it before the pin was there
         there = self._tiers.present(names) if remote is None else remote.present(names)
-        gone = set(names) - there - set(self._tiers.pending())
+        gone = set(names) - there - set(waiting)
         if gone:
             self.pins.unpin(names)
             raise StoreError(f"{self.store.url} has lost {min(gone)} meanwhile: nothing was pinned")
@@ -120,11 +119,11 @@ class StoreAdmin:
         info = self._own_info(key)
         if info is None:
             return False
-        dropped = self._tiers.delete(key)
+        self._tiers.delete([key])
         with contextlib.suppress(StoreError):  # a pin of a removed object keeps nothing
             self.unpin([key])
         self.store._search.forget([key])
-        return dropped
+        return True
 
     def gc(
         self,
@@ -153,11 +152,9 @@ class StoreAdmin:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
         self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
         tenant = None if every_tenant else self.store.tenant
-        report = clean(self._tiers, tenant, limit, quarantine_age, dry_run, progress)
+        report = collect(self._tiers, self.quarantine, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
             self.store._search.forget([gone.key for gone in report.removed])
-            for gone in report.removed:
-                self._tiers.memory.drop(gone.key)
         return report
 
     def forget(self, chunk_id: str) -> Forgotten:
@@ -243,7 +240,7 @@ class StoreAdmin:
     def _refuse_cache(self, verb: str, else_: str = "") -> None:
         """Raise `StoreError` if this is a remote's cache directory, opened without the remote."""
         disk = self._tiers.disk
-        behind = None if disk is None or self._tiers.remote else remote_of(disk.root)
+        behind = None if disk is None or self._tiers.remote else disk.pins.remote
         if disk is not None and behind is not None:
             raise StoreError(
                 f"{disk.root} is the cache of {behind}: open that with this as cache= (--cache) to "

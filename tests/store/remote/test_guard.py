@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.store.remote.blobs import Head
+from kamera.store.remote.blobs import BlobHead
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
@@ -90,16 +90,16 @@ class Flaky:
     def put(self, name: str, data: bytes) -> None:
         self.get(name)
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         raise NotImplementedError
 
-    def delete(self, name: str) -> bool:
+    def delete(self, names: Sequence[str]) -> None:
         raise NotImplementedError
 
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         raise NotImplementedError
 
-    def names(self) -> list[str]:
+    def marks(self, folder: str) -> dict[str, str | None]:
         raise NotImplementedError
 
     def close(self) -> None:
