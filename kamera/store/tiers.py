@@ -61,8 +61,7 @@ class Tiers:
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
-        held = self._uploads.is_pending
-        self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
+        self.memory = MemoryTier(memory_limit, self._uploads if disk is None else ())
         self.pins = remote.pins if remote is not None else self.memory.pins if disk is None else disk.pins
         """With a remote its own, which all its clients honour; a cache directory has the same."""
         if disk is not None and remote is not None:
@@ -285,7 +284,7 @@ class Tiers:
         """True if a tier below memory has the object."""
         if self.disk is not None:
             return self.has_here(name)
-        return self.remote is not None and not self._uploads.is_pending(name)
+        return self.remote is not None and name not in self._uploads
 
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:

@@ -15,7 +15,7 @@ from kamera import KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.metrics import Metrics
-from kamera.store.remote import urls
+from kamera.store.remote import tier as remote_tier
 from kamera.store.remote.guard import Breaker
 from lab.reliability.redis_server import RedisServer
 from tests.models import samples, tiny
@@ -209,7 +209,7 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
 
 def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, registry, monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(urls, "Breaker", partial(Breaker, clock=lambda: now[0]))
+    monkeypatch.setattr(remote_tier, "Breaker", partial(Breaker, clock=lambda: now[0]))
     url = server.url("timeout=60&retries=0&cooldown=15")
     with ChunkStore.open(url) as other:
         other.put(canonical("e" * 64))

@@ -8,14 +8,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kamera.errors import StoreError
-from kamera.store.admin.bundle import Exported, Imported, Progress, export_bundle, import_bundle
+from kamera.store.admin.bundle import Exported, Imported, export_bundle, import_bundle
 from kamera.store.admin.convert import Converted, convert
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import collect
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
 from kamera.store.admin.verify import verify
-from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
+from kamera.store.info import (
+    Census,
+    Collected,
+    ObjectInfo,
+    Progress,
+    StoreStats,
+    VerifyReport,
+    home_of,
+    untold,
+)
 from kamera.store.keys import Context, KVForm, is_key
 from kamera.store.listing import census
 from kamera.store.memory import parse_size
@@ -26,10 +35,6 @@ from kamera.store.search.lookback import NearDuplicate
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
     from kamera.store.tiers import Tiers
-
-
-def _untold(done: int, total: int) -> None:
-    """Ignore progress: the default."""
 
 
 class StoreAdmin:
@@ -64,7 +69,7 @@ class StoreAdmin:
 
     # -- integrity -----------------------------------------------------------------------------
 
-    def verify(self, *, rebuild: bool = False, progress: Progress = _untold) -> VerifyReport:
+    def verify(self, *, rebuild: bool = False, progress: Progress = untold) -> VerifyReport:
         """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
         Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
@@ -132,7 +137,7 @@ class StoreAdmin:
         every_tenant: bool = False,
         quarantine_age: float | None = None,
         dry_run: bool = False,
-        progress: Progress = _untold,
+        progress: Progress = untold,
     ) -> Collected:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
@@ -181,7 +186,7 @@ class StoreAdmin:
         self._refuse_cache("rotate")
         return rotate(self.store._codec, self._tiers)
 
-    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = _untold) -> Converted:
+    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = untold) -> Converted:
         """Write canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
 
         A canonical that is in codes already is refused by name: codes of codes lose twice. Raises
@@ -195,7 +200,7 @@ class StoreAdmin:
         chunks: Sequence[str] | None = None,
         *,
         certificates: bool = True,
-        progress: Progress = _untold,
+        progress: Progress = untold,
     ) -> Exported:
         """Write objects to one unencrypted file; only those of ``chunks`` (ids), if given.
 
@@ -207,7 +212,7 @@ class StoreAdmin:
         return export_bundle(self.store, path, chunks, certificates, progress)
 
     def import_bundle(
-        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = _untold
+        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = untold
     ) -> Imported:
         """Import a bundle as this tenant's objects; objects that are stored already stay unchanged.
 

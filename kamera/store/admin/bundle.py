@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +17,12 @@ from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKe
 from kamera.files import published
 from kamera.store.admin.archive import CERTIFICATE, OBJECT, BundleFile, Unfit, opened, written
 from kamera.store.codec import Codec
-from kamera.store.info import ObjectInfo
+from kamera.store.info import ObjectInfo, Progress
 from kamera.store.keys import PATCH_KINDS
 from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
-
-Progress = Callable[[int, int], None]
-"""Called with the number of objects done, and their total."""
 
 _CERTIFICATE_LIMIT = 2**20  # bytes
 _COUNTED = ("canonicals", "patches", "encodings", "anchors")

@@ -6,9 +6,8 @@ The index is compared with every file first, so that it agrees with the files.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
@@ -39,12 +38,16 @@ class Forgotten:
 
 
 class _Trace(NamedTuple):
-    """A place where the chunk is, or may be (``remove`` is None: nothing is removed there)."""
+    """A place where the chunk is, or may be (not ``certain``: nothing is removed there).
+
+    ``tier`` and ``copy``: of a copy in quarantine.
+    """
 
     where: str
     name: str
-    remove: Callable[[], object] | None
-    is_copy: bool = False
+    certain: bool = True
+    tier: Lower | None = None
+    copy: str = ""
 
 
 def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
@@ -57,10 +60,12 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     """
     chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, codec, tenant, chunk_id)
-    found = [trace for trace in look.traces() if trace.remove is not None]
+    found = [trace for trace in look.traces() if trace.certain]
+    removed = sorted({trace.name for trace in found if trace.tier is None})
+    tiers.delete(removed)
     for trace in found:
-        assert trace.remove is not None
-        trace.remove()
+        if trace.tier is not None:
+            trace.tier.purge(trace.copy)
     # by name as well: the header of a copy may be gone
     names = look.names | {trace.name for trace in found}
     search.forget(names)
@@ -69,8 +74,8 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     look = _Look(tiers, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
-        removed=tuple(sorted({trace.name for trace in found if not trace.is_copy})),
-        copies=sum(trace.is_copy for trace in found),
+        removed=tuple(removed),
+        copies=sum(trace.tier is not None for trace in found),
         left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *unclean])),
     )
 
@@ -118,7 +123,7 @@ class _Look:
         tiers = self._tiers
         for info in tiers.memory.infos():
             if self._is_of(info):
-                yield self._object(f"object {info.key} in memory", info.key)
+                yield _Trace(f"object {info.key} in memory", info.key)
         if tiers.remote is not None:
             readable = list(tiers.remote.infos(afresh=True))
             lost = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in readable}, "")
@@ -129,23 +134,23 @@ class _Look:
             for file, held in tiers.disk.unfinished().items():
                 name = file.partition(".")[0]
                 if name in self.names or (held is not None and self._is_of(held)):
-                    yield _Trace(f"tmp/{file}, which is being written", name, None)
+                    yield _Trace(f"tmp/{file}, which is being written", name, certain=False)
 
     def _below(
         self, tier: Lower, at: str, readable: Iterable[ObjectInfo], lost: Mapping[str, str]
     ) -> Iterator[_Trace]:
         """The places in one tier, ``at`` its address: in objects, in ``lost`` ones (with why), in copies."""
         for name, why in lost.items():
-            yield _Trace(f"{at}object {name} cannot be read{why}", name, None)
+            yield _Trace(f"{at}object {name} cannot be read{why}", name, certain=False)
         for info in readable:
             if self._is_of(info):
-                yield self._object(f"{at}object {info.key}", info.key)
+                yield _Trace(f"{at}object {info.key}", info.key)
         for copy in tier.copies():
             where, held = f"{at}quarantine/{copy.file}", tier.copy_info(copy.file)
             if copy.name in self.names or (held is not None and self._is_of(held)):
-                yield _Trace(where, copy.name, partial(tier.purge, copy.file), is_copy=True)
+                yield _Trace(where, copy.name, True, tier, copy.file)
             elif held is None:
-                yield _Trace(f"{where} cannot be read", copy.name, None)
+                yield _Trace(f"{where} cannot be read", copy.name, certain=False)
 
     def _lost(self, disk: DiskTier) -> dict[str, str]:
         """The objects of a directory that cannot be read, with why; damaged ones go to quarantine.
@@ -166,9 +171,6 @@ class _Look:
             except (StoreVersionError, WrongKey) as error:
                 lost[name] = f": {error}"
         return lost
-
-    def _object(self, where: str, name: str) -> _Trace:
-        return _Trace(where, name, partial(self._tiers.delete, [name]))
 
     def _is_of(self, info: ObjectInfo) -> bool:
         if info.context.tenant != self._tenant:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from kamera.store.admin.release import Ward
 from kamera.store.eviction import choose, value
-from kamera.store.info import Collected, Removed
+from kamera.store.info import Collected, Progress, Removed, untold
 from kamera.store.tiers import Tiers
 
 _AT_ONCE = 256
@@ -21,7 +20,7 @@ def collect(
     max_bytes: int | None,
     quarantine_age: float | None = None,
     dry_run: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = untold,
 ) -> Collected:
     """Collect a tenant's objects (None: all tenants'), files of dead writers, and old copies in ``ward``.
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from kamera.errors import CorruptChunk, ForeignKey, StoreVersionError, WrongKey
 from kamera.store.disk.tier import DiskTier
-from kamera.store.info import VerifyReport
+from kamera.store.info import Progress, VerifyReport
 from kamera.store.lower import Lower
 from kamera.store.tiers import Tiers
-
-Progress = Callable[[int, int], None]
-"""Called with the number of objects done, and their total."""
 
 
 def verify(tiers: Tiers, rebuild: bool, progress: Progress) -> VerifyReport:

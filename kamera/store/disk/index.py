@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kamera.errors import StoreError
 from kamera.store.codec import Codec
 from kamera.store.disk.database import Database, Dropped, Unusable
+from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.notes import Notes
 from kamera.store.disk.rows import COLUMNS, FIELDS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
 from kamera.store.info import Census, KindCount, ObjectInfo, Weighed
@@ -33,26 +34,6 @@ _BATCH = 256  # rows corrected in one transaction
 _RETRY_SECONDS = 5.0  # after these an unusable database is tried again
 
 
-class Files(Protocol):
-    """The files that the rows describe. Raises `OSError` or `StoreError`."""
-
-    def names(self) -> list[str]:
-        """The keys of all files."""
-        ...
-
-    def claimed(self) -> list[str]:
-        """The keys of files that somebody writes, or died writing."""
-        ...
-
-    def stamp(self, key: str) -> str | None:
-        """Stamp of one file; None if there is none."""
-        ...
-
-    def row(self, key: str) -> Stamped | None:
-        """The contents of the file's header; None if there is no file, or it cannot be read."""
-        ...
-
-
 class Index:
     """The rows of a directory's objects. Safe to use from several threads and processes.
 
@@ -62,7 +43,7 @@ class Index:
     def __init__(
         self,
         path: Path,
-        files: Files,
+        files: ObjectFiles,
         codec: Codec | None = None,
         clock: Callable[[], float] = time.time,
         read_only: bool = False,

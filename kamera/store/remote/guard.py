@@ -89,11 +89,11 @@ class Guard:
     serves its objects.
     """
 
-    def __init__(self, blobs: Blobs, breaker: Callable[[], Breaker] = Breaker) -> None:
+    def __init__(self, blobs: Blobs, reads: Breaker, writes: Breaker) -> None:
         self.url = blobs.url
         self.errors: tuple[type[Exception], ...] = (RemoteUnavailable,)
-        self.reads = _Calls(blobs, "reads", breaker())
-        self.writes = _Calls(blobs, "writes", breaker())
+        self.reads = _Calls(blobs, "reads", reads)
+        self.writes = _Calls(blobs, "writes", writes)
         self._blobs = blobs
         forks.bind(self, _in_child)
 

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.ops import GUARANTEES, outranks
@@ -18,7 +18,7 @@ from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
 from kamera.store.lower import Fetched, File
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
-from kamera.store.remote.guard import Breaker, Guard
+from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
 from kamera.store.remote.listing import Listing
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,9 @@ class RemoteTier:
     known to be down.
     """
 
-    def __init__(
-        self, blobs: Blobs, codec: Codec, tenant: str, breaker: Callable[[], Breaker] = Breaker
-    ) -> None:
+    def __init__(self, blobs: Blobs, codec: Codec, tenant: str, cooldown: float = COOLDOWN) -> None:
         self.url = blobs.url
-        self._blobs = Guard(blobs, breaker)
+        self._blobs = Guard(blobs, Breaker(cooldown=cooldown), Breaker(cooldown=cooldown))
         self.pins = PinBook(BlobCell(self._blobs))
         self._codec = codec
         self._tenant = tenant
