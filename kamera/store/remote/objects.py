@@ -192,7 +192,7 @@ class ObjectBlobs:
             return None
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with self._alone(name), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, self._path(name))
 
     @contextlib.contextmanager

@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import obstore.store
 import pytest
 
@@ -139,6 +141,26 @@ def test_exchanges_at_once_lose_nothing(blobs: Blobs) -> None:
     for counter in counters:
         counter.join()
     assert blobs.get("objects/a") == b"24"
+
+
+def test_what_is_deleted_while_it_is_replaced_does_not_come_back(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not blobs.url.startswith("f://"):
+        pytest.skip("the service refuses it")
+    blobs.put("objects/a", b"old")
+    get, deletes = obstore.get, threading.Thread(target=lambda: blobs.delete(["objects/a"]))
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        found = get(*arguments, **named)
+        deletes.start()
+        deletes.join(0.2)  # it waits for the one that replaces
+        return found
+
+    monkeypatch.setattr(obstore, "get", overtaken)
+    blobs.replace("objects/a", b"new", b"old")
+    deletes.join()
+    assert not blobs.marks("")
 
 
 def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
