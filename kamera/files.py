@@ -1,55 +1,144 @@
-"""A file that appears whole or not at all."""
+"""Files that appear whole or not at all, and locks of files and folders, between threads and processes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from kamera import forks
+
 ASIDE = ".kamera."
 """Prefix of the name of a file that is being written."""
 
+PATIENCE = 60.0
+"""Seconds to wait for a lock."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LONGEST_PAUSE = 0.02  # seconds between two tries
+
 
 @contextlib.contextmanager
-def published(path: Path) -> Iterator[BinaryIO]:
+def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, in place of any other at ``path`` once it is complete and on the disk. Raises `OSError`.
 
-    Only its owner may read it. Until then it has no name, if the system supports that: a killed writer leaves
-    nothing behind.
+    Until then it has no name, if the system supports that. What a killed writer leaves behind otherwise is
+    removed by the next one in its folder: a lock shows which writers are alive.
     """
     aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(path.parent, _FOLDER)
         stack.callback(os.close, folder)
+        _sweep(folder)
         stack.callback(_remove, aside, folder)
-        descriptor, named = _without_name(path.parent), False
-        if descriptor is None:
+        descriptor, named = _without_name(path.parent, mode), False
+        while descriptor is None:
             flags, named = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, True
-            descriptor = os.open(aside, flags, 0o600, dir_fd=folder)
+            descriptor = os.open(aside, flags, mode, dir_fd=folder)
+            if not taken(descriptor) or not os.fstat(descriptor).st_nlink:
+                os.close(descriptor)  # another swept it before it was locked
+                descriptor = None
         with open(descriptor, "w+b") as file:
+            if not named:
+                taken(descriptor)
             yield file
             file.flush()
             os.fsync(file.fileno())
             if not named:  # linkat follows the link only if it is given a folder
                 os.link(f"/proc/self/fd/{file.fileno()}", aside, dst_dir_fd=folder, follow_symlinks=True)
-        os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
 
 
-def _without_name(folder: Path) -> int | None:
+@contextlib.contextmanager
+def locked(path: Path, seconds: float = PATIENCE, flags: int = _FOLDER) -> Iterator[None]:
+    """Hold the lock of the folder at ``path``, which takes no disk space; or of a file, which ``flags`` open.
+
+    Raises `TimeoutError` after ``seconds``, which names the process that holds it, and `OSError`.
+    """
+    with forks.lockable() as opened:
+        descriptor = os.open(path, flags, 0o600)
+        opened.add(descriptor)
+    with lock_of(descriptor, path, seconds):
+        yield
+
+
+@contextlib.contextmanager
+def lock_of(descriptor: int, where: Path, seconds: float = PATIENCE) -> Iterator[None]:
+    """As `locked`, of a descriptor of `forks.lockable`, which is closed afterwards."""
+    try:
+        deadline, pause = time.monotonic() + seconds, 0.0005
+        while not taken(descriptor):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{where} has been locked for {seconds:g} s by {holder(descriptor)}: end that"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        try:
+            yield
+        finally:
+            # explicitly: a child that was not forked by os.fork holds the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        forks.unlockable(descriptor)
+
+
+def taken(descriptor: int) -> bool:
+    """Lock a descriptor without waiting; return True on success."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def holder(descriptor: int) -> str:
+    """The holder of the lock on the file of ``descriptor``, as text, as far as the system tells."""
+    inode = str(os.fstat(descriptor).st_ino)
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
+        for line in table:
+            fields = line.split()  # 1: FLOCK ADVISORY WRITE 4711 00:2d:1234 0 EOF
+            if "FLOCK" in fields[1:2] and fields[-3].rpartition(":")[2] == inode and "->" not in fields:
+                return f"process {fields[-4]}"
+    return "another process"
+
+
+def _without_name(folder: Path, mode: int) -> int | None:
     """Descriptor of a new file without a name; None if the system does not support that."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
         return None
     try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             return None
         raise
+
+
+def _sweep(folder: int) -> None:
+    """Remove files whose writers died: those that no process holds locked."""
+    listed = os.open(".", _FOLDER, dir_fd=folder)  # of its own: listing moves its position
+    try:
+        names = [name for name in os.listdir(listed) if name.startswith(ASIDE)]
+    finally:
+        os.close(listed)
+    for name in names:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+            try:
+                if taken(descriptor):
+                    os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(descriptor)
 
 
 def _remove(name: str, folder: int) -> None:

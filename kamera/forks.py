@@ -124,15 +124,14 @@ class Gone:
         )
 
 
-def lockable(opened: Callable[[], Bound], descriptor: Callable[[Bound], int]) -> Bound:
-    """The result of ``opened``, whose ``descriptor`` is to be locked; `unlockable` closes it.
+@contextlib.contextmanager
+def lockable() -> Iterator[set[int]]:
+    """Inside, no thread forks; descriptors that are opened there to be locked are added to the yielded set.
 
-    A forked child closes its copy, and so holds no lock of its parent's.
+    A forked child closes its copies, and so holds no lock of its parent's. `unlockable` closes one.
     """
     with _opening:
-        found = opened()
-        _locked.add(descriptor(found))
-    return found
+        yield _locked
 
 
 def unlockable(descriptor: int) -> None:

@@ -133,7 +133,7 @@ def run(tokens: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
         with ChunkStore.open(folder / digest, digest=digest) as store:
             store.put(made)
         disk = ChunkStore.open(folder / digest, memory_limit=0)
-        [file] = (folder / digest).glob("objects/*/*.safetensors")
+        [file] = (folder / digest).glob("objects/*.safetensors")
         stores.append(disk)
         arms["page cache: dd"] = Arm(lambda file=file: read(file))
         arms[f"page cache: get, {digest}"] = Arm(lambda disk=disk: disk.get_canonical(CONTEXT, CHUNK))

@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 def object_files(store: Path) -> list[Path]:
     """The object files of a store directory."""
-    return [p for p in sorted(store.glob("objects/??/*.safetensors")) if is_key(p.stem)]
+    return [p for p in sorted(store.glob("objects/*.safetensors")) if is_key(p.stem)]
 
 
 def files_of(store: Path, start: str) -> list[Path]:
@@ -102,7 +102,7 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
         own = patch["context"] | {"anchor": patch["base"] or patch["context"]["anchor"]}
         key = codec.name(canonical_key(Context(**own), patch["chunk_id"]))
         if key not in known and store is not None:
-            beside = store / "objects" / key[:2] / f"{key}.safetensors"
+            beside = store / "objects" / f"{key}.safetensors"
             known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None
         patch["kv_bytes"] = known.get(key)
         if patch["kv_bytes"]:
@@ -111,7 +111,7 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
 
 def store_of(path: Path) -> Path | None:
     """The store directory that contains an object file, or None."""
-    return path.parents[2] if len(path.parents) > 2 and path.parents[1].name == "objects" else None
+    return path.parents[1] if path.parent.name == "objects" else None
 
 
 def read_window(directory: Path) -> Document:

@@ -17,19 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from kamera import files
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.sessions.modes import check_mode
 from kamera.sessions.timers import Does, Timer
-from kamera.store import ChunkStore, Folder, folder_locked, signature
+from kamera.store import ChunkStore, Folder, signature
 from kamera.window import GUARANTEES, well_formed
 
 VERSION = 1
 """The only format of a saved session that is written and read."""
 
 FILE = "session.json"
-ASIDE = ".session-"
-"""Prefix of files that are being written."""
-
 Document = dict[str, Any]
 
 _WINDOW = re.compile(r"window-[0-9a-f]{16}")
@@ -105,16 +103,8 @@ def is_document(folder: Folder) -> bool:
 
 def publish(folder: Path, name: str, data: bytes) -> None:
     """Write a file in one step, in place of any other of its name. Raises OSError."""
-    aside = folder / f"{ASIDE}{secrets.token_hex(8)}.tmp"
-    try:
-        with open(aside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, folder / name)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+    with files.published(folder / name, 0o666) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -125,7 +115,7 @@ def locked(path: Path) -> Iterator[None]:
         with contextlib.ExitStack() as held:
             try:
                 before = os.stat(path)
-                held.enter_context(folder_locked(path))
+                held.enter_context(files.locked(path))
                 after = os.stat(path)
             except FileNotFoundError:  # removed meanwhile
                 continue

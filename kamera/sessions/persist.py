@@ -34,8 +34,8 @@ from kamera.content import (
 )
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
+from kamera.files import ASIDE
 from kamera.sessions.document import (
-    ASIDE,
     FILE,
     VERSION,
     Document,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kamera import forks
+from kamera import files, forks
 from kamera.content import Conversations, tool_schema
 from kamera.errors import (
     CorruptChunk,
@@ -39,7 +39,6 @@ from kamera.sessions.layout import Layout
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import SessionMode, laxest
 from kamera.sessions.persist import layout_of, load_session, save_session
-from kamera.store import folder_locked
 from kamera.window import Guarantee, ReusePolicy, well_formed
 
 _log = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ class SavedSessions:
             return None
         parts = (path, anchors.backbone, anchors.store, name)
         try:
-            with folder_locked(path):
+            with files.locked(path):
                 try:
                     _, state, policy, max_tokens = load_session(*parts)
                     whole = (policy, max_tokens) == (anchors.policy, anchors.max_tokens)
@@ -323,7 +322,7 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
 
 
 def _remove(path: Path) -> None:
-    with folder_locked(path):
+    with files.locked(path):
         (path / FILE).unlink(missing_ok=True)  # first: without it there is no session
         shutil.rmtree(path)
 

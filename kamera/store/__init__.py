@@ -11,7 +11,6 @@ from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.conditioned import conditioned, conditioned_of
 from kamera.store.disk.folder import Folder, NotAFile
-from kamera.store.disk.locks import folder_locked
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
 from kamera.store.keys import (
@@ -70,7 +69,6 @@ __all__ = [
     "conditioned_of",
     "digest",
     "encoding_context",
-    "folder_locked",
     "is_key",
     "kept",
     "mean_features",

@@ -1,4 +1,10 @@
-"""Codec between the objects of one store and their files: names, bytes and headers."""
+"""Codec between the objects of one store and their files: names, bytes and headers.
+
+A file is a safetensors file whose header has a digest, which holds the digests of the tensors. It is written
+here and not by the library, because the digest must be at a fixed place: then it is verified before anything
+in the file is parsed. `docs/store-format.md` specifies the file; any safetensors reader reads it. Pickle is
+never used.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +12,29 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-from kamera.store import format as object_format
-from kamera.store.digests import DigestName
+from kamera.errors import CorruptChunk
+from kamera.ops import tensor_bytes
+from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
-from kamera.store.format import DIRECTORY_VERSION, LAYOUT
-from kamera.store.head import info_of, written
+from kamera.store.groups import grouped, laid_out
+from kamera.store.head import DIGEST, front_size, info_of, signed, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
-from kamera.store.opened import Opened
+from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
-from kamera.store.sources import BytesSource, Source
+from kamera.store.sources import ByteSource, BytesSource
+
+DIRECTORY_VERSION = 5
+"""The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
+
+LAYOUT = "blocks"
+"""What a directory's objects hold of equal layers, in `kamera-store.json`: one tensor for all of them."""
+
+_FRONT = 64 * 1024  # bytes; the header of most objects is within
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The plain codec: the name of an object is its key, and its file is as `format` writes it.
+    """The plain codec: the name of an object is its key.
 
     Tiers know objects by their *name* only, and their bytes only through a codec. ``digest`` is the
     hash under which tensors are written.
@@ -32,23 +47,62 @@ class Codec:
         return key
 
     def encode(self, record: Record, created: float) -> bytes:
-        """The file of ``record``. Raises as `format.encode`."""
-        return object_format.encode(record, created, mac=self.mac, digest=self.digest)
+        """The file of ``record``, whose bytes depend on the codec and the arguments alone (``created`` in s).
 
-    def open(self, source: Source, name: str, where: str) -> Opened:
-        """The object ``name`` in ``source``, to be read group by group.
-
-        ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
+        Tensors may be on any device, strided, or share memory. Raises `ValueError` for a record that the
+        format cannot hold (a dtype without a safetensors name, info that is not JSON), `StoreError` for a
+        hash whose package is missing.
         """
-        return self._named(object_format.open_object(source, name, where, self.mac, self.name), name)
+        begin = hasher_of(self.digest)
+        tensors = record.tensors()
+        entries = laid_out(tensors)
+        parts = {name: tensor_bytes(tensors[name]) for name in entries}
+        digests: dict[str, str] = {}
+        for group in grouped(entries).values():
+            hasher = begin()
+            for name in group.tensors:
+                hasher.update(parts[name])
+            digests[group.name] = hasher.hexdigest()
+        header = written(record, created, {"algorithm": self.digest, "groups": digests})
+        return b"".join([signed(text_of(header, entries), self.mac), *parts.values()])
+
+    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
+        """The object ``name`` in ``source``, to be read group by group: its header verified, no tensor read.
+
+        ``where`` names it in errors. Raises as `decode`, and `OSError`.
+        """
+        front = source.read(0, _FRONT)
+        size = front_size(front, source.size, where)
+        if size > len(front):
+            front += source.read(len(front), size - len(front))
+        if len(front) < size:
+            raise CorruptChunk(f"{where}: truncated, the header ends at byte {len(front)} of {size}")
+        head = verified(front[:size], source.size, where, self.mac)
+        if size + head.size != source.size:
+            raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {size + head.size}")
+        return self._named(OpenObject(head, Plain(source, size)), name)
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
-        """The record in ``data``, which must be the object ``name``. Raises as `format.decode`."""
+        """The record in ``data``, which must be the object ``name``; ``source`` names the bytes in errors.
+
+        Raises `CorruptChunk` for anything that `encode` did not write for that object, `StoreVersionError`
+        for an intact object of another format, or under a hash that is not installed.
+        """
         return self.open(BytesSource(data), name, source).read()
 
     def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
-        """The verified header of a file of ``size`` bytes; no tensor is read. Raises as `format.decode`."""
-        return object_format.read_header(file, size, name, source, self.mac, self.name)
+        """The header of a file of ``size`` bytes, its digest verified first. Raises as `decode`.
+
+        No tensor is read: good for listing, never for serving.
+        """
+        first = file.read(DIGEST.stop)
+        length = front_size(first, size, source)
+        front = first + file.read(length - len(first))
+        if len(front) < length:
+            raise CorruptChunk(f"{source}: truncated, the header ends at byte {len(front)} of {length}")
+        header = trusted(front, source, self.mac)
+        self._check_name(header["key"], name, source)
+        return header
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
         """What `read_header` says, under the object's name."""
@@ -60,13 +114,22 @@ class Codec:
 
     @property
     def mac(self) -> bytes:
-        """The key of the headers' digests; without one anybody can make them."""
+        """The key of the headers' digests (up to 64 bytes); without one anybody can make them."""
         return b""
 
     @property
     def marker(self) -> dict[str, Any]:
         """The content of `kamera-store.json` in a directory of such objects."""
         return {"format": DIRECTORY_VERSION, "layout": LAYOUT}
+
+    @property
+    def encrypts(self) -> bool:
+        """True if files are encrypted, under keys that can be rotated."""
+        return False
+
+    def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
+        """The file under the first key; None if that is its key already. Raises as `decode`."""
+        return None
 
     def sign(self, text: str) -> str:
         """A digest of a text, by which one that was not written here is detected."""
@@ -80,5 +143,11 @@ class Codec:
         """The inverse of `veil`."""
         return text
 
-    def _named(self, opened: Opened, name: str) -> Opened:
+    def _named(self, opened: OpenObject, name: str) -> OpenObject:
+        """The object under its name. Raises `CorruptChunk` for another object's."""
+        self._check_name(opened.head.info.key, name, opened.head.source)
         return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))
+
+    def _check_name(self, key: str, name: str, source: str) -> None:
+        if self.name(key) != name:
+            raise CorruptChunk(f"{source}: it is of object {self.name(key)}, expected {name}")

@@ -107,7 +107,7 @@ def choose(
             heapq.heappush(queue, free.offer())
 
 
-class _Offer(NamedTuple):
+class _Leave(NamedTuple):
     """A patch, or a group's head with its ``size`` - 1 patches, and what it is worth."""
 
     worth: float
@@ -161,17 +161,17 @@ class _Group:
         """True if the whole group may leave."""
         return self.head is not None and not self.kept and not self.referring
 
-    def offer(self) -> _Offer:
+    def offer(self) -> _Leave:
         """The offer of the whole group."""
         assert self.head is not None
         worth = last_use(self.head) if self.by == "use" else self.value / max(1, self.bytes)
-        return _Offer(worth, self.head.created, self.head.key, len(self.objects), self, None)
+        return _Leave(worth, self.head.created, self.head.key, len(self.objects), self, None)
 
 
-def _offers(groups: Iterable[_Group]) -> Iterator[_Offer]:
+def _offers(groups: Iterable[_Group]) -> Iterator[_Leave]:
     for group in groups:
         for patch in group.loose():
             worth = last_use(patch) if group.by == "use" else group.values[patch.key] / max(1, patch.bytes)
-            yield _Offer(worth, patch.created, patch.key, 1, group, patch)
+            yield _Leave(worth, patch.created, patch.key, 1, group, patch)
         if group.is_free:
             yield group.offer()

@@ -29,7 +29,7 @@ DTYPES = {
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor: dtype, shape, and the range of its bytes, counted from the end of the header."""
 
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         }
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Entry:
+    def of(cls, told: Mapping[str, Any]) -> TensorEntry:
         """The inverse of `told`; raises `ValueError`, `TypeError` or `LookupError` for an invalid entry."""
         dtype = _TORCH[told["dtype"]]
         shape, (start, end) = tuple(told["shape"]), told["data_offsets"]
@@ -65,7 +65,7 @@ class Group(NamedTuple):
     """Tensors that are verified together, in the order of the file."""
 
     name: str
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -86,9 +86,9 @@ def group_of(tensor: str) -> str:
     return kind if kind in (PATCH, EMBEDS) else HEAD
 
 
-def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
+def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
     """The entry of each tensor, in the order of the file. Raises `ValueError` for a dtype without a name."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     offset = 0
     # widest first, so that every tensor starts at a multiple of its element size
     for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
@@ -96,14 +96,14 @@ def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
         if tensor.dtype not in DTYPES:
             raise ValueError(f"tensor {name!r}: {tensor.dtype} cannot be stored")
         end = offset + tensor.numel() * tensor.element_size()
-        entries[name] = Entry(tensor.dtype, tuple(tensor.shape), offset, end)
+        entries[name] = TensorEntry(tensor.dtype, tuple(tensor.shape), offset, end)
         offset = end
     return entries
 
 
-def grouped(entries: Mapping[str, Entry]) -> dict[str, Group]:
+def grouped(entries: Mapping[str, TensorEntry]) -> dict[str, Group]:
     """The groups of an object, in the file order of their first tensors."""
-    found: dict[str, dict[str, Entry]] = {}
+    found: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in entries.items():
         found.setdefault(group_of(name), {})[name] = entry
     return {name: Group(name, tensors) for name, tensors in found.items()}

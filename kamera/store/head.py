@@ -20,16 +20,13 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.fields import Header, canonical_json, identity, is_count
-from kamera.store.groups import Entry, Group, grouped, laid_out
+from kamera.store.groups import Group, TensorEntry, grouped, laid_out
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.records import Record, record_of
 
 FORMAT_VERSION = 2
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
-
-Naming = Callable[[str], str]
-"""Maps an object's key to its name; `str` if the name is the key."""
 
 PREFIX = b'{"__metadata__":{"header":"'
 DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 64)
@@ -73,7 +70,7 @@ def written(record: Record, created: float, digests: Mapping[str, Any]) -> Heade
     return {"format": FORMAT_VERSION, "created": created, **record.header(), "digests": dict(digests)}
 
 
-def text_of(header: Header, entries: Mapping[str, Entry]) -> bytes:
+def text_of(header: Header, entries: Mapping[str, TensorEntry]) -> bytes:
     """The header of the file with zeros for the digest, padded. Raises `ValueError` if it is too long."""
     fields: dict[str, Any] = {"__metadata__": {"header": "0" * 64, "kamera": canonical_json(header)}}
     fields.update({name: entry.told() for name, entry in entries.items()})
@@ -103,28 +100,18 @@ def front_size(first: bytes, total: int, source: str) -> int:
     return 8 + size
 
 
-def trusted(front: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str) -> Header:
-    """The Kamera header of a ``front``, parsed after its digest is verified. Raises as `format.decode`."""
+def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
+    """The Kamera header of a ``front``, parsed after its digest is verified. Raises as `Codec.decode`."""
     if not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
         if mac and front[DIGEST] == _digest(front, b""):
             raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
         raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
-    return _parsed(front[8:], expected, source, name)
+    return _parsed(front[8:], source)
 
 
-def verified(
-    front: bytes,
-    total: int,
-    expected: str,
-    source: str,
-    mac: bytes = b"",
-    name: Naming = str,
-) -> ObjectHead:
-    """The head of a file of ``total`` bytes by its ``front``; ``name`` of its key must be ``expected``.
-
-    Raises as `format.decode`.
-    """
-    header = trusted(front, expected, source, mac, name)
+def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
+    """The head of a file of ``total`` bytes by its ``front``. Raises as `Codec.decode`."""
+    header = trusted(front, source, mac)
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
@@ -143,12 +130,12 @@ def verified(
     return ObjectHead(info_of(header, total), header, groups, digests, hasher, size, source)
 
 
-def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
+def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     """Entries of the tensors, and their total bytes, by a header that must be exactly as it is written.
 
     A record has exactly one file: bytes that two readers could read as different records are rejected.
     """
-    told = {name: Entry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
+    told = {name: TensorEntry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
     try:  # shapes without memory: they are checked before memory is allocated for them
         tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
     except RuntimeError as error:
@@ -173,8 +160,8 @@ def _differences(mine: Header, theirs: Header) -> list[str]:
     return sorted(name for name in mine.keys() | theirs.keys() if _differ(name, mine, theirs))
 
 
-def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
-    """The Kamera header inside a safetensors header, its version, kind and key checked."""
+def _parsed(text: bytes, source: str) -> Header:
+    """The Kamera header inside a safetensors header; its version, kind and key are checked."""
     try:
         metadata = json.loads(text)["__metadata__"]
         header = json.loads(metadata["kamera"])
@@ -202,8 +189,6 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
             raise ValueError(f"it stands on {info.base!r} behind {info.behind!r} tokens")
         if not isinstance(info.formed, str | None):
             raise ValueError(f"formed must be text, got {info.formed!r}")
-        if name(key) != expected:
-            raise ValueError(f"it is of object {name(key)}, expected {expected}")
     except KeyError as error:
         raise CorruptChunk(f"{source}: the header lacks {error}") from error
     except MALFORMED as error:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
+
+Progress = Callable[[int, int], None]
+"""Called with the number of objects done, and their total."""
+
+
+def untold(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Container
 from typing import NamedTuple
 
 from kamera.errors import quote
 from kamera.store.info import MemoryStats, ObjectInfo
-from kamera.store.pins import MemoryPlace, PinBook
+from kamera.store.pins import MemoryCell, PinBook
 from kamera.store.records import Record
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
@@ -35,26 +35,18 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
-def _nothing(name: str) -> bool:
-    return False
-
-
 class MemoryTier:
     """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
     A record is valid for one ``stamp`` (of the file it was read from): a look-up with another drops it
-    and is a miss. A record that is pinned, or for whose key ``held`` is true (called with the tier
+    and is a miss. A record that is pinned, or whose key is in ``held`` (asked with the tier
     locked), is not evicted; a record for which that leaves no room is not kept. ``clock`` returns seconds.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        held: Callable[[str], bool] = _nothing,
-    ) -> None:
+    def __init__(self, limit: int, held: Container[str] = ()) -> None:
         self.limit = limit
         self._held = held
-        self.pins = PinBook(MemoryPlace(limit // 2))  # so that the rest works on
+        self.pins = PinBook(MemoryCell(), most=limit // 2)  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
         self._lock = threading.Lock()
@@ -87,7 +79,7 @@ class MemoryTier:
             for key, other in self._entries.items():
                 if excess <= 0:
                     break
-                if not (key in pinned or self._held(key)):
+                if key not in pinned and key not in self._held:
                     victims.append(key)
                     excess -= other.nbytes
             if excess > 0:

@@ -6,10 +6,9 @@ Nothing is counted without a `Metrics`, and no label holds an id, a text or a pa
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import StoreStats
@@ -18,10 +17,6 @@ from kamera.store.records import Record
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
-
-Found = TypeVar("Found")
-Done = TypeVar("Done")
-Watched = TypeVar("Watched")
 
 MISSES = ("absent", "corrupt", "foreign", "wrong_key", "newer_format", "remote_dead", "failed")
 """Reasons for a miss. ``remote_dead``: the object may be in the remote, which does not answer."""
@@ -35,20 +30,29 @@ _REFUSALS: dict[type[KameraError], str] = {
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
+class Watched(Protocol):
+    """An open store."""
+
+    def _stats(self) -> StoreStats: ...
+
+
 class Silent:
-    """Counts nothing: the default of a store that is not given a `Metrics`."""
+    """Counts nothing: the default of a store that is not given a `Metrics`. Times are in seconds."""
 
-    def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
-        """The outcome of ``get`` (None: a miss), counted and timed."""
-        return get()
+    def hit(self, record: Record, seconds: float) -> None:
+        """Count a look-up that found ``record``."""
 
-    def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
-        """The outcome of ``look`` (falsy: the object is absent), counted; nothing was read."""
-        return look()
+    def missed(self, seconds: float, remote_down: bool) -> None:
+        """Count a look-up that found nothing."""
 
-    def write(self, put: Callable[[], Done]) -> Done:
-        """The outcome of ``put``, timed."""
-        return put()
+    def refused(self, error: KameraError, seconds: float) -> None:
+        """Count a look-up that raised ``error``."""
+
+    def asked(self, there: bool, remote_down: bool) -> None:
+        """Count a question whether an object is there; nothing was read."""
+
+    def wrote(self, seconds: float) -> None:
+        """Count a write."""
 
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """Count a chunk placed in a window with this guarantee; ``computed``: by a forward.
@@ -59,8 +63,8 @@ class Silent:
     def audited(self, holds: bool) -> None:
         """Count a served slot that was audited; ``holds``: its KV was within its guarantee's bound."""
 
-    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
-        """Report ``store``'s tiers too, by ``stats``, as long as it is open."""
+    def watch(self, store: Watched) -> None:
+        """Report ``store``'s tiers too, as long as it is open."""
 
 
 class Metrics(Silent):
@@ -121,34 +125,29 @@ class Metrics(Silent):
         collector: Any = self._tiers  # their type is a base class, whose import would need the extra
         registry.register(collector)
 
-    def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
+    def hit(self, record: Record, seconds: float) -> None:
         """See `Silent`."""
-        start = time.perf_counter()
-        try:
-            found = get()
-        except KameraError as error:
-            reason = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
-            if reason is not None:
-                self._refusals.labels(reason).inc()
-            self._missed(reason or "failed", start)
-            raise
-        if found is None:
-            self._missed("remote_dead" if remote_down() else "absent", start)
-        else:
-            self._hits.labels(found.kind).inc()
-            self._get.labels("hit").observe(time.perf_counter() - start)
-        return found
+        self._hits.labels(record.kind).inc()
+        self._get.labels("hit").observe(seconds)
 
-    def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+    def missed(self, seconds: float, remote_down: bool) -> None:
         """See `Silent`."""
-        found = look()
-        self._asked.labels("there" if found else "remote_dead" if remote_down() else "absent").inc()
-        return found
+        self._miss("remote_dead" if remote_down else "absent", seconds)
 
-    def write(self, put: Callable[[], Done]) -> Done:
+    def refused(self, error: KameraError, seconds: float) -> None:
         """See `Silent`."""
-        with self._put.time():
-            return put()
+        reason = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+        if reason is not None:
+            self._refusals.labels(reason).inc()
+        self._miss(reason or "failed", seconds)
+
+    def asked(self, there: bool, remote_down: bool) -> None:
+        """See `Silent`."""
+        self._asked.labels("there" if there else "remote_dead" if remote_down else "absent").inc()
+
+    def wrote(self, seconds: float) -> None:
+        """See `Silent`."""
+        self._put.observe(seconds)
 
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """See `Silent`."""
@@ -158,26 +157,25 @@ class Metrics(Silent):
         """See `Silent`."""
         self._audits.labels("right" if holds else "wrong").inc()
 
-    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
+    def watch(self, store: Watched) -> None:
         """See `Silent`."""
-        self._tiers.watch(store, stats)
+        self._tiers.watch(store)
 
-    def _missed(self, reason: str, start: float) -> None:
+    def _miss(self, reason: str, seconds: float) -> None:
         self._misses.labels(reason).inc()
-        self._get.labels("miss").observe(time.perf_counter() - start)
+        self._get.labels("miss").observe(seconds)
 
 
 class _Tiers:
     """Collects the counts of the open stores at every scrape."""
 
     def __init__(self) -> None:
-        self._stores: weakref.WeakKeyDictionary[Any, Callable[[Any], StoreStats]]
-        self._stores = weakref.WeakKeyDictionary()
+        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
+    def watch(self, store: Watched) -> None:
         with self._lock:
-            self._stores[store] = stats
+            self._stores.add(store)
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -215,9 +213,9 @@ class _Tiers:
 
     def _stats(self) -> Iterator[StoreStats]:
         with self._lock:
-            stores = list(self._stores.items())
-        for store, stats in stores:
+            stores = list(self._stores)
+        for store in stores:
             try:
-                yield stats(store)
+                yield store._stats()
             except StoreError:  # closed, or its disk is away: the other stores are reported all the same
                 continue

@@ -15,7 +15,7 @@ from kamera.store.groups import Group, joined
 from kamera.store.head import ObjectHead
 from kamera.store.records import Record, record_of
 from kamera.store.slabs import allocated
-from kamera.store.sources import Source
+from kamera.store.sources import ByteSource
 
 _ALIGNED = 64  # bytes; alignment in memory of a range of the file
 
@@ -31,7 +31,7 @@ class Payload(Protocol):
 class Plain:
     """Unencrypted tensors behind a front of ``start`` bytes."""
 
-    def __init__(self, source: Source, start: int) -> None:
+    def __init__(self, source: ByteSource, start: int) -> None:
         self._source = source
         self._start = start
 
@@ -42,15 +42,15 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenObject:
     """One object: its verified header, and the source of its tensors."""
 
     head: ObjectHead
     payload: Payload
 
-    def room(self) -> Room:
+    def room(self) -> ObjectRoom:
         """Memory for the whole object, not yet filled."""
-        return Room(self)
+        return ObjectRoom(self)
 
     def read(self) -> Record:
         """The record, every byte of it verified. Raises `CorruptChunk`, `OSError`."""
@@ -60,13 +60,13 @@ class Opened:
         return room.record()
 
 
-class Room:
+class ObjectRoom:
     """Memory for the groups of one object; `fill` may be called from several threads at once.
 
     ``tensors`` are views of one allocation. Their values are undefined until their group is filled.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenObject) -> None:
         self.groups = groups = opened.head.groups
         self._opened = opened
         places: dict[int, int] = {}  # start of a range in the file -> start in memory

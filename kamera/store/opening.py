@@ -8,50 +8,47 @@ from urllib.parse import unquote, urlsplit
 
 from kamera.errors import StoreError, quote
 from kamera.store.codec import Codec
-from kamera.store.disk.limit import Bounds
+from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.memory import parse_size
-from kamera.store.remote import SCHEMES, open_remote
+from kamera.store.remote import SCHEMES, is_remote, open_remote
 from kamera.store.seal.tenants import directory_of
 from kamera.store.tiers import Tiers
 
 
 def open_tiers(
-    url: str,
+    url: str | os.PathLike[str],
     codec: Codec,
     tenant: str,
     memory_limit: int,
     cache: str | os.PathLike[str] | None,
     disk_limit: int | str | None,
-) -> Tiers:
-    """The tiers of a remote store: memory, the directory ``cache`` if one is given, and ``url``.
-
-    Raises `StoreError` for a cache that belongs to another remote, `ValueError` for a ``disk_limit``
-    that is no size, or without a ``cache``.
-    """
-    if cache is None:
-        if disk_limit is not None:
-            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
-        return Tiers(codec, tenant, memory_limit, None, open_remote(url, codec, tenant))
-    limit = None if disk_limit is None else parse_size(disk_limit)
-    remote = open_remote(url, codec, tenant)
-    disk = DiskTier(directory_of(Path(cache), codec), codec)
-    return Tiers(codec, tenant, memory_limit, disk, remote, limit)
-
-
-def open_directory_tiers(
-    root: Path,
-    codec: Codec,
-    tenant: str,
-    memory_limit: int,
-    disk_limit: int | str | None,
     ttl: float | None,
     read_only: bool,
-) -> Tiers:
-    """The tiers of a directory store: memory, and the directory within its bounds (`disk.limit`)."""
+) -> tuple[str, Tiers]:
+    """A store's address without credentials, and its tiers; arguments and errors of `ChunkStore.open`."""
     limit = None if disk_limit is None else parse_size(disk_limit)
-    disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
-    return Tiers(codec, tenant, memory_limit, disk, bounds=Bounds(disk, limit, ttl))
+    if isinstance(url, str) and is_remote(url):
+        if ttl is not None or read_only:
+            raise ValueError("ttl and read_only are for a directory store, and this is a remote")
+        if cache is None and limit is not None:
+            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
+        remote = open_remote(url, codec, tenant)
+        if cache is None:
+            return remote.url, Tiers(codec, tenant, memory_limit, None, remote)
+        disk = DiskTier(directory_of(Path(cache), codec), codec)
+        return remote.url, Tiers(
+            codec, tenant, memory_limit, disk, remote, DiskBounds(disk, limit, cache=True)
+        )
+    if cache is not None:
+        raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
+    path = path_of(url)
+    if path is None:
+        if limit is not None or ttl is not None or read_only:
+            raise ValueError("disk_limit, ttl and read_only are for a directory, and 'memory://' is none")
+        return "memory://", Tiers(codec, tenant, memory_limit)
+    disk = DiskTier(directory_of(path, codec, read_only=read_only), codec, read_only=read_only)
+    return str(path), Tiers(codec, tenant, memory_limit, disk, bounds=DiskBounds(disk, limit, ttl))
 
 
 def path_of(url: str | os.PathLike[str]) -> Path | None:

@@ -10,7 +10,7 @@ from kamera.store.keys import PATCH_KINDS, canonical_key, encoding_context, obje
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 
 
-class Order(NamedTuple):
+class PutOrder(NamedTuple):
     """A record to be stored under ``name``.
 
     ``replace``: over the one that is there. ``needs``: the name of another without which it must not be
@@ -39,7 +39,7 @@ def rank(record: Record) -> int:
     return 0 if record.kind == "encoding" else 2 if record.kind in PATCH_KINDS else 1
 
 
-def turns(orders: Mapping[int, Order]) -> Iterable[list[int]]:
+def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
     """The numbers of the orders by `rank`, in batches of different names.
 
     It is one batch, unless an object is ordered twice.
@@ -51,7 +51,7 @@ def turns(orders: Mapping[int, Order]) -> Iterable[list[int]]:
         left = [i for i in left if first[orders[i].name] != i]
 
 
-def possible(orders: Sequence[Order], found: dict[str, Record | Exception | None]) -> list[Order]:
+def possible(orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]) -> list[PutOrder]:
     """Those whose need was not refused; the others are ``found`` refused for the same reason."""
     left = []
     for order in orders:

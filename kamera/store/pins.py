@@ -1,13 +1,14 @@
 """Pins: objects that `gc` must not remove until they are unpinned or their ttl ends.
 
-One book, whatever holds its pages: the memory of a process, a file of a directory (`disk.keep`), or blobs of
-a remote (`remote.pins`). They cannot be rebuilt from the objects: a lost index costs time, a lost pin costs
-the object it kept.
+One book, of one text, whatever holds it: the memory of a process, a file of a directory (`disk.keep`), or a
+blob of a remote. It cannot be rebuilt from the objects: a lost index costs time, a lost pin costs the object
+it kept. So a damaged book is an error, and no object counts as unpinned because of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,13 +16,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kamera.errors import PinsFull
+from kamera.errors import PinsFull, StoreError
 
 NO_HOMES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Pin:
+class PinEntry:
     """A pinned object: its size when pinned, and the pin's end (seconds since 1970; None: for good).
 
     ``home``: the object without which it is of no use, which is not collected either.
@@ -37,6 +38,9 @@ class Pin:
         return self.expires is None or self.expires > now
 
 
+_FORMAT = 1
+
+
 @dataclass
 class Pages:
     """What a book says: pins by name, most bytes that may be pinned at once (None: any number).
@@ -44,74 +48,100 @@ class Pages:
     ``remote``: of a directory that is a cache, the url of what it caches.
     """
 
-    pins: dict[str, Pin] = field(default_factory=dict)
+    pins: dict[str, PinEntry] = field(default_factory=dict)
     cap: int | None = None
     remote: str | None = None
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Bytes of all pins."""
         return sum(pin.bytes for pin in self.pins.values())
 
+    def text(self) -> bytes:
+        """The pages as they are kept."""
+        pins = {pin.name: [pin.bytes, pin.expires, pin.home] for pin in self.pins.values()}
+        return json.dumps({"format": _FORMAT, "pins": pins, "cap": self.cap, "remote": self.remote}).encode()
 
-class Place(Protocol):
-    """Where the pages of a book are. Safe to use from several threads, and whoever else has them."""
+    @classmethod
+    def of(cls, text: bytes | None) -> Pages:
+        """The inverse of `text` (None: nothing is pinned). Raises `ValueError` or `TypeError` for another."""
+        said = json.loads(cls().text() if text is None else text)
+        if not isinstance(said, dict) or said.keys() != {"format", "pins", "cap", "remote"}:
+            raise ValueError("it is not what is written there")
+        pages = cls({n: PinEntry(n, *pin) for n, pin in said["pins"].items()}, said["cap"], said["remote"])
+        numbers = [pages.cap or 0, *(pin.bytes for pin in pages.pins.values())]
+        times = [pin.expires or 0.0 for pin in pages.pins.values()]
+        texts = [pages.remote or "", *(pin.home or "" for pin in pages.pins.values())]
+        fits = all(isinstance(n, int) for n in numbers) and all(isinstance(t, int | float) for t in times)
+        if said["format"] != _FORMAT or not (fits and all(isinstance(text, str) for text in texts)):
+            raise ValueError("it makes no sense")
+        return pages
 
-    def read(self) -> Pages:
-        """The present pages, not to be modified."""
+
+class PinCell(Protocol):
+    """Where the text of a book is. Safe to use from several threads, and whoever else has it."""
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages."""
         ...
 
-    def changing(self) -> AbstractContextManager[Pages]:
-        """The pages, to be modified; they are safe at the end, and as before after an exception.
+    def get(self) -> bytes | None:
+        """The present text; None if there is none."""
+        ...
 
-        Raises `PinsFull` if others have filled them up to the cap meanwhile.
-        """
+    def replace(self, data: bytes, expected: bytes | None) -> bool:
+        """Write ``data`` if the text still is ``expected``; True if it was, and ``data`` is safe now."""
         ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Exclude others from changing pages or deleting by them, where that is possible."""
+        """Exclude others from changing the text or deleting by it, where that is possible."""
         ...
 
 
-class MemoryPlace:
-    """Pages of this process; at most ``most`` bytes may be pinned."""
+class MemoryCell:
+    """A text of this process."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.RLock()
-        self._pages = Pages(cap=most)
+    where = "in memory"
 
-    def read(self) -> Pages:
-        """See `Place`."""
-        return self._pages
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[Pages]:
-        """See `Place`."""
+    def get(self) -> bytes | None:
+        """See `PinCell`."""
+        return self._data
+
+    def replace(self, data: bytes, expected: bytes | None) -> bool:
+        """See `PinCell`."""
         with self._lock:
-            pages = Pages(dict(self._pages.pins), self._pages.cap)
-            yield pages
-            pages.cap = self._most if pages.cap is None else min(self._most, pages.cap)
-            self._pages = pages
+            fits = self._data == expected
+            self._data = data if fits else self._data
+        return fits
 
     def alone(self) -> AbstractContextManager[None]:
-        """See `Place`."""
+        """See `PinCell`."""
         return contextlib.nullcontext()
 
 
 class PinBook:
-    """The pins of a store. Safe to use from several threads; raises as its place does.
+    """The pins of a store. Safe to use from several threads and processes; raises as its cell does.
 
-    ``also``: a book that gets the same pins, as that of a remote's cache directory. ``clock`` returns seconds
-    since 1970.
+    Raises `StoreError` for a text that is damaged. ``most``: a cap that nothing raises. ``also``: a book that
+    gets the same pins, as that of a remote's cache directory. ``clock`` returns seconds since 1970.
     """
 
     def __init__(
-        self, place: Place, clock: Callable[[], float] = time.time, also: PinBook | None = None
+        self,
+        cell: PinCell,
+        clock: Callable[[], float] = time.time,
+        also: PinBook | None = None,
+        most: int | None = None,
     ) -> None:
-        self.place = place
+        self.cell = cell
         self._clock = clock
         self._also = also
+        self._most = most
 
     def pin(
         self,
@@ -128,28 +158,29 @@ class PinBook:
             raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
         wanted = dict(objects)
         expires = None if ttl is None else self._clock() + ttl
-        with self.place.changing() as pages:
-            self._purge(pages)
-            pages.pins.update({n: Pin(n, size, expires, homes.get(n)) for n, size in wanted.items()})
-            if pages.cap is not None and pages.bytes > pages.cap:
-                raise over_cap(pages.bytes, pages.cap)
+        for pages in self._changing():
+            pages.pins.update({n: PinEntry(n, size, expires, homes.get(n)) for n, size in wanted.items()})
+            if pages.cap is not None and pages.size > pages.cap:
+                raise PinsFull(
+                    f"{pages.size} bytes would be pinned, over the cap of {pages.cap}: unpin something, or "
+                    "raise the cap"
+                )
         if self._also is not None:
             self._also.pin(wanted.items(), ttl, homes)
 
     def unpin(self, names: Iterable[str]) -> int:
         """Unpin objects; return the number that were pinned."""
         wanted, count = list(dict.fromkeys(names)), 0
-        if self.place.read().pins.keys() & set(wanted):
-            with self.place.changing() as pages:
-                self._purge(pages)
+        if self._pages(self.cell.get()).pins.keys() & set(wanted):
+            for pages in self._changing():
                 count = sum(pages.pins.pop(name, None) is not None for name in wanted)
         if self._also is not None:
             self._also.unpin(wanted)
         return count
 
-    def list(self) -> list[Pin]:
+    def list(self) -> list[PinEntry]:
         """All pins in force, by name."""
-        now, pins = self._clock(), self.place.read().pins
+        now, pins = self._clock(), self._pages(self.cell.get()).pins
         return [pins[name] for name in sorted(pins) if pins[name].holds(now)]
 
     def kept(self) -> set[str]:
@@ -159,20 +190,51 @@ class PinBook:
     @property
     def cap(self) -> int | None:
         """Most bytes that may be pinned at once; None for no such limit."""
-        return self.place.read().cap
+        return self._pages(self.cell.get()).cap
 
     def set_cap(self, cap: int | None) -> None:
         """Bound the bytes of future pins; present pins stay. Raises `ValueError` for an invalid size."""
         if cap is not None and cap < 0:
             raise ValueError(f"a cap is a number of bytes, got {cap}")
-        with self.place.changing() as pages:
+        for pages in self._changing():
             pages.cap = cap
 
-    def _purge(self, pages: Pages) -> None:
-        now = self._clock()
-        pages.pins = {name: pin for name, pin in pages.pins.items() if pin.holds(now)}
+    @property
+    def remote(self) -> str | None:
+        """The url (without credentials) of the remote that the directory caches; None if it caches none."""
+        return self._pages(self.cell.get()).remote
 
+    def caches(self, url: str) -> None:
+        """Note that the directory caches the remote at ``url``. Raises `StoreError` if it caches another."""
+        for pages in self._changing():
+            if pages.remote not in (None, url):
+                raise StoreError(
+                    f"{self.cell.where}: this is the cache of {pages.remote}, not of {url}: give each "
+                    "remote a directory of its own"
+                )
+            pages.remote = url
 
-def over_cap(held: int, cap: int) -> PinsFull:
-    """The error for pins that would take ``held`` bytes."""
-    return PinsFull(f"{held} bytes would be pinned, over the cap of {cap}: unpin something, or raise the cap")
+    def _pages(self, text: bytes | None) -> Pages:
+        try:
+            pages = Pages.of(text)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(
+                f"pins {self.cell.where}: {error}; if it is damaged, delete it and pin again: until then "
+                "nothing is collected"
+            ) from error
+        if self._most is not None:
+            pages.cap = self._most if pages.cap is None else min(self._most, pages.cap)
+        return pages
+
+    def _changing(self) -> Iterator[Pages]:
+        """The pages in force, for a loop that changes them: once, and again if others were faster."""
+        while True:
+            text = self.cell.get()
+            pages, now = self._pages(text), self._clock()
+            pages.pins = {name: pin for name, pin in pages.pins.items() if pin.holds(now)}
+            yield pages
+            changed = pages.text()
+            if changed in (text, Pages().text() if text is None else text) or self.cell.replace(
+                changed, text
+            ):
+                return

@@ -8,7 +8,7 @@ import weakref
 from typing import Protocol
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Bytes that can be read in any order, by several threads at once.
 
     Both methods raise `EOFError` if the bytes end early, and `OSError` as the system does.
@@ -34,11 +34,11 @@ class BytesSource:
         self._data = memoryview(data)
 
     def read(self, start: int, length: int) -> bytes:
-        """See `Source`."""
+        """See `ByteSource`."""
         return bytes(self._data[start : start + length])
 
     def into(self, start: int, view: memoryview) -> None:
-        """See `Source`."""
+        """See `ByteSource`."""
         if start + len(view) > self.size:
             raise EOFError(f"{self.size} bytes end before {start + len(view)}")
         view[:] = self._data[start : start + len(view)]
@@ -63,7 +63,7 @@ class FileSource:
         return self.status.st_size
 
     def read(self, start: int, length: int) -> bytes:
-        """See `Source`."""
+        """See `ByteSource`."""
         parts: list[bytes] = []
         length = min(length, self.size - start)
         while length > 0 and (part := os.pread(self._descriptor, length, start)):
@@ -72,7 +72,7 @@ class FileSource:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, start: int, view: memoryview) -> None:
-        """See `Source`."""
+        """See `ByteSource`."""
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptor, [view[done:]], start + done)

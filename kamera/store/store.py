@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -30,13 +31,12 @@ from kamera.store.keys import (
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
-from kamera.store.opening import open_directory_tiers, open_tiers, path_of
-from kamera.store.orders import Order, needed, turns
+from kamera.store.opening import open_tiers
+from kamera.store.orders import PutOrder, needed, turns
 from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
-from kamera.store.remote import is_remote
 from kamera.store.seal.tenants import codec_of
-from kamera.store.search.lookback import Hit, Query, Search
+from kamera.store.search.lookback import Hit, LookBack, Query
 from kamera.store.tiers import Tiers
 from kamera.store.withheld import Withheld
 
@@ -76,9 +76,9 @@ class ChunkStore:
         self._disk = tiers.disk
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
-        self._search = Search(tiers, codec)
+        self._search = LookBack(tiers, codec)
         self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
-        self.metrics.watch(self, _stats)
+        self.metrics.watch(self)
         forks.bind(self, _in_child)
 
     @classmethod
@@ -126,22 +126,10 @@ class ChunkStore:
         """
         check_form(kv)
         hasher_of(digest)
-        memory = parse_size(memory_limit)
         codec = replace(codec_of(tenant, secret, keys), digest=digest)
-        if isinstance(url, str) and is_remote(url):
-            if ttl is not None or read_only:
-                raise ValueError("ttl and read_only are for a directory store, and this is a remote")
-            tiers = open_tiers(url, codec, tenant, memory, cache, disk_limit)
-            return cls(tiers.url, tiers, tenant, codec, kv, metrics)
-        if cache is not None:
-            raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
-        path = path_of(url)
-        if path is not None:
-            tiers = open_directory_tiers(path, codec, tenant, memory, disk_limit, ttl, read_only)
-            return cls(str(path), tiers, tenant, codec, kv, metrics)
-        if disk_limit is not None or ttl is not None or read_only:
-            raise ValueError("disk_limit, ttl and read_only are for a directory, and 'memory://' is none")
-        return cls("memory://", Tiers(codec, tenant, memory), tenant, codec, kv, metrics)
+        limit = parse_size(memory_limit)
+        where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, ttl, read_only)
+        return cls(where, tiers, tenant, codec, kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
@@ -214,7 +202,10 @@ class ChunkStore:
         """
         for record in records:
             str(record.context.probe)  # asked for now, and not while a tier holds its locks
-        return self.metrics.write(lambda: self._put_many(records))
+        start = time.perf_counter()
+        puts = self._put_many(records)
+        self.metrics.wrote(time.perf_counter() - start)
+        return puts
 
     def has(
         self,
@@ -226,7 +217,9 @@ class ChunkStore:
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._named(context, chunk_id, antecedents, kind, base)
-        return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
+        there = self._tiers.has(key)
+        self.metrics.asked(there, not there and self._remote_is_down())
+        return there
 
     def info(
         self,
@@ -241,7 +234,9 @@ class ChunkStore:
         The object is of ``kind`` (`keys.KINDS`); by default the canonical, with ``antecedents`` the patch.
         """
         key = self._named(context, chunk_id, antecedents, kind, base)
-        return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
+        info = self._tiers.info(key)
+        self.metrics.asked(info is not None, info is None and self._remote_is_down())
+        return info
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
         """The contexts of this tenant under which a chunk's canonical is stored.
@@ -320,6 +315,9 @@ class ChunkStore:
         kv = "" if self.kv == "as-is" else f", kv={self.kv!r}"
         return f"ChunkStore({self.url!r}, memory_limit={self._limit}{tenant}{kv})"
 
+    def _stats(self) -> StoreStats:
+        return stats(self._tiers, self.tenant, self.url)
+
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:
             raise IncompatibleChunk(
@@ -328,29 +326,34 @@ class ChunkStore:
             )
 
     def _look_up(self, key: str, context: Context | None = None) -> Record | None:
-        record = self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
-        if record is not None and context is not None:
+        start = time.perf_counter()
+        try:
+            record = self._tiers.get(key)
+        except KameraError as error:
+            self.metrics.refused(error, time.perf_counter() - start)
+            raise
+        if record is None:
+            self.metrics.missed(time.perf_counter() - start, self._remote_is_down())
+            return None
+        self.metrics.hit(record, time.perf_counter() - start)
+        if self._disk is None and isinstance(record, CanonicalRecord):
+            self._search.note(key, record)
+        if context is not None:
             compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
 
     def _remote_is_down(self) -> bool:
-        remote = self._tiers.remote_stats()
-        return remote is not None and remote.reads != "closed"
-
-    def _get(self, key: str) -> Record | None:
-        record = self._tiers.get(key)
-        if self._disk is None and isinstance(record, CanonicalRecord):
-            self._search.note(key, record)
-        return record
+        remote = self._tiers.remote
+        return remote is not None and remote.stats().reads != "closed"
 
     def _put_many(self, records: Sequence[Record]) -> list[Put]:
         puts: dict[int, Put] = {}
-        orders: dict[int, Order] = {}
+        orders: dict[int, PutOrder] = {}
         for i, record in enumerate(records):
             try:
                 self._check(record.context)
                 names = [key and self._codec.name(key) for key in (record.key, needed(record))]
-                orders[i] = Order(names[0], record, record.kind in PATCH_KINDS, names[1])
+                orders[i] = PutOrder(names[0], record, record.kind in PATCH_KINDS, names[1])
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in turns(orders):
@@ -386,10 +389,6 @@ def signature(store: ChunkStore, text: str) -> str:
 def memory_of(store: ChunkStore) -> MemoryStats:
     """What a store holds in memory, and its look-ups there."""
     return store._memory.stats()
-
-
-def _stats(store: ChunkStore) -> StoreStats:
-    return stats(store._tiers, store.tenant, store.url)
 
 
 def _in_child(store: ChunkStore) -> None:

@@ -18,16 +18,16 @@ from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreErr
 from kamera.ops import outranks
 from kamera.store import batch
 from kamera.store.codec import Codec
-from kamera.store.disk.limit import Bounds
+from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
-from kamera.store.info import FlushReport, ObjectInfo, RemoteStats
+from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, Weighed
+from kamera.store.lower import Lower
 from kamera.store.memory import MemoryTier
-from kamera.store.orders import Order, possible, rank
+from kamera.store.orders import PutOrder, possible, rank
 from kamera.store.pins import PinBook
 from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
-from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,8 @@ CLOSE_SECONDS = 10.0
 class Tiers:
     """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
 
-    ``disk_limit`` (bytes) bounds the disk, and only in front of a remote: objects that the remote has and
-    nobody pinned leave, least recently used first. Raises as the tiers do, except for the
-    remote: while it is down, slow or refusing, look-ups miss and puts wait (`flush`).
+    Raises as the tiers do, except for the remote: while it is down, slow or refusing, look-ups miss and puts
+    wait (`flush`).
     """
 
     def __init__(
@@ -51,56 +50,54 @@ class Tiers:
         memory_limit: int,
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
-        disk_limit: int | None = None,
-        bounds: Bounds | None = None,
+        bounds: DiskBounds | None = None,
     ) -> None:
         self.disk = disk
         self._bounds = bounds
-        if disk is not None and bounds is not None and bounds.limit is not None:
-            disk.make_room = bounds.make_room
         self.remote = remote
-        self.url = "" if remote is None else remote.url
         self._codec = codec
         self._tenant = tenant
-        self._flights: Flights[Record | None] = Flights()
+        self._flights = Flights()
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
-        held = self._uploads.is_pending
-        self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
+        self.memory = MemoryTier(memory_limit, self._uploads if disk is None else ())
         self.pins = remote.pins if remote is not None else self.memory.pins if disk is None else disk.pins
         """With a remote its own, which all its clients honour; a cache directory has the same."""
-        self._cache: DiskCache | None = None
         if disk is not None and remote is not None:
-            self.pins = PinBook(remote.pins.place, also=disk.pins)
-            self._cache = DiskCache(disk, remote.url, disk_limit)
-            for name in self._cache.unsent(tenant):  # left by a process that was killed, or offline
+            self.pins = PinBook(remote.pins.cell, also=disk.pins)
+            disk.pins.caches(remote.url)
+            self._trim()
+            for name in disk.index.unsent(tenant):  # left by a process that was killed, or offline
                 self._uploads.add(name)
+
+    @property
+    def lower(self) -> list[Lower]:
+        """Those below memory, the nearest first."""
+        return [tier for tier in (self.disk, self.remote) if tier is not None]
 
     def get(self, name: str) -> Record | None:
         """The object ``name`` from the nearest tier that has it."""
-        if self.remote is None:
-            return self._local(name)
-        remote = self.remote
+        damage = None
         try:
             found = self._local(name)
-        except CorruptChunk:  # set aside by now; the remote may have a good one
-            found = self._flights.share(name, lambda: self._fetch(name, remote))
-            if found is None:
-                raise
-            return found
-        if found is not None:
-            return found
-        return self._flights.share(name, lambda: self._fetch(name, remote))
+        except CorruptChunk as error:  # set aside by now; the remote may have a good one
+            found, damage = None, error
+        if found is None and self.remote is not None:
+            with self._flights.alone(name):
+                found = self._fetch(name, self.remote)
+        if found is None and damage is not None:
+            raise damage
+        return found
 
-    def put_many(self, orders: Sequence[Order]) -> list[Record | Exception | None]:
+    def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
         """Store a copy of each record, and return it; None if a stored one is kept instead.
 
         So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`. An error is
         that of its own record. The names differ, and the orders come by their rank.
         """
         found: dict[str, Record | Exception | None] = {}
-        coming: list[Order] = []
+        coming: list[PutOrder] = []
         for order in orders:
             try:
                 if not order.replace and self._holds(order.name):
@@ -118,7 +115,7 @@ class Tiers:
                 self._put_on_disk(self.disk, coming, found)
         return [found[order.name] for order in orders]
 
-    def _described(self, order: Order, before: Sequence[Order]) -> Record:
+    def _described(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
         """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
         record = detached(order.record)
         if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:
@@ -174,22 +171,37 @@ class Tiers:
             logger.debug("only what is here is listed: %s", error)
         return sorted(found.values(), key=lambda info: (info.created, info.key))
 
-    def delete(self, name: str) -> bool:
-        """Remove ``name`` from every tier; True if there was one.
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects from every tier, with one call to the remote.
 
         Raises `RemoteUnavailable`, and then removes nothing: a deleted object must be gone everywhere.
         """
-        with self._flights.alone(name):
-            gone = self.remote is not None and self.remote.delete(name)
-            return self._delete_here(name) or gone
+        with contextlib.ExitStack() as stack:
+            for name in sorted(set(names)):
+                stack.enter_context(self._flights.alone(name))
+            if self.remote is not None and names:
+                self.remote.delete(names)
+            for name in names:
+                self._uploads.discard(name)
+                if self.disk is not None:
+                    self.disk.delete(name)
+                self.memory.drop(name)
 
-    def discard(self, names: Sequence[str]) -> None:
-        """`delete` of many, with one call to the remote."""
-        if self.remote is not None and names:
-            self.remote.discard(names)
-        for name in names:
-            with self._flights.alone(name):
-                self._delete_here(name)
+    def collect(self, objects: Sequence[Weighed]) -> list[bool]:
+        """Remove objects that are neither pinned nor replaced by now; return which.
+
+        Every client honours the pins of every other: they are read here.
+        """
+        with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
+            kept = self.pins.kept()
+            if self.remote is not None:
+                self.delete([one.key for one in objects if one.key not in kept])
+                return [one.key not in kept for one in objects]
+            assert self.disk is not None
+            gone = [one.key not in kept and self.disk.evict(one.key, one.stamp) for one in objects]
+        for one in objects:
+            self.memory.drop(one.key)  # it is read again if it stayed
+        return gone
 
     def adopt(self, info: ObjectInfo, data: bytes) -> bool:
         """Put the file of an object into the directory, unless an intact one is there; True if it was put."""
@@ -197,15 +209,9 @@ class Tiers:
         with self._flights.alone(info.key):
             if self.disk.adopt(info, data) is None:
                 return False
-        if self._cache is not None:
+        if self.remote is not None:
             self._uploads.add(info.key)
-            self._cache.grew(len(data))
         return True
-
-    def renewed(self, name: str, old: str, new: str) -> None:
-        """Record that ``new`` replaced the file of stamp ``old``; the remote is rewritten separately."""
-        if self._cache is not None:
-            self._cache.renewed(name, old, new)
 
     def scrub(self) -> list[str]:
         """Leave no trace of deleted rows in any file beside the objects; list what may be left, and why."""
@@ -259,17 +265,8 @@ class Tiers:
         found = self.disk.read(name)
         if found is None:
             return None
-        record, (info, stamp) = found
-        self.memory.put(record, info, stamp)
-        return record
-
-    def _delete_here(self, name: str) -> bool:
-        """Remove ``name`` from all tiers but the remote; True if there was one."""
-        self._uploads.discard(name)
-        if self._cache is not None:
-            self._cache.gone(name)
-        gone = self.disk is not None and self.disk.delete(name)
-        return self.memory.drop(name) or gone
+        self.memory.put(found.record, found.info, found.file.stamp)
+        return found.record
 
     def _holds(self, name: str) -> bool:
         # the remote is not asked: an object that it lists may still turn out damaged
@@ -287,7 +284,7 @@ class Tiers:
         """True if a tier below memory has the object."""
         if self.disk is not None:
             return self.has_here(name)
-        return self.remote is not None and not self._uploads.is_pending(name)
+        return self.remote is not None and name not in self._uploads
 
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:
@@ -302,29 +299,30 @@ class Tiers:
         if self.has_here(name):  # fetched while this call waited
             return self._local(name)
         try:
-            found = remote.get(name)
+            found = remote.read(name)
         except RemoteUnavailable:
             return None
-        if found is not None:
-            self._keep(name, found.record, found.info, found.data)
-        return None if found is None else found.record
-
-    def _keep(self, name: str, record: Record, info: ObjectInfo, data: bytes) -> None:
-        if self.disk is None or self._cache is None:
-            self.memory.put(record, info)
-            return
+        if found is None:
+            return None
         try:
-            stamp = self.disk.adopt(info, data)
+            stamp = "" if self.disk is None else self.disk.adopt(found.info, found.file.data)
         except StoreError as error:  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, error)
-            return
+            return found.record
+        if self.disk is not None and stamp is not None:
+            self.disk.index.notes.note_sent(name, stamp)
+            self._trim()
         if stamp is not None:
-            self._cache.sent(name, stamp)
-            self._cache.grew(len(data))
-            self.memory.put(record, info, stamp)
+            self.memory.put(found.record, found.info, stamp)
+        return found.record
+
+    def _trim(self) -> None:
+        """Let go of what no longer fits a cache, now that the remote has more of it."""
+        if self._bounds is not None:
+            self._bounds.trim()
 
     def _put_on_disk(
-        self, disk: DiskTier, orders: Sequence[Order], found: dict[str, Record | Exception | None]
+        self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
     ) -> None:
         coming = possible(orders, found)
         for order, stamped in zip(coming, disk.write_many(coming), strict=True):
@@ -333,18 +331,19 @@ class Tiers:
                 continue
             found[order.name] = order.record
             self.memory.put(order.record, *stamped)
-            if self._cache is not None:
+            if self.remote is not None:
                 self._uploads.add(order.name)
-                self._cache.grew(stamped[0].bytes)
 
-    def _put_without_disk(self, orders: Sequence[Order], found: dict[str, Record | Exception | None]) -> None:
+    def _put_without_disk(
+        self, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
+    ) -> None:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
         for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
             coming = possible(list(wave), found)
             done = batch.over(coming, self._put_away, waits=self.remote is not None)
             found.update(zip((order.name for order in coming), done, strict=True))
 
-    def _put_away(self, order: Order) -> Record | Exception | None:
+    def _put_away(self, order: PutOrder) -> Record | Exception | None:
         """Put to the remote, or into memory until it can be sent."""
         name, record = order.name, order.record
         created, there = round(time.time(), 3), self.memory.info(name)
@@ -384,12 +383,11 @@ class Tiers:
                     if not self.remote.put(name, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
-            assert self._cache is not None
             found = self.disk.read_file(name)  # verified, so that no damage travels
-            if found is not None:
-                data, stamp = found
-                if not self.remote.put(name, data):
-                    self.disk.evict(name, stamp)  # the next look-up fetches the stronger one
-                    return
-                self._cache.sent(name, stamp)
-                self._cache.grew(0)  # an eviction may have waited for this upload
+            if found is None:
+                return
+            if not self.remote.put(name, found.data):
+                self.disk.evict(name, found.stamp)  # the next look-up fetches the stronger one
+                return
+            self.disk.index.notes.note_sent(name, found.stamp)
+        self._trim()

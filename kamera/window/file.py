@@ -10,21 +10,20 @@ bytes of the file, with 64 zeros in place of the digest itself.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError
+from kamera.files import ASIDE, published
 from kamera.store import Folder, NotAFile
 
 VERSION = 1
@@ -34,7 +33,6 @@ LAYOUT = "blocks"
 """How its document says that the tensors of equal layers are one; one that does not is of before."""
 
 FILE = "window.safetensors"
-_ASIDE = ".window-"  # prefix of files that are being written
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
 
@@ -68,13 +66,8 @@ def publish(path: Path, saved: Saved) -> str:
     try:
         path.mkdir(parents=True, exist_ok=True)
         _check_ours(path)
-        _clear(path)
-        with _aside(path) as (file, name):
+        with published(path / FILE, 0o666) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(name, path / FILE)
-        _sync(path)
     except OSError as error:
         raise StoreError(f"the window cannot be saved at {str(path)!r}: {error}") from None
     return digest
@@ -169,7 +162,7 @@ def _header(front: bytes) -> tuple[int, dict[str, Any]]:
 
 def _check_ours(path: Path) -> None:
     """Raise StoreError unless the directory is empty or holds a saved window."""
-    held = sorted(name for name in os.listdir(path) if not name.startswith(_ASIDE))
+    held = sorted(name for name in os.listdir(path) if not name.startswith(ASIDE))
     if held and not (FILE in held and _is_window(path / FILE)):
         other = FILE if FILE in held else held[0]
         raise StoreError(
@@ -187,51 +180,3 @@ def _is_window(file: Path) -> bool:
             return _header(front + os.read(descriptor, length))[1].get("kamera") == "window"
     except NotAFile:
         return False
-
-
-@contextlib.contextmanager
-def _aside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new temporary file, removed at the end unless moved; its lock shows that its writer is alive."""
-    while True:
-        name = path / f"{_ASIDE}{secrets.token_hex(8)}.tmp"
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
-            if not _locked(descriptor) or os.fstat(descriptor).st_nlink == 0:
-                continue  # `_clear` removed it before it was locked
-            try:
-                yield file, name
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
-            return
-
-
-def _clear(path: Path) -> None:
-    """Remove temporary files of writers that died: those that no process holds locked."""
-    for name in os.listdir(path):
-        if name.startswith(_ASIDE):
-            with (
-                contextlib.suppress(FileNotFoundError, NotAFile),
-                Folder.at(path) as folder,
-                folder.reading(name) as (descriptor, _),
-            ):
-                if _locked(descriptor):
-                    os.unlink(path / name)
-
-
-def _locked(descriptor: int) -> bool:
-    """Take the lock of a file; False if another process holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _sync(path: Path) -> None:
-    """Flush the directory's entries to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

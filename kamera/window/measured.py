@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import InvalidCertificate, StoreError
+from kamera.files import published
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class MeasuredFile:
         Raises StoreError if the operating system refuses.
         """
         document = {"format": self.format, "sha256": _digest(content), self.kind: content}
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(aside, path)
+            with published(path, 0o666) as file:
+                file.write(text.encode())
         except OSError as error:
             raise StoreError(f"the {self.kind} cannot be written to {str(path.parent)!r}: {error}") from None
         return path

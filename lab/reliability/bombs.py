@@ -254,7 +254,7 @@ def _places(whole: Path) -> dict[str, str]:
     there = sorted(str(path.relative_to(whole)) for path in whole.rglob("*"))
     made = [f"tmp/{key}.lock", f"tmp/{key}.part", "tmp/index.lock", "index.sqlite-wal", "index.sqlite-shm"]
     made += ["pins.sqlite", "pins.json", "quarantine", "certificates"]
-    hidden = {key: "KEY", key[:2]: "KE"}
+    hidden = {key: "KEY"}
     names = dict.fromkeys([*there, *made])
     told = {}
     for name in names:
@@ -332,4 +332,4 @@ def _copy(whole: Path, at: Path) -> None:
 
 def _file(root: Path, slot: int) -> Path:
     key = rig.record(slot, 1).key
-    return root / "objects" / key[:2] / f"{key}.safetensors"
+    return root / "objects" / f"{key}.safetensors"

@@ -93,7 +93,7 @@ def _fill(root: Path, start: int, stop: int) -> dict[str, float]:
 def _write(root: Path, record: CanonicalRecord | PatchRecord) -> None:
     codec, created = Codec(), 1e9
     name = codec.name(record.key)
-    path = root / "objects" / name[:2] / f"{name}.safetensors"
+    path = root / "objects" / f"{name}.safetensors"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     data = codec.encode(record, created)
     path.write_bytes(data)

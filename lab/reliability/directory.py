@@ -93,7 +93,7 @@ def _write(root: Path, record: CanonicalRecord | PatchRecord) -> None:
 
 
 def _path(root: Path, name: str) -> Path:
-    return root / "objects" / name[:2] / f"{name}.safetensors"
+    return root / "objects" / f"{name}.safetensors"
 
 
 def _rebuilt(root: Path) -> dict[str, float]:
@@ -180,7 +180,7 @@ def _bulk(root: Path) -> dict[str, float]:
             ids, positions = torch.zeros(_BULK_TOKENS, dtype=torch.int64), torch.zeros(1, _BULK_TOKENS).long()
             store.put(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, kv_of([kv])))
         size = StoreAdmin(store).stats().bytes / 2**20
-        files = list(root.glob("objects/*/*"))
+        files = list(root.glob("objects/*"))
 
         def plain() -> None:
             for file in files:

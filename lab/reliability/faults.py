@@ -187,7 +187,7 @@ def _damaged(store: ChunkStore) -> None:
     """Meets a damaged object, which must go to quarantine or stay, and never be served."""
     key = rig.record(PATCH, 1).key
     assert store._disk is not None
-    path = store._disk.root / "objects" / key[:2] / f"{key}.safetensors"
+    path = store._disk.root / "objects" / f"{key}.safetensors"
     os.truncate(path, 700)
     try:
         if rig.get(store, PATCH) == 1:

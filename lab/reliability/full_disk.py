@@ -192,7 +192,7 @@ def _collected(root: Path, acknowledged: list[int]) -> list[str]:
 
 def _is_there(root: Path, slot: int) -> bool:
     key = rig.record(slot, 1).key
-    return (root / "objects" / key[:2] / f"{key}.safetensors").exists()
+    return (root / "objects" / f"{key}.safetensors").exists()
 
 
 def _again(root: Path) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.ops.digest import tensor_bytes
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.format import decode, encode, open_object
+from kamera.store.codec import Codec
 from kamera.store.sources import BytesSource
 from lab.reliability import rig
 from lab.reliability.forge import front_of, groups_of, seal
@@ -58,7 +58,7 @@ def regions(data: bytes) -> list[Region]:
 def run(size: int, seed: int) -> dict[str, Any]:
     """Mutate ``size`` times, half of them with a digest that fits."""
     rng = random.Random(seed)
-    files = {rig.record(slot, 7).key: encode(rig.record(slot, 7), CREATED) for slot in (0, 1, 2, 3)}
+    files = {rig.record(slot, 7).key: Codec().encode(rig.record(slot, 7), CREATED) for slot in (0, 1, 2, 3)}
     tally: Counter[str] = Counter()
     touched: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +109,7 @@ def mutated(rng: random.Random, data: bytes, other: bytes) -> tuple[str, bytes]:
 def outcome(data: bytes, key: str, sealed: bool) -> str:
     """What reading ``data`` as the object ``key`` comes to, as a figure's name."""
     try:
-        found = decode(data, key, "here")
+        found = Codec().decode(data, key, "here")
     except (CorruptChunk, StoreVersionError):
         return "refused"
     except Exception:
@@ -117,14 +117,14 @@ def outcome(data: bytes, key: str, sealed: bool) -> str:
     if not sealed:
         return "served"
     created = json.loads(json.loads(data[8 : front_of(data)])["__metadata__"]["kamera"])
-    return "reads as written" if encode(found, created["created"]) == data else "differs"
+    return "reads as written" if Codec().encode(found, created["created"]) == data else "differs"
 
 
 def by_groups(data: bytes, key: str, intact: bytes) -> Counter[str]:
     """What reading each group of ``data`` without the rest comes to: refused, or what was written, or not."""
     written = groups_of(intact)
     try:
-        opened = open_object(BytesSource(data), key, "here")
+        opened = Codec().open(BytesSource(data), key, "here")
     except (CorruptChunk, StoreVersionError):
         return Counter({"groups refused": len(written)})
     tally: Counter[str] = Counter()
@@ -143,7 +143,7 @@ def by_groups(data: bytes, key: str, intact: bytes) -> Counter[str]:
 def through(store: ChunkStore, key: str, intact: bytes, bad: bytes) -> int:
     """1 if a store serves ``bad`` in the place of ``intact``, or fails to be rid of it."""
     assert store._disk is not None
-    path = store._disk.root / "objects" / key[:2] / f"{key}.safetensors"
+    path = store._disk.root / "objects" / f"{key}.safetensors"
     slot = next(slot for slot in (0, 1, 2, 3) if rig.record(slot, 7).key == key)
     rig.put(store, slot, 7)
     path.write_bytes(bad)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError
-from kamera.store import format as object_format
 from kamera.store import groups, head, opened, records
+from kamera.store.codec import Codec
 from lab.reliability import rig
 from lab.reliability.forge import front_of, seal
 from lab.reliability.fuzz import CREATED, outcome
@@ -47,9 +47,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
     # shared with the child, which libFuzzer ends without a return
     shared = mmap.mmap(-1, struct.calcsize("<5Q"))
     with tempfile.TemporaryDirectory() as folder:
-        bases = [
-            (rig.record(slot, 7).key, object_format.encode(rig.record(slot, 7), CREATED)) for slot in (0, 2)
-        ]
+        bases = [(rig.record(slot, 7).key, Codec().encode(rig.record(slot, 7), CREATED)) for slot in (0, 2)]
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         for i, (_, data) in enumerate(bases):
@@ -92,17 +90,17 @@ def _try(given: bytes, bases: list[tuple[str, bytes]], shared: mmap.mmap) -> Non
 def _instrument(atheris: Any) -> None:
     """Have the fuzzer see which branches the parser takes; it was imported long before."""
     for function in (
-        object_format.open_object,
+        Codec.open,
         head.verified,
         head.trusted,
         head._parsed,
         head.front_size,
         head._rebuilt,
         head._key_of,
-        groups.Entry.of.__func__,  # type: ignore[attr-defined]
+        groups.TensorEntry.of.__func__,  # type: ignore[attr-defined]
         groups.grouped,
-        opened.Room.__init__,
-        opened.Room.fill,
+        opened.ObjectRoom.__init__,
+        opened.ObjectRoom.fill,
         records.CanonicalRecord.from_parts.__func__,  # type: ignore[attr-defined]
         records.PatchRecord.from_parts.__func__,  # type: ignore[attr-defined]
     ):

@@ -20,7 +20,7 @@ from kamera import Backbone, ChunkStore, testbed
 from kamera.compile import CompileReport, Job, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.store import StoreAdmin
-from kamera.store.format import encode
+from kamera.store.codec import Codec
 
 SIZE = 24
 WORKERS = 2
@@ -96,7 +96,7 @@ def _contents(store: ChunkStore) -> dict[str, bytes]:
     for info in store.ls():
         record = StoreAdmin(store).objects.read(info.key)
         assert record is not None, info
-        found[record.key] = encode(record, 0.0)
+        found[record.key] = Codec().encode(record, 0.0)
     return found
 
 

@@ -241,7 +241,7 @@ def test_an_unknown_or_ambiguous_prefix_fails(capsys, made, prefix, message):
 def test_a_beginning_of_several_objects_fails(capsys, made):
     key = shown(capsys, made / "s")["contents"][0]["key"]
     twin = f"{key[:8]}{'0' * 56}"
-    path = made / "s" / "objects" / twin[:2] / f"{twin}.safetensors"
+    path = made / "s" / "objects" / f"{twin}.safetensors"
     path.write_bytes(b"damaged")
     try:
         code, _, err = kamera(capsys, "inspect", made / "s", twin[:8])

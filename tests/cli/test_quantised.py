@@ -23,7 +23,7 @@ def test_a_plan_compiled_into_codes_reports_its_loss(capsys, tmp_path):
     listed = kamera(capsys, "store", "ls", store).out
     assert listed.count("int8") == 3
     key = next(row.key for row in rows if row.kind == "canonical")
-    path = store / "objects" / key[:2] / f"{key}.safetensors"
+    path = store / "objects" / f"{key}.safetensors"
     found = kamera(capsys, "inspect", path, "--format", "json").document
     assert found["context"]["kv"] == "int8" and 0 < found["loss"]["relative"] < 0.01
     assert 25 < found["percent_of_kv"] < 40  # of float32

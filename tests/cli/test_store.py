@@ -35,7 +35,7 @@ def keys(root):
 def spoil(root, chunk):
     """Damage a chunk's canonical; its key."""
     info = next(i for i in objects(root) if i.chunk_id == chunk * 64 and i.kind == "canonical")
-    path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
+    path = root / "objects" / f"{info.key}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     return info.key
 
@@ -100,9 +100,7 @@ def test_only_sound_copies_are_released(capsys, root):
     kamera(capsys, "store", "verify", root)
     copies = as_json(capsys, "quarantine", "ls", root)[1]["copies"]
     mended, damaged = sorted(copies, key=lambda copy: copy["name"] != key)
-    (root / "quarantine" / mended["file"]).write_bytes(
-        good[root / "objects" / key[:2] / f"{key}.safetensors"]
-    )
+    (root / "quarantine" / mended["file"]).write_bytes(good[root / "objects" / f"{key}.safetensors"])
     code, shown = as_json(capsys, "quarantine", "show", root, mended["file"])
     assert (code, shown["sound"], shown["info"]["chunk_id"]) == (0, True, "a" * 64)
     code, shown = as_json(capsys, "quarantine", "show", root, damaged["file"])

@@ -56,7 +56,7 @@ def test_damage_fails_the_export_and_the_import(capsys, root, tmp_path):
     (tmp_path / "b").write_bytes(data)
     into = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "b", "--format", "json")
     assert into.code == 1 and len(into.document["refused"]) == 1
-    path = next(root.glob("objects/*/*"))
+    path = next(root.glob("objects/*"))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     out = kamera(capsys, "store", "export", root, tmp_path / "c", "--format", "json")
     assert out.code == 1 and path.stem in out.document["refused"][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kamera import ChunkStore
 from kamera.store import StoreAdmin
-from kamera.store.format import encode
+from kamera.store.codec import Codec
 
 
 def contents(store: ChunkStore) -> dict[str, bytes]:
@@ -12,5 +12,5 @@ def contents(store: ChunkStore) -> dict[str, bytes]:
     found = {}
     for info in store.ls():
         record = StoreAdmin(store).objects.read(info.key)
-        found[record.key] = encode(record, 0.0)
+        found[record.key] = Codec().encode(record, 0.0)
     return found

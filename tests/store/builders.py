@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from kamera.ops import KV, Blocks, Codes, LowRank, LowRanks, Patch, equal_groups, kv_of
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
+from kamera.store.codec import Codec
 from kamera.store.pins import PinBook
 from lab.reliability.forge import join, seal, split
 
-__all__ = ["join", "seal", "split"]
+__all__ = ["decode", "encode", "join", "seal", "split"]
+
+encode, decode = Codec().encode, Codec().decode
 
 CONTEXT = Context("f" * 64, "a" * 64)
 CHUNK = "c" * 64
@@ -115,7 +118,7 @@ def bits(t: torch.Tensor) -> list[int]:
 
 def file_of(root: Path, key: str) -> Path:
     """The file of an object in a plain directory."""
-    return root / "objects" / key[:2] / f"{key}.safetensors"
+    return root / "objects" / f"{key}.safetensors"
 
 
 def flip(path: Path, position: int = -1) -> None:

@@ -152,7 +152,7 @@ def test_calls_of_a_remote_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(RemoteTier, call, waits)
 
-    met("get")
+    met("read")
     with ChunkStore.open(f"obstore+{(tmp_path / 'far').as_uri()}", memory_limit=0) as store:
         for record in RECORDS:
             store.put(record)

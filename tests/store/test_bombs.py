@@ -14,9 +14,19 @@ from kamera.cli.app import main
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
-from kamera.store.format import encode
 from tests.killing import Countdown, in_child
-from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, join, patch, snapshot, split
+from tests.store.builders import (
+    CHUNK,
+    CONTEXT,
+    assert_same,
+    canonical,
+    encode,
+    file_of,
+    join,
+    patch,
+    snapshot,
+    split,
+)
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
 GIB = 2**30

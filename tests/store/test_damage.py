@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store.codec import Codec
-from kamera.store.format import decode, encode
-from tests.store.builders import canonical, patch, seal
+from tests.store.builders import canonical, decode, encode, patch, seal
 
 HERE = "objects/aa/file"
 REFUSALS = (CorruptChunk, StoreVersionError)

@@ -11,13 +11,14 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.ops import Blocks, LowRanks, Patch
-from kamera.store.format import decode, encode
 from lab.reliability.forge import stamped
 from tests.store.builders import (
     CONTEXT,
     assert_same,
     canonical,
     coded_patch,
+    decode,
+    encode,
     join,
     patch,
     seal,

@@ -19,6 +19,7 @@ import torch
 
 from kamera import forks
 from kamera.errors import ForkedStore, StoreError
+from kamera.files import locked
 from kamera.patches import Later
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
@@ -27,7 +28,6 @@ from kamera.store.disk.claims import claim
 from kamera.store.disk.database import Database
 from kamera.store.disk.folder import Folder
 from kamera.store.disk.index import Index
-from kamera.store.disk.locks import folder_locked
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
@@ -207,7 +207,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
 
         def parent_goes_on() -> None:
             go.set()
-            with folder_locked(tmp_path, DEADLINE):
+            with locked(tmp_path, DEADLINE):
                 os.write(stop_write, b"x")
 
         assert in_child(lives, parent_goes_on) == "False"
@@ -232,9 +232,9 @@ def test_a_child_of_a_writer_keeps_no_claim(root: Path) -> None:
 
 
 def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store, folder_locked(root):
+    with ChunkStore.open(root) as store, locked(root):
         says = rf"locked for 0.05 s by process {os.getpid()}: end that"
-        with pytest.raises(TimeoutError, match=says), folder_locked(root, 0.05):
+        with pytest.raises(TimeoutError, match=says), locked(root, 0.05):
             pass
         monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
         monkeypatch.setattr(database_module, "PATIENCE", 0.05)  # of the row, which is made later then
@@ -251,10 +251,10 @@ def test_locks_of_strangers_are_waited_for(root: Path) -> None:
     root.mkdir()
     descriptor = os.open(root, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(TimeoutError, match="process"), folder_locked(root, 0.02):
+    with pytest.raises(TimeoutError, match="process"), locked(root, 0.02):
         pass
     os.close(descriptor)
-    with folder_locked(root, 0.02):
+    with locked(root, 0.02):
         pass
 
 

@@ -19,12 +19,13 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops import Blocks, LowRank, LowRanks, Patch
 from kamera.store import PatchRecord
 from kamera.store.codec import Codec
-from kamera.store.format import decode, encode
 from tests.store.builders import (
     CONTEXT,
     assert_same,
     canonical,
     coded_patch,
+    decode,
+    encode,
     join,
     patch,
     records,
@@ -195,13 +196,13 @@ def test_objects_of_an_unavailable_hash_are_not_damage() -> None:
     with pytest.raises(StoreVersionError, match=r"cannot be verified here: digest 'md5' is none of"):
         read(join(outer, header, rest), canonical().key)
     with pytest.raises(ValueError, match="md5"):
-        encode(canonical(), 7, digest="md5")  # type: ignore[arg-type]
+        Codec(digest="md5").encode(canonical(), 7)  # type: ignore[arg-type]
 
 
 def test_random_records_round_trip_under_blake3() -> None:
     blake3 = pytest.importorskip("blake3").blake3
     record = canonical(tokens=50)
-    data = encode(record, 7, digest="blake3")
+    data = Codec(digest="blake3").encode(record, 7)
     outer, header, rest = split(data)
     assert header["digests"]["algorithm"] == "blake3"
     for name in ("kv/0/k", "kv/0/v"):
@@ -223,4 +224,4 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StoreVersionError, match=r"kamera\[blake3\]"):
         read(data, canonical().key)
     with pytest.raises(StoreError, match=r"kamera\[blake3\]"):
-        encode(canonical(), 7, digest="blake3")
+        Codec(digest="blake3").encode(canonical(), 7)

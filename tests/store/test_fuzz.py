@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import head
-from kamera.store.format import decode, encode
 from lab.reliability import fuzz, parser, rig
-from tests.store.builders import canonical, coded_patch, join, patch, seal, split
+from tests.store.builders import canonical, coded_patch, decode, encode, join, patch, seal, split
 
 RECORDS = [canonical(), patch(), patch(kind="orbit"), coded_patch(4)]
 ODD = st.sampled_from(

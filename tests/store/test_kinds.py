@@ -19,7 +19,6 @@ from kamera.store import (
     patch_key,
 )
 from kamera.store.eviction import choose
-from kamera.store.format import decode, encode
 from kamera.store.info import Weighed
 from tests.store.builders import (
     CHUNK,
@@ -28,7 +27,9 @@ from tests.store.builders import (
     anchor,
     assert_same,
     canonical,
+    decode,
     drop_index,
+    encode,
     encoding,
     file_of,
     flip,

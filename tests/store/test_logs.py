@@ -24,7 +24,7 @@ QUESTION = "Which quartz key opens it?"
 
 def spoil(root: Path, kind: str, store: ChunkStore) -> None:
     for info in store.ls(kind):
-        path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
+        path = root / "objects" / f"{info.key}.safetensors"
         data = bytearray(path.read_bytes())
         data[-20] ^= 0x10
         path.write_bytes(data)
@@ -56,7 +56,7 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
         with pytest.raises(KameraError):
             store.put(canonical(context=Context("f", "a", "marigold")))
         first.next_token_logits(QUESTION)
-        objects = list(root.glob("objects/??/*"))
+        objects = list(root.glob("objects/*"))
         objects[0].write_bytes(b"walrus" * 100)
         StoreAdmin(store).verify()
         spoil(root, "canonical", store)

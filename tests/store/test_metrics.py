@@ -14,13 +14,12 @@ import torch
 from kamera import KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.format import encode
 from kamera.store.metrics import Metrics
-from kamera.store.remote import urls
+from kamera.store.remote import tier as remote_tier
 from kamera.store.remote.guard import Breaker
 from lab.reliability.redis_server import RedisServer
 from tests.models import samples, tiny
-from tests.store.builders import CONTEXT, canonical, join, patch, split
+from tests.store.builders import CONTEXT, canonical, encode, join, patch, split
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -45,7 +44,7 @@ def misses(registry) -> dict[str, float]:
 
 
 def file_of(store: ChunkStore, key: str) -> Path:
-    return Path(store.url) / "objects" / key[:2] / f"{key}.safetensors"
+    return Path(store.url) / "objects" / f"{key}.safetensors"
 
 
 def test_hits_are_counted_by_kind_and_misses_by_reason(store, registry) -> None:
@@ -86,7 +85,7 @@ def test_a_foreign_object_is_a_reason_of_its_own(tmp_path, registry) -> None:
     secret = b"s" * 32
     with ChunkStore.open(tmp_path / "s", secret=secret, metrics=Metrics(registry), memory_limit=0) as store:
         path = file_of(store, store.put(canonical()))
-        path = path if path.exists() else next((tmp_path / "s").rglob("objects/??/*.safetensors"))
+        path = path if path.exists() else next((tmp_path / "s").rglob("objects/*.safetensors"))
         path.write_bytes(encode(canonical(), 7.0))  # intact, but nobody with the secret wrote it
         with pytest.raises(CorruptChunk):
             store.get_canonical(CONTEXT, CHUNK)
@@ -210,7 +209,7 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
 
 def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, registry, monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(urls, "Breaker", partial(Breaker, clock=lambda: now[0]))
+    monkeypatch.setattr(remote_tier, "Breaker", partial(Breaker, clock=lambda: now[0]))
     url = server.url("timeout=60&retries=0&cooldown=15")
     with ChunkStore.open(url) as other:
         other.put(canonical("e" * 64))

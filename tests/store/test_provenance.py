@@ -87,7 +87,7 @@ def test_an_upload_that_comes_late_replaces_nothing_stronger(kind, tmp_path, mon
             raise RemoteUnavailable("the wire is cut")
 
         with monkeypatch.context() as cut:
-            for call in ("put", "info", "get"):
+            for call in ("put", "info", "read"):
                 cut.setattr(mine._tiers.remote, call, down)
             mine.put(patch(formed="patched", seed=2))
             assert formed(mine) == "patched"

@@ -18,9 +18,18 @@ from kamera.ops import CodedKV, code_kv, kv_map, kv_of
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.codec import Codec
-from kamera.store.format import decode, encode
 from kamera.store.records import kept
-from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
+from tests.store.builders import (
+    CONTEXT,
+    assert_same,
+    canonical,
+    coded_patch,
+    decode,
+    encode,
+    join,
+    patch,
+    split,
+)
 
 CODECS = pytest.mark.parametrize("codec", KV_CODECS)
 HERE = "objects/aa/file"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ from tests.store.builders import CONTEXT, assert_same, canonical, patch
 QUICK = "timeout=60&retries=0&cooldown=0.05"
 CHUNK = "c" * 64
 KEY = canonical().key
-FILE = f"objects/{KEY[:2]}/{KEY}.safetensors"
+FILE = f"objects/{KEY}.safetensors"
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_many_who_want_one_object_fetch_it_once(
     with opened("one") as store:
         store.put(canonical())
     fetched = []
-    get, take_off = RedisBlobs.get, Flights._take_off
+    get, alone = RedisBlobs.get, Flights.alone
     here = Arrivals()
 
     def slow(self: RedisBlobs, name: str) -> bytes | None:
@@ -74,13 +73,12 @@ def test_many_who_want_one_object_fetch_it_once(
         here.wait(8)
         return get(self, name)
 
-    def counted(self: Flights[Any], name: str, mine: Any) -> Any:
-        found = take_off(self, name, mine)
+    def counted(self: Flights, name: str) -> contextlib.AbstractContextManager[None]:
         here.one_more()
-        return found
+        return alone(self, name)
 
     monkeypatch.setattr(RedisBlobs, "get", slow)
-    monkeypatch.setattr(Flights, "_take_off", counted)
+    monkeypatch.setattr(Flights, "alone", counted)
     for options in ({"cache": None}, {"cache": server.socket.parent / "cache"}):
         fetched.clear()
         here.reset()
@@ -329,7 +327,7 @@ def test_a_cache_over_its_limit_evicts_the_least_recently_used(
         assert len(store.ls()) == 5
         for name in "abcde":
             assert_same(store.get_canonical(CONTEXT, name), canonical(name))
-        files = list((tmp_path / "cache").glob("objects/*/*.safetensors"))
+        files = list((tmp_path / "cache").glob("objects/*.safetensors"))
         assert len(files) <= 3
 
 
@@ -404,43 +402,8 @@ class Arrivals:
             assert self._changed.wait_for(lambda: self._count >= count, 60)
 
 
-def test_a_failure_is_shared_and_the_next_one_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    flights: Flights[int] = Flights()
-    inside, go, calls, here = threading.Event(), threading.Event(), [], Arrivals()
-    take_off = flights._take_off
-
-    def counted(name: str, mine: Any) -> Any:
-        found = take_off(name, mine)
-        here.one_more()
-        return found
-
-    monkeypatch.setattr(flights, "_take_off", counted)
-
-    def fail() -> int:
-        calls.append(1)
-        inside.set()
-        go.wait(60)
-        raise ValueError("no")
-
-    def ask() -> str:
-        try:
-            return str(flights.share("a", fail))
-        except ValueError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(ask)
-        assert inside.wait(60)
-        others = [pool.submit(ask) for _ in range(3)]
-        here.wait(4)
-        go.set()
-        assert [first.result(), *(f.result() for f in others)] == ["no"] * 4
-    assert len(calls) == 1
-    assert flights.share("a", lambda: 7) == 7
-
-
 def test_alone_keeps_everybody_else_out() -> None:
-    flights: Flights[int] = Flights()
+    flights = Flights()
     inside, most = [0], [0]
     lock = threading.Lock()
 
@@ -455,15 +418,12 @@ def test_alone_keeps_everybody_else_out() -> None:
 
     def work(i: int) -> None:
         for _ in range(10):
-            if i % 2:
-                flights.share("a", enter)
-            else:
-                with flights.alone("a"):
-                    enter()
+            with flights.alone("a"):
+                enter()
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert most[0] == 1 and not flights._up
+    assert most[0] == 1 and not flights._locks
 
 
 def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:

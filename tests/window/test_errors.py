@@ -233,7 +233,7 @@ def damage(store: ChunkStore, kind: str, chunk_id: str, behind: tuple[str, ...] 
     hit = 0
     for info in store.ls(kind):
         if info.chunk_id == chunk_id and behind in (None, tuple(info.antecedents)):
-            path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
+            path = root / "objects" / f"{info.key}.safetensors"
             data = bytearray(path.read_bytes())
             data[-20] ^= 0x10
             path.write_bytes(data)

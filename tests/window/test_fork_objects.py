@@ -18,7 +18,7 @@ from .rig import Snapshot, make, rig
 def files(store: ChunkStore) -> list[Path]:
     assert store._disk is not None
     root = store._disk.root / "objects"
-    return [root / info.key[:2] / f"{info.key}.safetensors" for info in store.ls()]
+    return [root / f"{info.key}.safetensors" for info in store.ls()]
 
 
 def delete_all(store: ChunkStore) -> None:

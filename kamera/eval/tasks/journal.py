@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kamera import files
 from kamera.errors import TaskDataError
 from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Passage, Picture, TaskSample, digest
 from kamera.eval.trial import Trial
-from kamera.store import folder_locked
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ class Journal:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder, created if missing. Raises TaskDataError, naming the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder_locked(folder, seconds=0.0)
+    lock = files.locked(folder, seconds=0.0)
     try:
         lock.__enter__()
     except TimeoutError as error:

@@ -8,17 +8,25 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kamera.errors import StoreError
-from kamera.store.admin.bundle import Exported, Imported, Progress, export_bundle, import_bundle
+from kamera.store.admin.bundle import Exported, Imported, export_bundle, import_bundle
 from kamera.store.admin.convert import Converted, convert
 from kamera.store.admin.forget import Forgotten, forget
-from kamera.store.admin.gc import clean
+from kamera.store.admin.gc import collect
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
 from kamera.store.admin.verify import verify
-from kamera.store.disk.keep import remote_of
-from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
+from kamera.store.info import (
+    Census,
+    Collected,
+    ObjectInfo,
+    Progress,
+    StoreStats,
+    VerifyReport,
+    home_of,
+    untold,
+)
 from kamera.store.keys import Context, KVForm, is_key
-from kamera.store.listing import census, stats
+from kamera.store.listing import census
 from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
 from kamera.store.seal.rotate import Rotated, rotate
@@ -27,10 +35,6 @@ from kamera.store.search.lookback import NearDuplicate
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
     from kamera.store.tiers import Tiers
-
-
-def _untold(done: int, total: int) -> None:
-    """Ignore progress: the default."""
 
 
 class StoreAdmin:
@@ -56,7 +60,7 @@ class StoreAdmin:
 
     def stats(self) -> StoreStats:
         """Counts and bytes of objects, and the counters of memory and remote."""
-        return stats(self._tiers, self.store.tenant, self.store.url)
+        return self.store._stats()
 
     def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
         """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
@@ -65,7 +69,7 @@ class StoreAdmin:
 
     # -- integrity -----------------------------------------------------------------------------
 
-    def verify(self, *, rebuild: bool = False, progress: Progress = _untold) -> VerifyReport:
+    def verify(self, *, rebuild: bool = False, progress: Progress = untold) -> VerifyReport:
         """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
         Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
@@ -95,10 +99,10 @@ class StoreAdmin:
             if (home := home_of(info)) is not None
         }
         self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
-        remote = self._tiers.remote
+        remote, waiting = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
         # someone may have collected it before the pin was there
         there = self._tiers.present(names) if remote is None else remote.present(names)
-        gone = set(names) - there - set(self._tiers.pending())
+        gone = set(names) - there - set(waiting)
         if gone:
             self.pins.unpin(names)
             raise StoreError(f"{self.store.url} has lost {min(gone)} meanwhile: nothing was pinned")
@@ -120,11 +124,11 @@ class StoreAdmin:
         info = self._own_info(key)
         if info is None:
             return False
-        dropped = self._tiers.delete(key)
+        self._tiers.delete([key])
         with contextlib.suppress(StoreError):  # a pin of a removed object keeps nothing
             self.unpin([key])
         self.store._search.forget([key])
-        return dropped
+        return True
 
     def gc(
         self,
@@ -133,7 +137,7 @@ class StoreAdmin:
         every_tenant: bool = False,
         quarantine_age: float | None = None,
         dry_run: bool = False,
-        progress: Progress = _untold,
+        progress: Progress = untold,
     ) -> Collected:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
@@ -153,11 +157,9 @@ class StoreAdmin:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
         self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
         tenant = None if every_tenant else self.store.tenant
-        report = clean(self._tiers, tenant, limit, quarantine_age, dry_run, progress)
+        report = collect(self._tiers, self.quarantine, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
             self.store._search.forget([gone.key for gone in report.removed])
-            for gone in report.removed:
-                self._tiers.memory.drop(gone.key)
         return report
 
     def forget(self, chunk_id: str) -> Forgotten:
@@ -184,7 +186,7 @@ class StoreAdmin:
         self._refuse_cache("rotate")
         return rotate(self.store._codec, self._tiers)
 
-    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = _untold) -> Converted:
+    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = untold) -> Converted:
         """Write canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
 
         A canonical that is in codes already is refused by name: codes of codes lose twice. Raises
@@ -198,7 +200,7 @@ class StoreAdmin:
         chunks: Sequence[str] | None = None,
         *,
         certificates: bool = True,
-        progress: Progress = _untold,
+        progress: Progress = untold,
     ) -> Exported:
         """Write objects to one unencrypted file; only those of ``chunks`` (ids), if given.
 
@@ -210,7 +212,7 @@ class StoreAdmin:
         return export_bundle(self.store, path, chunks, certificates, progress)
 
     def import_bundle(
-        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = _untold
+        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = untold
     ) -> Imported:
         """Import a bundle as this tenant's objects; objects that are stored already stay unchanged.
 
@@ -243,7 +245,7 @@ class StoreAdmin:
     def _refuse_cache(self, verb: str, else_: str = "") -> None:
         """Raise `StoreError` if this is a remote's cache directory, opened without the remote."""
         disk = self._tiers.disk
-        behind = None if disk is None or self._tiers.remote else remote_of(disk.root)
+        behind = None if disk is None or self._tiers.remote else disk.pins.remote
         if disk is not None and behind is not None:
             raise StoreError(
                 f"{disk.root} is the cache of {behind}: open that with this as cache= (--cache) to "

@@ -37,7 +37,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Member:
     """A member as the manifest lists it: its size in bytes and their BLAKE2b-256."""
 
     file: str
@@ -49,12 +49,12 @@ class ArchiveWriter:
     """Writes members with `add`; `written` adds the manifest at the end."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Member] = []
         self._archive = archive
 
     def add(self, name: str, data: bytes) -> None:
         """Write one more member."""
-        self.entries.append(Entry(name, len(data), _digest(data)))
+        self.entries.append(Member(name, len(data), _digest(data)))
         self._write(name, data)
 
     def finish(self) -> None:
@@ -80,7 +80,7 @@ def written(path: Path) -> Iterator[ArchiveWriter]:
         raise StoreError(f"cannot write {str(path)!r}: {error}") from error
 
 
-class Archive:
+class BundleFile:
     """A bundle's file, for reading. Open it with `opened`.
 
     ``entries``: the manifest's entries, by name. ``refused``: members that do not belong in a bundle or
@@ -109,7 +109,7 @@ class Archive:
             raise Unfit("damaged: not the bytes the manifest speaks of")
         return data
 
-    def _manifest(self, path: Path) -> dict[str, Entry]:
+    def _manifest(self, path: Path) -> dict[str, Member]:
         try:
             if MANIFEST in self.refused:
                 raise Unfit(self.refused[MANIFEST])
@@ -138,7 +138,7 @@ class Archive:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Archive]:
+def opened(path: Path) -> Iterator[BundleFile]:
     """The bundle at ``path``.
 
     Raises `StoreError` when it cannot be read, `CorruptChunk` if it is not a bundle or its manifest is
@@ -151,11 +151,11 @@ def opened(path: Path) -> Iterator[Archive]:
     except _UNREADABLE as error:
         raise CorruptChunk(f"{str(path)!r} is no bundle, or not all of one: {error}") from error
     with archive:
-        yield Archive(archive, path)
+        yield BundleFile(archive, path)
 
 
-def _entries(members: list[Mapping[str, Any]]) -> dict[str, Entry]:
-    entries = {member["file"]: Entry(**member) for member in members}
+def _entries(members: list[Mapping[str, Any]]) -> dict[str, Member]:
+    entries = {member["file"]: Member(**member) for member in members}
     for e in entries.values():
         if not (isinstance(e.file, str) and type(e.bytes) is int and isinstance(e.digest, str)):
             raise Unfit(f"an entry makes no sense: {e}")

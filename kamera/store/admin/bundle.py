@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
 from kamera.files import published
-from kamera.store import format as object_format
-from kamera.store.admin.archive import CERTIFICATE, OBJECT, Archive, Unfit, opened, written
-from kamera.store.info import ObjectInfo
+from kamera.store.admin.archive import CERTIFICATE, OBJECT, BundleFile, Unfit, opened, written
+from kamera.store.codec import Codec
+from kamera.store.info import ObjectInfo, Progress
 from kamera.store.keys import PATCH_KINDS
 from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
-
-Progress = Callable[[int, int], None]
-"""Called with the number of objects done, and their total."""
 
 _CERTIFICATE_LIMIT = 2**20  # bytes
 _COUNTED = ("canonicals", "patches", "encodings", "anchors")
@@ -83,7 +80,7 @@ def export_bundle(
                 record = None
             if record is not None:  # it may have been deleted since it was listed
                 record = _of_tenant(record, "")
-                data = object_format.encode(record, info.created)
+                data = Codec().encode(record, info.created)
                 bundle.add(f"objects/{record.key}.safetensors", data)
                 counts[_plural(record)] += 1
             progress(done, len(chosen))
@@ -153,9 +150,9 @@ def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]
     return [*mine, *(i for i in listed if i.kind == "anchor" and i.context in behind)]
 
 
-def _record(bundle: Archive, name: str) -> Record:
+def _record(bundle: BundleFile, name: str) -> Record:
     data = bundle.read(name)
-    record = object_format.decode(data, name.partition("/")[2].partition(".")[0], name)
+    record = Codec().decode(data, name.partition("/")[2].partition(".")[0], name)
     if record.context.tenant:
         raise Unfit("foreign: it is of a tenant, and the objects of a bundle are of none")
     return record

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreVersionError, WrongKey
-from kamera.store.admin.bundle import Progress
+from kamera.store.info import Progress
 from kamera.store.keys import PATCH_KINDS, KVForm, check_form
 from kamera.store.records import CanonicalRecord, kept
 

@@ -6,19 +6,17 @@ The index is compared with every file first, so that it agrees with the files.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, behind_survivors, is_key, object_key, whole_id
-from kamera.store.remote import RemoteTier
-from kamera.store.search.lookback import Search
+from kamera.store.lower import Lower
+from kamera.store.search.lookback import LookBack
 from kamera.store.tiers import Tiers
 
 _UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
@@ -40,15 +38,19 @@ class Forgotten:
 
 
 class _Trace(NamedTuple):
-    """A place where the chunk is, or may be (``remove`` is None: nothing is removed there)."""
+    """A place where the chunk is, or may be (not ``certain``: nothing is removed there).
+
+    ``tier`` and ``copy``: of a copy in quarantine.
+    """
 
     where: str
     name: str
-    remove: Callable[[], object] | None
-    is_copy: bool = False
+    certain: bool = True
+    tier: Lower | None = None
+    copy: str = ""
 
 
-def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
+def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
     """Remove a chunk's canonicals, encodings and patches, and the patches of others formed behind it.
 
     Every patch formed behind survivors is removed too: it does not name all the chunks it absorbed.
@@ -58,10 +60,12 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     """
     chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, codec, tenant, chunk_id)
-    found = [trace for trace in look.traces() if trace.remove is not None]
+    found = [trace for trace in look.traces() if trace.certain]
+    removed = sorted({trace.name for trace in found if trace.tier is None})
+    tiers.delete(removed)
     for trace in found:
-        assert trace.remove is not None
-        trace.remove()
+        if trace.tier is not None:
+            trace.tier.purge(trace.copy)
     # by name as well: the header of a copy may be gone
     names = look.names | {trace.name for trace in found}
     search.forget(names)
@@ -70,8 +74,8 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     look = _Look(tiers, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
-        removed=tuple(sorted({trace.name for trace in found if not trace.is_copy})),
-        copies=sum(trace.is_copy for trace in found),
+        removed=tuple(removed),
+        copies=sum(trace.tier is not None for trace in found),
         left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *unclean])),
     )
 
@@ -116,22 +120,48 @@ class _Look:
 
     def traces(self) -> Iterator[_Trace]:
         """The places of the chunk, objects first: their names help to find the rest."""
-        yield from self._in_memory()
-        if self._tiers.remote is not None:
-            yield from self._in_remote(self._tiers.remote)
-        if self._tiers.disk is not None:
-            yield from self._on_disk(self._tiers.disk)
-
-    def _in_memory(self) -> Iterator[_Trace]:
-        for info in self._tiers.memory.infos():
+        tiers = self._tiers
+        for info in tiers.memory.infos():
             if self._is_of(info):
-                yield self._object(f"object {info.key} in memory", info.key)
+                yield _Trace(f"object {info.key} in memory", info.key)
+        if tiers.remote is not None:
+            readable = list(tiers.remote.infos(afresh=True))
+            lost = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in readable}, "")
+            yield from self._below(tiers.remote, f"{tiers.remote.url} ", readable, lost)
+        if tiers.disk is not None:
+            lost = self._lost(tiers.disk)
+            yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tenant=self._tenant), lost)
+            for file, held in tiers.disk.unfinished().items():
+                name = file.partition(".")[0]
+                if name in self.names or (held is not None and self._is_of(held)):
+                    yield _Trace(f"tmp/{file}, which is being written", name, certain=False)
 
-    def _on_disk(self, disk: DiskTier) -> Iterator[_Trace]:
+    def _below(
+        self, tier: Lower, at: str, readable: Iterable[ObjectInfo], lost: Mapping[str, str]
+    ) -> Iterator[_Trace]:
+        """The places in one tier, ``at`` its address: in objects, in ``lost`` ones (with why), in copies."""
+        for name, why in lost.items():
+            yield _Trace(f"{at}object {name} cannot be read{why}", name, certain=False)
+        for info in readable:
+            if self._is_of(info):
+                yield _Trace(f"{at}object {info.key}", info.key)
+        for copy in tier.copies():
+            where, held = f"{at}quarantine/{copy.file}", tier.copy_info(copy.file)
+            if copy.name in self.names or (held is not None and self._is_of(held)):
+                yield _Trace(where, copy.name, True, tier, copy.file)
+            elif held is None:
+                yield _Trace(f"{where} cannot be read", copy.name, certain=False)
+
+    def _lost(self, disk: DiskTier) -> dict[str, str]:
+        """The objects of a directory that cannot be read, with why; damaged ones go to quarantine.
+
+        Afterwards every other file has a row, which is right.
+        """
         if not disk.read_only:
             disk.collect()  # files left by dead writers
         if not self._compared:
-            disk.index.compare()  # now every readable file has a correct row
+            disk.index.compare()
+        lost = {}
         for name in set(disk.names()) - disk.index.keys():
             try:
                 disk.header(name)
@@ -139,62 +169,8 @@ class _Look:
                 with contextlib.suppress(*_UNREADABLE):
                     disk.read(name)  # quarantines it: it is looked at there
             except (StoreVersionError, WrongKey) as error:
-                yield _Trace(f"object {name} cannot be read: {error}", name, None)
-        for row in disk.index.of_chunk(self._chunk_id, self._tenant):
-            if self._is_of(row):
-                yield self._object(f"object {row.key}", row.key)
-        for context in disk.index.contexts(self._tenant):
-            self._note(context)
-        with Folder.at(disk.root) as root:
-            for folder in _subfolder(root, "quarantine"):
-                for copy in disk.quarantined():
-                    mine = self._header(folder, copy.file, copy.name)
-                    drop = partial(disk.drop_quarantined, copy.file)
-                    if mine:
-                        yield _Trace(f"quarantine/{copy.file}", copy.name, drop, is_copy=True)
-                    elif mine is None:
-                        yield _Trace(f"quarantine/{copy.file} cannot be read", copy.name, None)
-            for folder in _subfolder(root, "tmp"):
-                for file in folder.names():
-                    name = file.partition(".")[0]
-                    if self._header(folder, file, name):
-                        yield _Trace(f"tmp/{file}, which is being written", name, None)
-
-    def _in_remote(self, remote: RemoteTier) -> Iterator[_Trace]:
-        readable = {info.key: info for info in remote.infos(afresh=True)}
-        for name in remote.names():
-            info = readable.get(name)
-            if info is None:
-                yield _Trace(f"object {name} of {remote.url} cannot be read", name, None)
-            elif self._is_of(info):
-                yield self._object(f"object {name} of {remote.url}", name)
-        for copy in remote.copies():
-            name = copy.partition(".")[0]
-            held = remote.copy_info(copy)
-            where = f"{remote.url} quarantine/{copy}"
-            if name in self.names or (held is not None and self._is_of(held)):
-                yield _Trace(where, name, partial(remote.purge, copy), is_copy=True)
-            elif held is None:
-                yield _Trace(f"{where} cannot be read", name, None)
-
-    def _object(self, where: str, name: str) -> _Trace:
-        return _Trace(where, name, partial(self._tiers.delete, name))
-
-    def _header(self, folder: Folder, file: str, name: str) -> bool | None:
-        """True if a file set aside is of the chunk; None if it cannot be read."""
-        if name in self.names:
-            return True
-        try:
-            with (
-                folder.reading(file) as (descriptor, status),
-                open(descriptor, "rb", closefd=False) as opened,
-            ):
-                info = self._codec.read_info(opened, status.st_size, name, file)
-        except FileNotFoundError:
-            return False
-        except (*_UNREADABLE, NotAFile):
-            return None
-        return self._is_of(info)
+                lost[name] = f": {error}"
+        return lost
 
     def _is_of(self, info: ObjectInfo) -> bool:
         if info.context.tenant != self._tenant:
@@ -211,9 +187,3 @@ class _Look:
         self._contexts.add(context)
         kinds = ("canonical",) if context.anchor or context.lossy else ("canonical", "encoding")
         self.names.update(self._codec.name(object_key(kind, context, self._chunk_id)) for kind in kinds)
-
-
-def _subfolder(root: Folder, name: str) -> Iterator[Folder]:
-    """The folder ``name`` of ``root``, if there is one."""
-    with contextlib.suppress(FileNotFoundError), root.sub(name) as folder:
-        yield folder

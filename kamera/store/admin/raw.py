@@ -27,8 +27,8 @@ class RawObjects:
     def names(self) -> list[str]:
         """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
         tiers = self._store._tiers
-        here = [i.key for i in tiers.memory.infos()] if tiers.disk is None else tiers.disk.names()
-        return sorted({*here, *([] if tiers.remote is None else tiers.remote.names())})
+        here = [info.key for info in tiers.memory.infos()] if tiers.disk is None else []
+        return sorted({*here, *(name for tier in tiers.lower for name in tier.names())})
 
     def read(self, name: str) -> Record | None:
         """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
@@ -36,11 +36,8 @@ class RawObjects:
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none."""
-        tiers = self._store._tiers
-        found = None if tiers.disk is None else tiers.disk.load(name)
-        if found is not None or tiers.remote is None:
-            return None if found is None else found[0]
-        return tiers.remote.raw(name)
+        files = (tier.load(name) for tier in self._store._tiers.lower)
+        return next((file.data for file in files if file is not None), None)
 
     def reach(self) -> None:
         """Raise `RemoteUnavailable` if there is a remote and it does not answer."""

@@ -7,12 +7,13 @@ repaired the copy is sound again, and so is one that only an earlier version cou
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
-from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.info import ObjectInfo, Quarantined
+from kamera.store.lower import Lower
 from kamera.store.records import Record
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 REMOTE = "remote/"
 """Prefix of the ``file`` of a copy in a remote."""
+
+_NAME = re.compile(rf"({REMOTE})?[0-9a-f]{{64}}(\.\d{{1,20}}(\.safetensors)?)?")
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,19 @@ class Ward:
 
     def copies(self) -> list[Quarantined]:
         """All copies: those of the directory, of all tenants, then this tenant's in the remote."""
-        disk, remote = self._store._tiers.disk, self._store._tiers.remote
-        near = [] if disk is None else disk.quarantined()
-        far = [] if remote is None else remote.quarantined()
-        return near + [replace(copy, file=REMOTE + copy.file) for copy in far]
+        return [
+            replace(copy, file=place + copy.file) for place, tier in self._places() for copy in tier.copies()
+        ]
 
     def drop(self, name: str) -> int:
         """Delete one copy (by its ``file``) or all of the object ``name``; return their number."""
-        disk, remote = self._store._tiers.disk, self._store._tiers.remote
-        near = 0 if disk is None or name.startswith(REMOTE) else disk.drop_quarantined(name)
-        far = [] if remote is None else remote.copies()
-        gone = [copy for copy in far if name in (REMOTE + copy, copy.partition(".")[0])]
-        return near + sum(remote is not None and remote.purge(copy) for copy in gone)
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
+        gone = [copy.file for copy in self.copies() if name in (copy.file, copy.name)]
+        for file in gone:
+            tier, own = self._place(file)
+            tier.purge(own)
+        return len(gone)
 
     def judge(self, file: str) -> Judged:
         """Read one copy again; nothing is changed. Raises `StoreError` if there is none."""
@@ -89,31 +93,26 @@ class Ward:
         if copy is None:
             raise StoreError(f"no copy {file!r} is in quarantine: list them to see which are")
         try:
-            data = self._bytes(copy)
+            tier, own = self._place(file)
+            data = tier.read_copy(own)
             record = self._store._codec.decode(data, copy.name, file)
             info = self._store._codec.read_info(io.BytesIO(data), len(data), copy.name, file)
-        except (CorruptChunk, StoreVersionError, WrongKey, NotAFile) as error:
+        except (CorruptChunk, StoreVersionError, WrongKey) as error:
             return Judged(copy, sound=False, reason=str(error)), None
         return Judged(copy, sound=True, info=info), _Read(data, record, info)
 
-    def _bytes(self, copy: Quarantined) -> bytes:
-        disk, remote = self._store._tiers.disk, self._store._tiers.remote
-        if remote is not None and copy.file.startswith(REMOTE):
-            data = remote.read_copy(copy.file.removeprefix(REMOTE))
-            if data is None:
-                raise CorruptChunk(f"{copy.file}: it was deleted meanwhile")
-            return data
-        assert disk is not None
-        try:
-            with Folder.at(disk.root) as root, root.sub("quarantine") as folder:
-                return folder.read(copy.file)[0]
-        except NotAFile:
-            raise
-        except OSError as error:
-            raise StoreError(f"store {disk.root}: cannot read {copy.file}: {error}") from error
+    def _places(self) -> list[tuple[str, Lower]]:
+        tiers = self._store._tiers
+        return [("" if tier is tiers.disk else REMOTE, tier) for tier in tiers.lower]
+
+    def _place(self, file: str) -> tuple[Lower, str]:
+        """The tier of a copy, and its name there."""
+        [tier] = [tier for place, tier in self._places() if (place == REMOTE) == file.startswith(REMOTE)]
+        return tier, file.removeprefix(REMOTE)
 
     def _bring(self, copy: Quarantined, found: _Read) -> bool:
         """Put the copy in its place; return True if that was done. An object already there stays."""
-        if self._store._tiers.remote is not None and copy.file.startswith(REMOTE):
-            return self._store._tiers.remote.create(copy.name, found.data)
-        return self._store._tiers.adopt(found.info, found.data)
+        tier, _ = self._place(copy.file)
+        if tier is self._store._tiers.disk:
+            return self._store._tiers.adopt(found.info, found.data)
+        return tier.adopt(found.info, found.data) is not None

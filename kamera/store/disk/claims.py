@@ -13,8 +13,8 @@ import os
 import time
 
 from kamera import forks
+from kamera.files import holder, taken
 from kamera.store.disk.folder import Folder
-from kamera.store.disk.locks import holder, taken
 
 LOCK = ".lock"
 """Suffix of a claim's file, after the object's name."""
@@ -113,7 +113,9 @@ def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
     deadline = time.monotonic() + seconds
     pause = 0.001
     while True:
-        descriptor, made = forks.lockable(lambda: folder.lockable(file), lambda opened: opened[0])
+        with forks.lockable() as opened:
+            descriptor, made = folder.lockable(file)
+            opened.add(descriptor)
         try:
             if not taken(descriptor):
                 if time.monotonic() >= deadline:

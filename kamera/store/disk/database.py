@@ -17,7 +17,7 @@ from typing import Any
 
 from kamera import forks
 from kamera.errors import StoreError
-from kamera.store.disk.locks import folder_locked
+from kamera.files import locked
 from kamera.store.disk.rows import SCHEMA, TABLES
 
 logger = logging.getLogger(__name__)
@@ -72,11 +72,6 @@ class Database:
                         db.execute("ROLLBACK")
                 raise
 
-    def copy_to(self, other: Database) -> None:
-        """Make ``other`` a copy of it."""
-        with self._usable():
-            self._current().backup(other._current())
-
     def drop(self, why: str) -> None:
         """Remove it: its contents are doubtful."""
         with self._usable(), contextlib.suppress(FileNotFoundError):
@@ -122,7 +117,7 @@ class Database:
         if self.path is None:
             self.connection = _made(":memory:")
             return
-        with folder_locked(self.path.parent, PATIENCE):
+        with locked(self.path.parent, PATIENCE):
             if self.path.is_symlink():
                 raise OSError(f"{self.path} is a link, and a store follows no links: remove it")
             with contextlib.suppress(FileExistsError):  # SQLite would make it readable by everyone
@@ -141,7 +136,7 @@ class Database:
         path = self.path
         if path is None:
             raise error
-        with folder_locked(path.parent, PATIENCE):
+        with locked(path.parent, PATIENCE):
             if self._file == _identity(path):
                 logger.warning("%s is unreadable (%s): starting over", path, error)
                 # before it is closed: then SQLite leaves the new file's log alone

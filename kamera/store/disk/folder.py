@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from kamera.store.disk.locks import PATIENCE, locked
+from kamera import forks
+from kamera.files import PATIENCE, lock_of
 from kamera.store.disk.syncing import sync_all, syncs_all
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -173,9 +174,14 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def locked(self, name: str, seconds: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def locked(self, name: str, seconds: float = PATIENCE) -> Iterator[None]:
         """Hold the lock of a file that is never replaced. `TimeoutError` after ``seconds``."""
-        return locked(lambda: self.open(name), self.path / name, seconds)
+        with forks.lockable() as opened:
+            descriptor = self.open(name)
+            opened.add(descriptor)
+        with lock_of(descriptor, self.path / name, seconds):
+            yield
 
     def statuses(self) -> dict[str, os.stat_result]:
         """Its entries with the status of each; a link's own."""
@@ -254,8 +260,12 @@ class Nested:
         self._folder: Folder | None = None
 
     def made(self) -> Folder:
-        """The folder. Raises as `Folder.sub`."""
-        return self.there() or self._parent.sub(self._name, make=True)
+        """The folder, its name on the disk. Raises as `Folder.sub`."""
+        folder = self.there()
+        if folder is None:
+            folder = self._parent.sub(self._name, make=True)
+            self._parent.sync()
+        return folder
 
     def there(self) -> Folder | None:
         """The folder; None if there is none."""

@@ -10,20 +10,20 @@ rows are made in memory.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kamera.errors import StoreError
 from kamera.store.codec import Codec
 from kamera.store.disk.database import Database, Dropped, Unusable
+from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.notes import Notes
-from kamera.store.disk.rows import COLUMNS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
+from kamera.store.disk.rows import COLUMNS, FIELDS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
 from kamera.store.info import Census, KindCount, ObjectInfo, Weighed
 from kamera.store.keys import KINDS, Context, is_key
 
@@ -32,26 +32,6 @@ logger = logging.getLogger(__name__)
 _PAGE = 1000  # rows read at a time: other threads may run between two pages
 _BATCH = 256  # rows corrected in one transaction
 _RETRY_SECONDS = 5.0  # after these an unusable database is tried again
-
-
-class Files(Protocol):
-    """The files that the rows describe. Raises `OSError` or `StoreError`."""
-
-    def names(self) -> list[str]:
-        """The keys of all files."""
-        ...
-
-    def claimed(self) -> list[str]:
-        """The keys of files that somebody writes, or died writing."""
-        ...
-
-    def glance(self, key: str) -> str | None:
-        """Stamp of one file; None if there is none."""
-        ...
-
-    def row(self, key: str) -> Stamped | None:
-        """The contents of the file's header; None if there is no file, or it cannot be read."""
-        ...
 
 
 class Index:
@@ -63,7 +43,7 @@ class Index:
     def __init__(
         self,
         path: Path,
-        files: Files,
+        files: ObjectFiles,
         codec: Codec | None = None,
         clock: Callable[[], float] = time.time,
         read_only: bool = False,
@@ -202,7 +182,8 @@ class Index:
                     yield info
             if len(rows) < count:
                 return
-            after = rows[-1][11], rows[-1][0]
+            last = Weighed(*rows[-1][: len(FIELDS)])
+            after = last.created, last.key
 
     def rows(self, **wanted: Any) -> list[ObjectInfo]:
         """`iterate`, all at once."""
@@ -231,20 +212,11 @@ class Index:
         """The bytes of all objects, of all tenants."""
         return int(self._ask("SELECT COALESCE(SUM(bytes), 0) FROM objects")[0][0])
 
-    def of_chunk(self, chunk_id: str, tenant: str) -> list[ObjectInfo]:
-        """The objects made of a chunk: its own, and patches of others formed behind it."""
-        veiled = self._codec.veil(chunk_id)
-        sql = (
-            f"SELECT {COLUMNS} FROM objects WHERE tenant = ? AND (chunk_id = ? OR instr(antecedents, ?) > 0)"
-        )
-        rows = self._ask(sql, (self._codec.veil(tenant), veiled, json.dumps(veiled)))
-        return [info for info in self._right(rows) if chunk_id in (info.chunk_id, *info.antecedents)]
-
-    def contexts(self, tenant: str) -> list[Context]:
-        """The contexts of a tenant's objects."""
-        sql = "SELECT DISTINCT fingerprint, anchor, tenant, kv FROM objects WHERE tenant = ?"
-        rows = self._ask(sql, (self._codec.veil(tenant),))
-        return [Context(*map(self._codec.unveil, row)) for row in rows]
+    def unsent(self, tenant: str) -> list[str]:
+        """A tenant's objects whose files the remote did not confirm, oldest first."""
+        sent = self.notes.sent()
+        rows = [row for row in self.weighed(tenant) if sent.get(row.key) != row.stamp]
+        return [row.key for row in sorted(rows, key=lambda row: (row.created, row.key))]
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
@@ -310,10 +282,6 @@ class Index:
         asked = db.connection
         if asked is not self._agreed or db is self._memory:  # which no other process writes to
             listed = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
-            if not listed and db is self._memory and not self._read_only:
-                with contextlib.suppress(Unusable):
-                    self._db.copy_to(db)  # fewer headers to read
-                    listed = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
             self._correct(db, listed.symmetric_difference(self._files.names()))
             self._agreed = asked
         self._settle(db)
@@ -365,9 +333,9 @@ class Index:
                 yield found[0]
 
     def _stamp(self, key: str) -> str | None:
-        return self._files.glance(key) if is_key(key) else None  # the key may be damaged
+        return self._files.stamp(key) if is_key(key) else None  # the key may be damaged
 
 
 def _delete(db: Any, key: str) -> None:
-    for table in ("objects", "uses"):
+    for table in ("objects", "uses", "sent"):
         db.execute(f"DELETE FROM {table} WHERE key = ?", (key,))

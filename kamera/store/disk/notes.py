@@ -72,19 +72,16 @@ class Notes:
             logger.debug("uses not counted: %s", error)
 
     def sent(self) -> dict[str, str]:
-        """Name and stamp of every file that the remote confirmed; some may be gone or replaced since."""
-        return {name: stamp for name, stamp in self._say("SELECT name, stamp FROM sent")}
+        """Key and stamp of every file that the remote confirmed; some may be gone or replaced since."""
+        return {key: stamp for key, stamp in self._say("SELECT key, stamp FROM sent")}
 
-    def note_sent(self, name: str, stamp: str | None) -> None:
-        """Note that the remote has the file of ``stamp``; None: that the file is gone."""
-        if stamp is None:
-            self._say("DELETE FROM sent WHERE name = ?", name)
-        else:
-            self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", name, stamp)
+    def note_sent(self, key: str, stamp: str) -> None:
+        """Note that the remote has the file of ``stamp``."""
+        self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", key, stamp)
 
-    def renew_sent(self, name: str, old: str, new: str) -> None:
+    def renew_sent(self, key: str, old: str, new: str) -> None:
         """Note that the file of stamp ``old``, if the remote has it, is that of ``new`` now."""
-        self._say("UPDATE sent SET stamp = ? WHERE name = ? AND stamp = ?", new, name, old)
+        self._say("UPDATE sent SET stamp = ? WHERE key = ? AND stamp = ?", new, key, old)
 
     def _say(self, sql: str, *values: str) -> list[tuple[str, ...]]:
         with contextlib.suppress(Unusable):

@@ -13,19 +13,18 @@ from kamera import forks
 from kamera.errors import CorruptChunk, StoreError, StoreReadOnly
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK
-from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
+from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles, file_of
 from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
-from kamera.store.disk.keep import Keep
+from kamera.store.disk.keep import KeepFile
 from kamera.store.disk.marker import MARKER, open_directory
-from kamera.store.disk.quarantine import Quarantine
-from kamera.store.disk.reading import Readers
-from kamera.store.disk.rows import Stamped
+from kamera.store.disk.quarantine import Quarantine, described
+from kamera.store.disk.reading import ReadPool
 from kamera.store.fields import Header
-from kamera.store.info import ObjectInfo, Quarantined
+from kamera.store.info import ObjectInfo, Quarantined, Weighed
 from kamera.store.keys import is_key
+from kamera.store.lower import Fetched, File
 from kamera.store.pins import PinBook
-from kamera.store.records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +34,23 @@ class DiskObjects:
 
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
         self.root = root
+        self.url = str(root)
         self.codec = codec
-        self.pins = PinBook(Keep(root))
+        self.pins = PinBook(KeepFile(root))
         with self._translated("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)
             self._root.refuse_links()  # SQLite would follow one
-            self._tmp, objects = (Nested(self._root, name) for name in ("tmp", "objects"))
+            self._tmp, self._objects = (Nested(self._root, name) for name in ("tmp", "objects"))
             quarantine = Nested(self._root, "quarantine", stays=False)
-            self._files = ObjectFiles(objects, self._tmp, codec)
+            self._files = ObjectFiles(self._objects, self._tmp, codec)
             self._quarantine = Quarantine(quarantine)
-            for folder in (objects, self._tmp, quarantine):
-                self._prepare(folder)
+            if not self.read_only:
+                for folder in (self._objects, self._tmp, quarantine):
+                    self._prepare(folder)
+                self._root.sync()  # who made them may have died since
         self.index = Index(root / "index.sqlite", self._files, codec, read_only=self.read_only)
-        self._readers = Readers()
+        self._readers = ReadPool()
         self._names = forks.Lock()  # threads queue here, and ask for the processes' lock one at a time
 
     def stamp(self, key: str) -> str | None:
@@ -56,11 +58,8 @@ class DiskObjects:
         with self._translated("read"):
             return self._files.stamp(key)
 
-    def read(self, key: str) -> tuple[Record, Stamped] | None:
-        """The object ``key``, verified to the last byte, with its row and stamp.
-
-        A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
-        """
+    def read(self, key: str) -> Fetched | None:
+        """See `Lower`."""
         with self._translated("read"):
             try:
                 file = self._files.open(key)
@@ -71,18 +70,18 @@ class DiskObjects:
             stamp = stamp_of(file.status)
             with contextlib.closing(file), self._quarantining(key, stamp):
                 opened = self.codec.open(file, key, str(self._files.path(key)))
-                return self._readers.read(opened), (opened.head.info, stamp)
+                return Fetched(self._readers.read(opened), opened.head.info, File(b"", stamp))
 
-    def read_file(self, key: str) -> tuple[bytes, str] | None:
-        """The file of ``key``, verified to the last byte, and its stamp; otherwise as `read`."""
+    def read_file(self, key: str) -> File | None:
+        """See `Lower`."""
         found = self.load(key)
         if found is not None:
-            with self._translated("read"), self._quarantining(key, found[1]):
-                self.codec.decode(found[0], key, str(self._files.path(key)))
+            with self._translated("read"), self._quarantining(key, found.stamp):
+                self.codec.decode(found.data, key, str(self._files.path(key)))
         return found
 
-    def load(self, key: str) -> tuple[bytes, str] | None:
-        """The file of ``key``, unverified, and its stamp; None if there is none."""
+    def load(self, key: str) -> File | None:
+        """See `Lower`."""
         with self._translated("read"):
             try:
                 return self._files.load(key)
@@ -99,9 +98,17 @@ class DiskObjects:
         return None if found is None else found[0]
 
     def names(self) -> list[str]:
-        """Names of all objects, from their files."""
+        """See `Lower`; from the files."""
         with self._translated("list the objects"):
             return self._files.names()
+
+    def strangers(self) -> list[str]:
+        """See `Lower`: any other file is ignored."""
+        return []
+
+    def weighed(self, tenant: str | None) -> Iterator[Weighed]:
+        """See `Lower`."""
+        return self.index.weighed(tenant)
 
     def header(self, key: str) -> Header | None:
         """The header of ``key``, its tensors unverified. Raises as the codec; nothing is moved."""
@@ -125,10 +132,29 @@ class DiskObjects:
         with self._translated("list the objects"):
             return self.index.compare(afresh=True)
 
-    def quarantined(self) -> list[Quarantined]:
-        """The damaged objects in quarantine."""
+    def copies(self) -> list[Quarantined]:
+        """See `Lower`."""
         with self._translated("list the quarantine"):
             return self._quarantine.copies()
+
+    def copy_info(self, file: str) -> ObjectInfo | None:
+        """See `Lower`."""
+        with self._translated("read"):
+            return self._quarantine.info(file, self.codec)
+
+    def read_copy(self, file: str) -> bytes:
+        """See `Lower`."""
+        with self._translated("read"):
+            try:
+                return self._quarantine.read(file)
+            except NotAFile as error:
+                raise CorruptChunk(str(error)) from error
+
+    def unfinished(self) -> dict[str, ObjectInfo | None]:
+        """Files that are being written, each with its description, as far as that is written."""
+        with self._translated("read"):
+            tmp = self._tmp.there()
+            return {} if tmp is None else {file: described(tmp, file, self.codec) for file in tmp.names()}
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
@@ -160,27 +186,20 @@ class DiskObjects:
     def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
         if self.read_only:
             raise error
-        with self._translated("quarantine"):
-            shard = self._files.shard(key)
-            if shard is None:
+        with self._translated("quarantine"), self._renaming():
+            if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
-            with shard, self._renaming():
-                if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
-                    raise error
-                place = self._quarantine.take(self._files, shard, key, str(error))
-                self.index.drop(key)
+            place = self._quarantine.take(self._objects.made(), file_of(key), key, str(error))
+            self.index.drop(key)
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
 
     def _prepare(self, folder: Nested) -> None:
         """Make a folder now, if the disk has room for it."""
-        if folder.there() is None and not self.read_only:
-            try:
-                folder.made()
-            except OSError as error:
-                logger.warning("%s is not made for now: %s", folder.path, error)
-            else:
-                self._root.sync()
+        try:
+            folder.made()
+        except OSError as error:
+            logger.warning("%s is not made for now: %s", folder.path, error)
 
     @contextlib.contextmanager
     def _renaming(self) -> Iterator[None]:

@@ -11,10 +11,10 @@ import stat
 import time
 from pathlib import Path
 
-from kamera.store.disk.files import ObjectFiles
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile
-from kamera.store.info import Quarantined
-from kamera.store.keys import is_key
+from kamera.store.info import ObjectInfo, Quarantined
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class Quarantine:
     def __init__(self, folder: Nested) -> None:
         self._place = folder
 
-    def take(self, files: ObjectFiles, shard: Folder, name: str, reason: str) -> Path:
-        """Move the damaged object ``name`` out of its folder; return its new path."""
+    def take(self, objects: Folder, file: str, name: str, reason: str) -> Path:
+        """Move the damaged object ``name`` out of its folder, of any type; return its new path."""
         folder = self._place.made()
         copy = f"{name}.{time.time_ns()}"
         text = json.dumps({"reason": reason}).encode()
@@ -37,7 +37,7 @@ class Quarantine:
             folder.create(f"{copy}.json", text, sync=False)
         except OSError as error:  # a full disk must not keep a damaged file in its place
             logger.warning("no reason written for %s: %s", copy, error)
-        files.take(shard, name, folder, f"{copy}.safetensors")
+        objects.move(file, folder, f"{copy}.safetensors")
         return folder.path / f"{copy}.safetensors"
 
     def copies(self) -> list[Quarantined]:
@@ -52,19 +52,20 @@ class Quarantine:
             found.append(Quarantined(file, name, held, int(nanoseconds) / 1e9, self._reason(file)))
         return found
 
-    def drop(self, name: str) -> int:
-        """Delete a copy, or all copies of the object ``name``; return their number."""
-        if not (is_key(name) or _COPY.fullmatch(name)):
-            raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
+    def info(self, file: str, codec: Codec) -> ObjectInfo | None:
+        """The description of a copy from its header; None if it cannot be read."""
+        return described(self._place.made(), file, codec)
+
+    def read(self, file: str) -> bytes:
+        """The bytes of a copy. Raises `FileNotFoundError`, `NotAFile`."""
+        return self._place.made().read(file)[0]
+
+    def drop(self, file: str) -> None:
+        """Delete a copy."""
         folder = self._place.there()
-        dropped = 0
-        for file in [] if folder is None else folder.names():
-            if folder and _COPY.fullmatch(file) and (file == name or file.startswith(f"{name}.")):
-                dropped += folder.remove(file)
-                folder.remove(_reason_of(file))
-        if folder and dropped:
+        if folder is not None and _COPY.fullmatch(file) and folder.remove(file):
+            folder.remove(_reason_of(file))
             folder.sync()
-        return dropped
 
     def collect(self, before: float) -> int:
         """Delete reasons older than ``before`` (seconds since 1970) without a copy; return their number."""
@@ -84,6 +85,15 @@ class Quarantine:
         with contextlib.suppress(FileNotFoundError, NotAFile, ValueError, KeyError, TypeError):
             return str(json.loads(self._place.made().read(_reason_of(file))[0])["reason"])
         return "not recorded"
+
+
+def described(folder: Folder, file: str, codec: Codec) -> ObjectInfo | None:
+    """The object in a file whose name begins with its own, by its header; None if it cannot be read."""
+    try:
+        with folder.reading(file) as (descriptor, status), open(descriptor, "rb", closefd=False) as opened:
+            return codec.read_info(opened, status.st_size, file.partition(".")[0], file)
+    except (CorruptChunk, StoreVersionError, WrongKey, FileNotFoundError, NotAFile):
+        return None
 
 
 def _reason_of(copy: str) -> str:

@@ -6,14 +6,14 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from kamera.store.opened import Opened, Room
+from kamera.store.opened import ObjectRoom, OpenObject
 from kamera.store.records import Record
 
 _THREADS = 8
 _INLINE = 1 << 20  # bytes; reading fewer takes less time than waking a thread
 
 
-class Readers:
+class ReadPool:
     """Threads that read and verify, one per processor, started when first needed."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Readers:
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
-    def read(self, opened: Opened) -> Record:
+    def read(self, opened: OpenObject) -> Record:
         """The record, every byte of it verified; no thread reads on after this returns or raises.
 
         Raises `CorruptChunk`, and `OSError` as the system does.
@@ -44,7 +44,7 @@ class Readers:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _begun(self, room: Room, size: int) -> list[Future[None]]:
+    def _begun(self, room: ObjectRoom, size: int) -> list[Future[None]]:
         """Futures of the groups being filled; none if ``size`` bytes are few."""
         with self._lock:
             if size >= _INLINE and not self._closed:

@@ -9,27 +9,24 @@ from kamera.errors import KameraError
 from kamera.store.codec import Codec
 from kamera.store.fields import canonical_json
 from kamera.store.head import header_of, info_of
-from kamera.store.info import ObjectInfo
+from kamera.store.info import ObjectInfo, Weighed
 from kamera.store.keys import Context
 
-SCHEMA = 7
-COLUMNS = (
-    "key, kind, chunk_id, fingerprint, anchor, tenant, kv, base, antecedents, tokens, bytes, created, stamp, "
-    "said, signature"
-)
+SCHEMA = 8
+FIELDS = Weighed._fields[:-2]
+"""What is counted and searched by; uses are in a table of their own."""
+COLUMNS = ", ".join((*FIELDS, "said", "signature"))
 TABLES = f"""
 CREATE TABLE objects ({COLUMNS}, PRIMARY KEY (key)) WITHOUT ROWID;
 CREATE INDEX by_chunk ON objects (chunk_id, tenant, created, key);
 CREATE INDEX by_age ON objects (tenant, created, key);
 CREATE INDEX by_kind ON objects (tenant, kind, bytes);
 CREATE TABLE uses (key PRIMARY KEY, uses, used) WITHOUT ROWID;
-CREATE TABLE sent (name PRIMARY KEY, stamp) WITHOUT ROWID;
+CREATE TABLE sent (key PRIMARY KEY, stamp) WITHOUT ROWID;
 """
-INSERT = f"INSERT OR REPLACE INTO objects VALUES ({', '.join('?' * 15)})"
-WEIGHED = (
-    "SELECT key, kind, chunk_id, fingerprint, anchor, tenant, kv, base, tokens, bytes, created, stamp, "
-    "COALESCE(uses, 0), used FROM objects LEFT JOIN uses USING (key)"
-)
+INSERT = f"INSERT OR REPLACE INTO objects VALUES ({', '.join('?' * (len(FIELDS) + 2))})"
+WEIGHED = f"SELECT {', '.join(FIELDS)}, COALESCE(uses, 0), used FROM objects LEFT JOIN uses USING (key)"
+_IDS = ("chunk_id", "fingerprint", "anchor", "tenant", "kv", "base")
 
 Stamped = tuple[ObjectInfo, str]
 """An object, and the stamp of the file it was read from."""
@@ -37,29 +34,21 @@ Stamped = tuple[ObjectInfo, str]
 
 def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
     """The row of an object; ids are veiled as ``codec`` says, so that equal ones can be searched."""
-    own = info.context
-    ids = (info.chunk_id, own.fingerprint, own.anchor, own.tenant, own.kv)
-    row = (
-        info.key,
-        info.kind,
-        *map(codec.veil, ids),
-        info.base and codec.veil(info.base),
-        json.dumps([codec.veil(chunk) for chunk in info.antecedents]),
-        info.tokens,
-        info.bytes,
-        info.created,
-        stamp,
-        codec.veil(canonical_json(header_of(info))),
-    )
+    plain = Weighed.of(info)._replace(stamp=stamp)
+    fields = {name: getattr(plain, name) for name in FIELDS}
+    ids = {name: codec.veil(fields[name]) for name in _IDS if fields[name] or name != "base"}
+    row = (*(fields | ids).values(), codec.veil(canonical_json(header_of(info))))
     return (*row, codec.sign(json.dumps(row)))
 
 
 def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
     """The inverse of `row_of`; None for a row that it did not make."""
+    *fields, said, signature = row
     try:
-        if codec.sign(json.dumps(row[:-1])) != row[-1]:
+        if codec.sign(json.dumps(row[:-1])) != signature:
             return None
-        return info_of(json.loads(codec.unveil(row[13])), row[10]), row[12]
+        held = Weighed(*fields)
+        return info_of(json.loads(codec.unveil(said)), held.bytes), held.stamp
     except (KameraError, AttributeError, KeyError, TypeError, ValueError):
         return None
 

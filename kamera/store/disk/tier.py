@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
-from kamera.files import ASIDE
 from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, Claims, claim, claimant
-from kamera.store.disk.files import LEFT_IN_PLACE
+from kamera.store.disk.files import LEFT_IN_PLACE, file_of
 from kamera.store.disk.folder import Folder, NotAFile, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo
-from kamera.store.orders import Order
+from kamera.store.lower import File
+from kamera.store.orders import PutOrder
 from kamera.store.records import Record
 
 __all__ = ["MARKER", "DiskTier"]
@@ -74,12 +74,12 @@ class DiskTier(DiskObjects):
 
     def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
         """`write_many` of one, whose error is raised."""
-        [found] = self.write_many([Order(self.codec.name(record.key), record, replace)])
+        [found] = self.write_many([PutOrder(self.codec.name(record.key), record, replace)])
         if isinstance(found, Exception):
             raise found
         return found
 
-    def write_many(self, orders: Sequence[Order]) -> list[Stamped | Exception | None]:
+    def write_many(self, orders: Sequence[PutOrder]) -> list[Stamped | Exception | None]:
         """Store records of different names; return the row and stamp of each, or the error that refused it.
 
         When this returns, those without an error survive a loss of power. After any interruption, either the
@@ -109,15 +109,15 @@ class DiskTier(DiskObjects):
         ]
 
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """Store the file of an object that was written elsewhere; return its stamp.
-
-        None if there is an intact object under its key, which stays unchanged.
-        """
+        """See `Lower`; an object stays only if it is intact."""
         return self._placed(_File(info, data, replace=False))
 
-    def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> str | None:
-        """Replace the file of ``stamp`` by ``data``; return the new stamp, or None if that file is gone."""
-        return self._placed(_File(info, data, replace=True, instead_of=stamp))
+    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
+        """See `Lower`. What a remote has of the old file, it has of the new one."""
+        stamp = self._placed(_File(info, data, replace=True, instead_of=old.stamp))
+        if stamp is not None:
+            self.index.notes.renew_sent(info.key, old.stamp, stamp)
+        return stamp is not None
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
@@ -126,7 +126,7 @@ class DiskTier(DiskObjects):
             gone = self._remove(key, None)
             self.index.drop(key)
             if gone:
-                self._files.sync(key)
+                self._objects.made().sync()
         return gone
 
     def evict(self, key: str, stamp: str) -> bool:
@@ -141,17 +141,16 @@ class DiskTier(DiskObjects):
         before = time.time() - _STALE_SECONDS
         with self._translated("clear up"):
             removed = self._quarantine.collect(before)
-            for folder, prefix in ((self._tmp.there(), ""), (self._root, ASIDE)):
-                for name in [] if folder is None else folder.names():
-                    if folder is not None and name.startswith(prefix):
-                        removed += self._collected(folder, name, before)
+            tmp = self._tmp.there()
+            for name in [] if tmp is None else tmp.names():
+                removed += self._collected(self._tmp.made(), name, before)
         return removed
 
-    def drop_quarantined(self, name: str) -> int:
-        """Delete one copy (by its ``file``) or all copies of the object ``name``; return their number."""
+    def purge(self, file: str) -> None:
+        """See `Lower`."""
         self._writable("delete")
         with self._translated("delete"):
-            return self._quarantine.drop(name)
+            self._quarantine.drop(file)
 
     def _placed(self, file: _File) -> str | None:
         [found] = self._place([file.info.key], [file])
@@ -247,41 +246,28 @@ class DiskTier(DiskObjects):
         self, aside: dict[str, tuple[_File, str]], placed: dict[str, _Placed], disk: Folder | None
     ) -> bool:
         """Give the files that were written aside their names, and sync those. False if they have no rows."""
-        tmp = self._tmp.made()
+        tmp, objects = self._tmp.made(), self._objects.made()
         rows: list[Stamped] = []
-        with contextlib.ExitStack() as stack:
-            shards: dict[str, Folder] = {}
-            for key in list(aside):
+        with self._renaming():
+            for key, (file, stamp) in aside.items():
+                if isinstance(placed.get(file.needs), Exception):
+                    placed[key] = placed[file.needs]
+                    continue
                 try:
-                    if key[:2] not in shards:
-                        shards[key[:2]] = stack.enter_context(self._files.prepare(key))
+                    if file.instead_of is not None and self._files.stamp(key) != file.instead_of:
+                        tmp.remove(key + _PART)
+                        placed[key] = None
+                        continue
+                    tmp.move(key + _PART, objects, file_of(key))
                 except OSError as error:
                     placed[key] = self._refusal("write", error)
-                    del aside[key]
-            if disk is None:
-                self._files.sync_shards(shards)
-            with self._renaming():
-                for key, (file, stamp) in aside.items():
-                    if isinstance(placed.get(file.needs), Exception):
-                        placed[key] = placed[file.needs]
-                        continue
-                    try:
-                        if file.instead_of is not None and self._files.stamp(key) != file.instead_of:
-                            tmp.remove(key + _PART)
-                            placed[key] = None
-                            continue
-                        self._files.bring(tmp, key + _PART, shards[key[:2]], key)
-                    except OSError as error:
-                        placed[key] = self._refusal("write", error)
-                        continue
-                    rows.append((file.info, stamp))
-                listed = not rows or self.index.put(rows)
-            if disk is not None:
-                disk.sync_all()
-                self._files.sync_shards(shards, synced=True)
-            else:
-                for name in {info.key[:2]: None for info, _ in rows}:
-                    shards[name].sync()
+                    continue
+                rows.append((file.info, stamp))
+            listed = not rows or self.index.put(rows)
+        if disk is not None:
+            disk.sync_all()
+        else:
+            objects.sync()
         placed.update((info.key, stamp) for info, stamp in rows)
         return listed
 
@@ -306,15 +292,11 @@ class DiskTier(DiskObjects):
 
     def _remove(self, key: str, stamp: str | None) -> bool:
         """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
-        shard = self._files.shard(key)
-        if shard is None:
-            self.index.later([key])
-            return False
-        with shard, self._renaming():
+        with self._renaming():
             if stamp is not None and self._files.stamp(key) != stamp:
                 self.index.later([key])  # its row is of another file
                 return False
-            gone = self._files.remove(shard, key)
+            gone = self._objects.made().remove(file_of(key))
         if gone:
             self.index.later([key])
         return gone
@@ -325,12 +307,12 @@ class DiskTier(DiskObjects):
         False if the row cannot be corrected now.
         """
         self._tmp.made().remove(key + _PART)
-        self._files.sync(key)
+        self._objects.made().sync()
         return self.index.settle(key)
 
     def _collected(self, folder: Folder, name: str, before: float) -> bool:
         match = _OURS.fullmatch(name)
-        if match is None:  # of a marker, or another program's: only its age can tell
+        if match is None:  # another program's: only its age can tell
             status = folder.status(name)
             return status is not None and status.st_mtime < before and folder.remove(name)
         key = match.group(1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 OBJECTS = "objects/"
 QUARANTINE = "quarantine/"
-PINS = "pins/"
+BOOK = "keep.json"
+"""The blob of the pins."""
 
 
-class Head(NamedTuple):
+class BlobHead(NamedTuple):
     """The first bytes of a blob, and its whole size in bytes."""
 
     data: bytes
@@ -20,10 +23,10 @@ class Head(NamedTuple):
 class Blobs(Protocol):
     """Blobs by name, each stored whole or not at all. Safe to use from several threads.
 
-    Requested names are `OBJECTS`, `QUARANTINE` or `PINS` and a name that the store made, so never input from
-    outside. A foreign key there fails no call about other names. A call ends within bounded time, and raises
-    only ``errors`` or a `KameraError` that does not mean an outage (an operation the service cannot do, a
-    foreign value in the place of a blob).
+    Requested names are `BOOK`, or `OBJECTS` or `QUARANTINE` and a name that the store made, so never input
+    from outside. A foreign key there fails no call about other names. A call ends within bounded time, and
+    raises only ``errors`` or a `KameraError` that does not mean an outage (an operation the service cannot
+    do, a foreign value in the place of a blob).
     """
 
     url: str
@@ -35,42 +38,22 @@ class Blobs(Protocol):
         """The whole blob; None if there is none. `ForeignKey` for a key that is not a blob."""
         ...
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """The first ``length`` bytes of each blob, or all of a shorter one; no bytes of a foreign key."""
-        ...
-
-    def present(self, names: Sequence[str]) -> list[bool]:
-        """For each of ``names``, True if there is such a blob; no content is read."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
         """Store a blob, replacing any of that name; it is stored when this returns."""
         ...
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Store a blob unless there is one of that name, which then stays; return True if it was stored."""
-        ...
-
-    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """Store ``new`` in place of the blob ``name`` if that still is ``old``; return True if it was.
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
+        """Store ``data`` if the blob ``name`` still is ``expected``; return True if it was. None: no blob.
 
         Compare and replace are one step, so a concurrent write by another client is never lost.
         """
         ...
 
-    def delete(self, name: str) -> bool:
-        """Remove a blob; return True if it existed."""
-        ...
-
-    def discard(self, names: Sequence[str]) -> None:
-        """Remove many blobs; absent ones are ignored."""
-        ...
-
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """Rename the blob ``name`` to ``place`` if it still is ``data``; return True if it was."""
-        ...
-
-    def listed(self, folder: str) -> Mapping[str, str | None]:
+    def marks(self, folder: str) -> Mapping[str, str | None]:
         """Names of all blobs that begin with ``folder``, without order, each with its mark.
 
         Foreign keys are among them, of any name. Raises `StoreError` if one keeps the service's library from
@@ -78,6 +61,30 @@ class Blobs(Protocol):
         """
         ...
 
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove blobs; absent ones are ignored."""
+        ...
+
     def close(self) -> None:
         """Close the connections; nothing works afterwards."""
         ...
+
+
+class BlobCell:
+    """The text of a book of pins in a blob (`pins.PinCell`): every client that collects there honours it."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.where = f"{blobs.url} {BOOK}"
+        self._blobs = blobs
+
+    def get(self) -> bytes | None:
+        """See `PinCell`."""
+        return self._blobs.get(BOOK)
+
+    def replace(self, data: bytes, expected: bytes | None) -> bool:
+        """See `PinCell`."""
+        return self._blobs.replace(BOOK, data, expected)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """See `PinCell`: nobody is excluded."""
+        return contextlib.nullcontext()

@@ -16,7 +16,7 @@ from typing import Literal
 
 from kamera import forks
 from kamera.errors import KameraError, RemoteUnavailable
-from kamera.store.remote.blobs import Blobs, Head
+from kamera.store.remote.blobs import BlobHead, Blobs
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +89,11 @@ class Guard:
     serves its objects.
     """
 
-    def __init__(self, blobs: Blobs, breaker: Callable[[], Breaker] = Breaker) -> None:
+    def __init__(self, blobs: Blobs, reads: Breaker, writes: Breaker) -> None:
         self.url = blobs.url
-        self.reads = _Line(blobs, "reads", breaker())
-        self.writes = _Line(blobs, "writes", breaker())
+        self.errors: tuple[type[Exception], ...] = (RemoteUnavailable,)
+        self.reads = _Calls(blobs, "reads", reads)
+        self.writes = _Calls(blobs, "writes", writes)
         self._blobs = blobs
         forks.bind(self, _in_child)
 
@@ -101,57 +102,37 @@ class Guard:
         with self.reads.call():
             return self._blobs.get(name)
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`."""
         with self.reads.call():
             return self._blobs.heads(names, length)
-
-    def present(self, names: Sequence[str]) -> list[bool]:
-        """See `Blobs`."""
-        with self.reads.call():
-            return self._blobs.present(names)
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
         with self.writes.call():
             self._blobs.put(name, data)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         """See `Blobs`."""
         with self.writes.call():
-            return self._blobs.create(name, data)
+            return self._blobs.replace(name, data, expected)
 
-    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """See `Blobs`."""
-        with self.writes.call():
-            return self._blobs.exchange(name, old, new)
-
-    def delete(self, name: str) -> bool:
-        """See `Blobs`."""
-        with self.writes.call():
-            return self._blobs.delete(name)
-
-    def discard(self, names: Sequence[str]) -> None:
-        """See `Blobs`."""
-        with self.writes.call():
-            self._blobs.discard(names)
-
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """See `Blobs`."""
-        with self.writes.call():
-            return self._blobs.set_aside(name, data, place)
-
-    def listed(self, folder: str) -> Mapping[str, str | None]:
+    def marks(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`."""
         with self.reads.call():
-            return self._blobs.listed(folder)
+            return self._blobs.marks(folder)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See `Blobs`."""
+        with self.writes.call():
+            self._blobs.delete(names)
 
     def close(self) -> None:
         """See `Blobs`."""
         self._blobs.close()
 
 
-class _Line:
+class _Calls:
     """The calls of one kind: their breaker, their counters, and the last error."""
 
     def __init__(self, blobs: Blobs, kind: str, breaker: Breaker) -> None:

@@ -1,4 +1,4 @@
-"""Listing of many blobs by their fronts; a front is read again only when its blob has changed.
+"""Listing of many objects by their fronts; a front is read again only when its blob has changed.
 
 If the service marks its blobs (entity tags), a listing without changes reads no blob. If not (Redis), the
 first `MARK_BYTES` of the known blobs are read, thousands in one round trip: they include the digest of a
@@ -7,63 +7,56 @@ plain or sealed object and the nonces of an encrypted one.
 
 from __future__ import annotations
 
+import io
+import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NamedTuple, cast
 
-from kamera.store.remote.blobs import Head
-from kamera.store.remote.guard import Guard
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.store.codec import Codec
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import is_key
+from kamera.store.remote.blobs import OBJECTS, BlobHead, Blobs
+
+logger = logging.getLogger(__name__)
 
 MARK_BYTES = 128
 BOUND = 50_000
 """Most blobs remembered; those beyond are read each time."""
 
+_FRONT = 32 * 1024  # bytes; holds the header of most objects
 _BATCH = 256  # fronts read at a time
 
-Said = TypeVar("Said")
 
-
-class _Known(NamedTuple, Generic[Said]):
+class _Known(NamedTuple):
     mark: str
-    said: Said
+    info: ObjectInfo
 
 
-class Listing(Generic[Said]):
-    """The blobs of one ``folder`` whose names are ``wanted``, by name. Safe to use from several threads.
+class Listing:
+    """The objects of one tenant by their headers. Safe to use from several threads."""
 
-    ``read`` turns a name and its first ``front`` bytes into the listed value; None: the blob is left out.
-    """
-
-    def __init__(
-        self,
-        blobs: Guard,
-        folder: str,
-        wanted: Callable[[str], bool],
-        front: int,
-        read: Callable[[str, Head], Said | None],
-        bound: int = BOUND,
-    ) -> None:
+    def __init__(self, blobs: Blobs, codec: Codec, tenant: str, bound: int = BOUND) -> None:
+        self.unreadable: set[str] = set()
+        """Names whose headers could not be read when they were last looked at."""
         self._blobs = blobs
-        self._folder = folder
-        self._wanted = wanted
-        self._front = front
-        self._read = read
+        self._codec = codec
+        self._tenant = tenant
         self._bound = bound
         self._lock = threading.Lock()
-        self._known: dict[str, _Known[Said]] = {}
+        self._known: dict[str, _Known] = {}
 
     def names(self) -> list[str]:
-        """The names alone, sorted."""
+        """The names of the objects, sorted."""
         return sorted(self._marks())
 
     def strangers(self) -> list[str]:
-        """Names of foreign keys in the folder, sorted."""
-        start = len(self._folder)
-        found = (name[start:] for name in self._blobs.listed(self._folder) if name.startswith(self._folder))
-        return sorted(name for name in found if not self._wanted(name))
+        """Names of foreign keys among them, sorted."""
+        return sorted(name for name in self._listed() if not is_key(name))
 
-    def __call__(self) -> Iterator[Said]:
-        """The values of all blobs, by name. Raises `RemoteUnavailable`."""
+    def infos(self) -> Iterator[ObjectInfo]:
+        """The objects by name; those that cannot be read are left out. Raises `RemoteUnavailable`."""
         marks = self._marks()
         with self._lock:
             # removed blobs make room; the others stay in name order, in which a scan meets them again
@@ -76,41 +69,81 @@ class Listing(Generic[Said]):
             asked = [name for name in batch if name not in fresh]
             told = dict(zip(asked, self._fronts(asked), strict=True))
             for name in batch:
-                said = fresh[name] if name in fresh else self._take(name, told[name], marks[name])
-                if said is not None:
-                    yield said
+                info = fresh[name] if name in fresh else self._take(name, told[name], marks[name])
+                if info is not None:
+                    yield info
 
-    def of(self, names: list[str]) -> list[Said | None]:
-        """The values of the blobs ``names``; None for one that is absent or left out."""
-        heads = self._fronts(names)
-        return [
-            None if head is None else self._read(name, head) for name, head in zip(names, heads, strict=True)
-        ]
+    def of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """The objects of these names; None for one that is absent, foreign or cannot be read."""
+        return [self._own(name, head) for name, head in zip(names, self._fronts(names), strict=True)]
+
+    def at(self, blob: str) -> ObjectInfo | None:
+        """The object in a blob whose name begins with its own; None as `of`, but of any tenant."""
+        return self._info(blob, self._blobs.heads([blob], _FRONT)[0])
+
+    def _listed(self) -> dict[str, str | None]:
+        start = len(OBJECTS)
+        return {n[start:]: mark for n, mark in self._blobs.marks(OBJECTS).items() if n.startswith(OBJECTS)}
 
     def _marks(self) -> dict[str, str | None]:
-        start = len(self._folder)
-        listed = {name[start:]: mark for name, mark in self._blobs.listed(self._folder).items()}
-        return {name: mark for name, mark in listed.items() if self._wanted(name)}
+        return {name: mark for name, mark in self._listed().items() if is_key(name)}
 
-    def _still(self, known: dict[str, _Known[Said]], marks: dict[str, str | None]) -> dict[str, Said]:
-        """The known values of unchanged blobs."""
+    def _still(self, known: dict[str, _Known], marks: dict[str, str | None]) -> dict[str, ObjectInfo]:
+        """The known objects whose blobs are unchanged."""
         unmarked = [name for name in known if marks[name] is None]
-        heads = self._blobs.heads([self._folder + name for name in unmarked], MARK_BYTES) if unmarked else []
+        heads = self._blobs.heads([OBJECTS + name for name in unmarked], MARK_BYTES) if unmarked else []
         now = {name: mark for name, mark in marks.items() if mark is not None}
         now.update({n: _mark(head) for n, head in zip(unmarked, heads, strict=True) if head is not None})
-        return {name: held.said for name, held in known.items() if now.get(name) == held.mark}
+        return {name: held.info for name, held in known.items() if now.get(name) == held.mark}
 
-    def _fronts(self, names: list[str]) -> list[Head | None]:
-        return self._blobs.heads([self._folder + name for name in names], self._front) if names else []
+    def _fronts(self, names: Sequence[str]) -> list[BlobHead | None]:
+        return self._blobs.heads([OBJECTS + name for name in names], _FRONT) if names else []
 
-    def _take(self, name: str, head: Head | None, mark: str | None) -> Said | None:
-        said = None if head is None else self._read(name, head)
+    def _take(self, name: str, head: BlobHead | None, mark: str | None) -> ObjectInfo | None:
+        info = self._own(name, head)
         with self._lock:
             self._known.pop(name, None)
-            if head is not None and said is not None and len(self._known) < self._bound:
-                self._known[name] = _Known(_mark(head) if mark is None else mark, said)
-        return said
+            if head is not None and info is not None and len(self._known) < self._bound:
+                self._known[name] = _Known(_mark(head) if mark is None else mark, info)
+        return info
+
+    def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:
+        info = self._info(OBJECTS + name, head)
+        return None if info is None or info.context.tenant != self._tenant else info
+
+    def _info(self, blob: str, head: BlobHead | None) -> ObjectInfo | None:
+        if head is None:
+            return None
+        name = blob.rpartition("/")[2].partition(".")[0]
+        file = cast(BinaryIO, _Front(self._blobs, blob, head))
+        try:
+            return self._codec.read_info(file, head.size, name, f"{self._blobs.url} {blob}")
+        except (CorruptChunk, StoreVersionError, WrongKey) as error:
+            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
+            self.unreadable.add(name)
+            return None
 
 
-def _mark(head: Head) -> str:
+class _Front(io.BytesIO):
+    """A blob as a file: its front, and more only if that is too short."""
+
+    def __init__(self, blobs: Blobs, name: str, head: BlobHead) -> None:
+        super().__init__(head.data)
+        self._blobs = blobs
+        self._name = name
+        self._size = head.size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        start = self.tell()
+        end = self._size if size is None or size < 0 else min(start + size, self._size)
+        if end > len(self.getbuffer()):
+            [more] = self._blobs.heads([self._name], end)
+            if more is not None and more.size == self._size:
+                self.seek(0)
+                self.write(more.data)
+                self.seek(start)
+        return super().read(size)
+
+
+def _mark(head: BlobHead) -> str:
     return f"{head.size} {head.data[:MARK_BYTES].hex()}"

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, 
 from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 
 from kamera.errors import ForkedStore, StoreError
-from kamera.store.remote.blobs import Head
+from kamera.files import locked
+from kamera.ops import digest
+from kamera.store.remote.blobs import BlobHead
 
 _WORKERS = 8  # concurrent look-ups while listing
 _NO_PATH = re.compile(r'Path "([^"]*)"')
@@ -43,14 +45,16 @@ def _refuse_child(url: str) -> None:
 class ObjectBlobs:
     """Blobs under ``prefix``; see `Blobs`. ``store`` is one of `obstore.store`.
 
-    An object store has no conditional rename, so `set_aside` leaves a gap of one round trip in which a
-    sound blob written by another process may be set aside with the bad one: that is a miss, never wrong data.
+    An object store has no conditional deletion, so `replace` by nothing leaves a gap of one round trip in
+    which a blob that another process wrote meanwhile is deleted: that is a miss, never wrong data. In files
+    (``locks``: a folder for locks) the writers of a blob exclude each other by `flock` instead.
     """
 
     errors: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 
-    def __init__(self, store: Any, prefix: str, *, shown: str) -> None:
+    def __init__(self, store: Any, prefix: str, *, shown: str, locks: Path | None = None) -> None:
         _refuse_child(shown)
+        self._locks = locks
         self.url = shown
         self._store = store
         self._prefix = prefix
@@ -70,7 +74,10 @@ class ObjectBlobs:
         if parts.scheme == "memory":
             return cls(MemoryStore(), prefix, shown=shown)
         if parts.scheme == "file":
-            return cls(LocalStore(Path(unquote(parts.path)), mkdir=True), prefix, shown=shown)
+            root = Path(unquote(parts.path))
+            locks = root / "locks"
+            locks.mkdir(parents=True, exist_ok=True)
+            return cls(LocalStore(root), prefix, shown=shown, locks=locks)
         store = from_url(
             url,
             client_options={
@@ -98,74 +105,45 @@ class ObjectBlobs:
         except FileNotFoundError:
             return None
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; several at once."""
         return list(self._pool.map(lambda name: self._head(name, length), names))
 
-    def present(self, names: Sequence[str]) -> list[bool]:
-        """See `Blobs`; several at once."""
-        return list(self._pool.map(self._is_present, names))
-
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
-        obstore.put(self._store, self._path(name), data)
+        with self._alone(name):
+            obstore.put(self._store, self._path(name), data)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """See `Blobs`."""
-        self._prove_conditions()
-        try:
-            obstore.put(self._store, self._path(name), data, mode="create")
-        except _TAKEN:
-            return False
-        return True
-
-    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """See `Blobs`; refused for a shared file system, which has no compare-and-replace."""
-        if isinstance(self._store, LocalStore):
-            raise StoreError(
-                f"{self.url} lies in files, which cannot be compared and replaced in one step: export it to "
-                "a bundle and import that into a store of its own"
-            )
-        self._prove_conditions()
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
+        """See `Blobs`, and the class for its limitation."""
         path = self._path(name)
-        try:
-            found = obstore.get(self._store, path)
-            meta: Mapping[str, Any] = dict(found.meta)
-            if bytes(found.bytes()) != old:
+        mode: Any = "create"
+        with self._alone(name) as mine:
+            try:
+                if expected is not None:
+                    found = obstore.get(self._store, path)
+                    meta: Mapping[str, Any] = dict(found.meta)
+                    if bytes(found.bytes()) != expected:
+                        return False
+                    tags = {what: meta[what] for what in ("e_tag", "version") if meta.get(what)}
+                    mode = "overwrite" if mine else tags
+                if data is None:
+                    obstore.delete(self._store, path)
+                else:
+                    self._prove_conditions()
+                    obstore.put(self._store, path, data, mode=mode)
+            except (FileNotFoundError, *_TAKEN):
                 return False
-            mode: Any = {what: meta[what] for what in ("e_tag", "version") if meta.get(what)}
-            obstore.put(self._store, path, new, mode=mode)
-        except (FileNotFoundError, *_TAKEN):
-            return False
         return True
 
-    def delete(self, name: str) -> bool:
-        """See `Blobs`."""
-        try:
-            obstore.head(self._store, self._path(name))  # S3 confirms the deletion of an absent object
-            obstore.delete(self._store, self._path(name))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def discard(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str]) -> None:
         """See `Blobs`; many in one request if the service supports it."""
         if isinstance(self._store, S3Store):
             obstore.delete(self._store, [self._path(name) for name in names])
         else:  # they have no bulk deletion, and fail on absent objects
             list(self._pool.map(self._remove, names))
 
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """See `Blobs`, and the class for its limitation."""
-        if self.get(name) != data:
-            return False
-        try:
-            obstore.rename(self._store, self._path(name), self._path(place))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def listed(self, folder: str) -> Mapping[str, str | None]:
+    def marks(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`; a mark is the entity tag.
 
         The library fails on a whole page of names if one is not a valid path (``..``, an empty part). Names
@@ -200,42 +178,42 @@ class ObjectBlobs:
         """See `Blobs`."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _head(self, name: str, length: int) -> Head | None:
+    def _head(self, name: str, length: int) -> BlobHead | None:
         path = self._path(name)
         try:
             try:
                 found = obstore.get(self._store, path, options={"range": (0, length)})
-                return Head(bytes(found.bytes()), int(found.meta["size"]))
+                return BlobHead(bytes(found.bytes()), int(found.meta["size"]))
             except BaseError:  # a range of an empty blob cannot be requested
                 if obstore.head(self._store, path)["size"] != 0:
                     raise
-                return Head(b"", 0)
+                return BlobHead(b"", 0)
         except FileNotFoundError:
             return None
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with self._alone(name), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, self._path(name))
 
-    def _is_present(self, name: str) -> bool:
-        try:
-            obstore.head(self._store, self._path(name))
-        except FileNotFoundError:
-            return False
-        return True
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[bool]:
+        """In files, which nothing compares and replaces, exclude other writers of ``name``: True then."""
+        if self._locks is None:
+            yield False
+            return
+        place = self._locks / digest(name)[:2]
+        with locked(place, flags=os.O_RDWR | os.O_CREAT | os.O_CLOEXEC):
+            yield True
 
     def _prove_conditions(self) -> None:
         """Check that unmet conditions are refused before relying on any: some services ignore them."""
         with self._proving:
-            if self._proven:
+            if self._proven or self._locks is not None:
                 return
             path = self._path(f"probe/{secrets.token_hex(16)}")
             obstore.put(self._store, path, b"1")
             try:
-                wrong: list[Any] = ["create"]
-                if not isinstance(self._store, LocalStore):
-                    wrong.append({"e_tag": '"0123456789abcdef0123456789abcdef"'})
-                for mode in wrong:
+                for mode in ("create", {"e_tag": '"0123456789abcdef0123456789abcdef"'}):
                     self._refuses(path, mode)
             finally:
                 obstore.delete(self._store, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ from redis.backoff import FullJitterBackoff
 from redis.retry import Retry
 
 from kamera.errors import ForeignKey
-from kamera.store.remote.blobs import Head
+from kamera.store.remote.blobs import BlobHead
 
 MAX_BYTES = 512 * 2**20
 """The longest value the server takes unless it is configured otherwise (``proto-max-bulk-len``)."""
@@ -54,9 +54,9 @@ class RedisBlobs:
             ) from error
         return data
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; many in one round trip."""
-        found: list[Head | None] = []
+        found: list[BlobHead | None] = []
         least, most = _PIPELINE
         for batch in _batches(names, min(most, max(least, _TRIP // length))):
             pipeline = self._client.pipeline(transaction=True)  # both halves of one version
@@ -66,44 +66,39 @@ class RedisBlobs:
             found += [_head(*both) for both in zip(answers, answers, strict=True)]
         return found
 
-    def present(self, names: Sequence[str]) -> list[bool]:
-        """See `Blobs`; many in one round trip."""
-        found: list[bool] = []
-        for batch in _batches(names, _PIPELINE[1]):
-            pipeline = self._client.pipeline(transaction=False)
-            for name in batch:
-                pipeline.exists(self._key(name))
-            found += map(bool, pipeline.execute())
-        return found
-
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
         self._client.set(self._key(name), _fitting(data))
 
-    def create(self, name: str, data: bytes) -> bool:
-        """See `Blobs`."""
-        return bool(self._client.set(self._key(name), _fitting(data), nx=True))
-
-    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         """See `Blobs`; comparing and writing are atomic."""
         key = self._key(name)
-        return self._if_still(key, old, lambda pipeline: pipeline.set(key, _fitting(new)))
+        with self._client.pipeline() as pipeline:
+            pipeline.watch(key)
+            try:
+                if pipeline.get(key) != expected:
+                    return False
+            except redis.ResponseError as error:
+                if _is_foreign(error):
+                    return False
+                raise
+            pipeline.multi()
+            if data is None:
+                pipeline.delete(key)
+            else:
+                pipeline.set(key, _fitting(data))
+            try:
+                pipeline.execute()
+            except redis.WatchError:
+                return False
+        return True
 
-    def delete(self, name: str) -> bool:
-        """See `Blobs`."""
-        return bool(self._client.delete(self._key(name)))
-
-    def discard(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str]) -> None:
         """See `Blobs`; many in one round trip."""
         for batch in _batches(names, _PIPELINE[1]):
             self._client.unlink(*map(self._key, batch))
 
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """See `Blobs`; comparing and renaming are atomic."""
-        key = self._key(name)
-        return self._if_still(key, data, lambda pipeline: pipeline.rename(key, self._key(place)))
-
-    def listed(self, folder: str) -> Mapping[str, str | None]:
+    def marks(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`; in steps, so that the server can serve others between them. There are no marks."""
         pattern = (self._prefix + folder).translate(_GLOB) + "*"
         keys: set[bytes] = set(self._client.scan_iter(match=pattern, count=1000))
@@ -112,25 +107,6 @@ class RedisBlobs:
     def close(self) -> None:
         """See `Blobs`."""
         self._client.close()
-
-    def _if_still(self, key: str, data: bytes, change: Callable[[Any], object]) -> bool:
-        """Queue ``change`` and execute it only if ``key`` holds ``data`` at that moment."""
-        with self._client.pipeline() as pipeline:
-            pipeline.watch(key)
-            try:
-                if pipeline.get(key) != data:
-                    return False
-            except redis.ResponseError as error:
-                if _is_foreign(error):
-                    return False
-                raise
-            pipeline.multi()
-            change(pipeline)
-            try:
-                pipeline.execute()
-            except redis.WatchError:
-                return False
-        return True
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -141,13 +117,13 @@ def _is_foreign(error: Exception) -> bool:
     return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
 
 
-def _head(data: Any, size: Any) -> Head | None:
+def _head(data: Any, size: Any) -> BlobHead | None:
     for answer in (data, size):
         if isinstance(answer, Exception):
             if _is_foreign(answer):
-                return Head(b"", 0)
+                return BlobHead(b"", 0)
             raise answer
-    return Head(data, size) if size else None
+    return BlobHead(data, size) if size else None
 
 
 def _batches(names: Sequence[str], size: int) -> Iterator[list[str]]:

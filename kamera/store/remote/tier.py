@@ -9,61 +9,42 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple, cast
+from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.ops import GUARANTEES, outranks
 from kamera.store.codec import Codec
-from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
-from kamera.store.keys import is_key
+from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
+from kamera.store.lower import Fetched, File
 from kamera.store.pins import PinBook
-from kamera.store.records import Record
-from kamera.store.remote.blobs import OBJECTS, QUARANTINE, Blobs, Head
-from kamera.store.remote.guard import Breaker, Guard
+from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
+from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
 from kamera.store.remote.listing import Listing
-from kamera.store.remote.pins import RemotePlace
 
 logger = logging.getLogger(__name__)
 
-_HEAD = 32 * 1024  # bytes; holds the header of most objects
 _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
 
 
-class Fetched(NamedTuple):
-    """An object, its description, and the bytes it was read from."""
-
-    record: Record
-    info: ObjectInfo
-    data: bytes
-
-
 class RemoteTier:
-    """One tenant's objects in a remote. Safe to use from several threads and machines.
+    """One tenant's objects in a remote; see `Lower`. Safe to use from several threads and machines.
 
-    Every name passed in is one of its ``codec``. Every method raises `RemoteUnavailable` when the remote
-    does not answer or refuses: at once, while it is known to be down.
+    Every method raises `RemoteUnavailable` when the remote does not answer or refuses: at once, while it is
+    known to be down.
     """
 
-    def __init__(
-        self, blobs: Blobs, codec: Codec, tenant: str, breaker: Callable[[], Breaker] = Breaker
-    ) -> None:
+    def __init__(self, blobs: Blobs, codec: Codec, tenant: str, cooldown: float = COOLDOWN) -> None:
         self.url = blobs.url
-        self._blobs = Guard(blobs, breaker)
-        self.pins = PinBook(RemotePlace(self._blobs))
-        self._listing = self._lister()
+        self._blobs = Guard(blobs, Breaker(cooldown=cooldown), Breaker(cooldown=cooldown))
+        self.pins = PinBook(BlobCell(self._blobs))
         self._codec = codec
         self._tenant = tenant
+        self._listing = Listing(self._blobs, codec, tenant)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._unreadable: set[str] = set()
 
-    def get(self, name: str) -> Fetched | None:
-        """The object ``name``, verified to the last byte; None if there is none.
-
-        Any other blob there is set aside under ``quarantine/``, and `CorruptChunk` raised. Raises
-        `StoreVersionError` and `WrongKey` as `Codec.decode`, and `ForeignKey`: then it stays where it is.
-        """
+    def read(self, name: str) -> Fetched | None:
+        """See `Lower`. Raises `ForeignKey` too, for a key that is no blob: then it stays where it is."""
         try:
             data = self._blobs.get(OBJECTS + name)
         except ForeignKey:
@@ -82,52 +63,63 @@ class RemoteTier:
             self._count("refused")
             raise
         self._count("hits")
-        return Fetched(record, info, data)
+        return Fetched(record, info, File(data))
 
-    def raw(self, name: str) -> bytes | None:
-        """The bytes under ``name``, unverified; not counted as a use."""
-        return self._blobs.get(OBJECTS + name)
+    def read_file(self, name: str) -> File | None:
+        """See `Lower`."""
+        found = self.read(name)
+        return None if found is None else found.file
+
+    def load(self, name: str) -> File | None:
+        """See `Lower`."""
+        data = self._blobs.get(OBJECTS + name)
+        return None if data is None else File(data)
 
     def reach(self) -> None:
         """Make one request, to check that the remote answers."""
-        self._blobs.present([OBJECTS])
-
-    def has(self, name: str) -> bool:
-        """True if there is a blob ``name``; it is not verified."""
-        return bool(self.present([name]))
+        self._blobs.heads([OBJECTS], 1)
 
     def present(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that have a blob, unverified."""
-        found = self._blobs.present([OBJECTS + name for name in names])
-        return {name for name, is_there in zip(names, found, strict=True) if is_there}
+        heads = self._blobs.heads([OBJECTS + name for name in names], 1)
+        return {name for name, head in zip(names, heads, strict=True) if head is not None}
 
     def info(self, name: str) -> ObjectInfo | None:
         """The description of ``name`` from its header, its tensors unverified; None if there is none.
 
-        Raises as `get` for a blob that is not this object: it is set aside. A key of another type counts as
+        Raises as `read` for a blob that is not this object: it is set aside. A key of another type counts as
         none.
         """
-        found = self.infos_of([name])[0]
-        if found is None and name in self._unreadable:
-            self._unreadable.discard(name)
+        [found] = self.infos_of([name])
+        if found is None and name in self._listing.unreadable:
+            self._listing.unreadable.discard(name)
             with contextlib.suppress(ForeignKey):
-                self.get(name)
+                self.read(name)
         return found
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """`info` of many."""
-        return self._listing.of(list(names))
+        return self._listing.of(names)
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
-        """Descriptions of all objects from their headers, by name, unverified; unreadable ones are left out.
+        """Descriptions of all objects by name, their tensors unverified; unreadable ones are left out.
 
         A header is read once, and again when its blob has changed; ``afresh``: read all now.
         """
-        yield from (self._lister() if afresh else self._listing)()
+        listing = Listing(self._blobs, self._codec, self._tenant) if afresh else self._listing
+        return listing.infos()
+
+    def weighed(self, tenant: str | None) -> Iterator[Weighed]:
+        """See `Lower`; uses are not counted here."""
+        return map(Weighed.of, self.infos())
 
     def names(self) -> list[str]:
-        """Names of all objects."""
+        """See `Lower`."""
         return self._listing.names()
+
+    def strangers(self) -> list[str]:
+        """See `Lower`."""
+        return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
         """Store ``data``, which `Codec.encode` made, in place of the object ``name``.
@@ -145,74 +137,43 @@ class RemoteTier:
         self._count("stored")
         return True
 
-    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """Put ``new`` in place of the object ``name`` if that still is ``old``; return True if it was.
+    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
+        """See `Lower`."""
+        return self._blobs.replace(OBJECTS + info.key, data, old.data)
 
-        Raises `StoreError` if the remote cannot do that in one step.
-        """
-        return self._blobs.exchange(OBJECTS + name, old, new)
+    def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
+        """See `Lower`."""
+        return "" if self._blobs.replace(OBJECTS + info.key, data, None) else None
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Store ``data`` unless ``name`` exists; return True if it was stored."""
-        return self._blobs.create(OBJECTS + name, data)
-
-    def delete(self, name: str) -> bool:
-        """Remove the object ``name``; return True if it existed."""
-        return self._blobs.delete(OBJECTS + name)
-
-    def discard(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str]) -> None:
         """Remove objects; absent ones are ignored."""
-        self._blobs.discard([OBJECTS + name for name in names])
+        self._blobs.delete([OBJECTS + name for name in names])
 
-    def copies(self) -> list[str]:
-        """Names (object, dot, nanoseconds since 1970) of the blobs set aside."""
-        found = (name[len(QUARANTINE) :] for name in self._blobs.listed(QUARANTINE))
-        return sorted(name for name in found if _COPY.fullmatch(name))
-
-    def quarantined(self) -> list[Quarantined]:
-        """`copies`, with their sizes; the reasons for setting them aside are not stored."""
-        copies = self.copies()
+    def copies(self) -> list[Quarantined]:
+        """See `Lower`; the reasons for setting them aside are not stored."""
+        found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
+        copies = sorted(name for name in found if _COPY.fullmatch(name))
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
-        found = []
-        for copy, head in zip(copies, heads, strict=True):
-            name, _, nanoseconds = copy.partition(".")
-            if head is not None:
-                found.append(Quarantined(copy, name, head.size, int(nanoseconds) / 1e9, "not recorded"))
-        return found
-
-    def copy_info(self, copy: str) -> ObjectInfo | None:
-        """The description of one of `copies` from its header; None if it cannot be read."""
-        blob = QUARANTINE + copy
-        return self._info(copy.partition(".")[0], self._blobs.heads([blob], _HEAD)[0], blob)
-
-    def read_copy(self, copy: str) -> bytes | None:
-        """The bytes of one of `copies`, unverified."""
-        return self._blobs.get(QUARANTINE + copy)
-
-    def purge(self, copy: str) -> bool:
-        """Remove one of `copies` for good; return True if it existed."""
-        return self._blobs.delete(QUARANTINE + copy)
-
-    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine, and foreign keys are named.
-
-        ``progress`` is called with the objects done and their total.
-        """
-        ok = 0
-        quarantined: list[str] = []
-        refused = [
-            f"{self._source(name)}: no object's name: move it away" for name in self._listing.strangers()
+        return [
+            Quarantined(copy, copy[:64], head.size, int(copy[65:]) / 1e9, "not recorded")
+            for copy, head in zip(copies, heads, strict=True)
+            if head is not None
         ]
-        names = self.names()
-        for done, name in enumerate(names, 1):
-            try:
-                ok += self.get(name) is not None
-            except (StoreVersionError, WrongKey, ForeignKey) as error:
-                refused.append(str(error))
-            except CorruptChunk as error:
-                quarantined.append(str(error))
-            progress(done, len(names))
-        return VerifyReport(ok, tuple(quarantined), tuple(refused))
+
+    def copy_info(self, file: str) -> ObjectInfo | None:
+        """See `Lower`."""
+        return self._listing.at(QUARANTINE + file)
+
+    def read_copy(self, file: str) -> bytes:
+        """See `Lower`."""
+        data = self._blobs.get(QUARANTINE + file)
+        if data is None:
+            raise CorruptChunk(f"{file}: it was deleted meanwhile")
+        return data
+
+    def purge(self, file: str) -> None:
+        """See `Lower`."""
+        self._blobs.delete([QUARANTINE + file])
 
     def stats(self) -> RemoteStats:
         """Counters since it was opened, and its state."""
@@ -223,13 +184,8 @@ class RemoteTier:
             url=self.url,
             reads=reads.state,
             writes=writes.state,
-            hits=counts["hits"],
-            misses=counts["misses"],
-            refused=counts["refused"],
-            stored=counts["stored"],
-            calls=reads.counts["calls"] + writes.counts["calls"],
-            failures=reads.counts["failures"] + writes.counts["failures"],
-            skipped=reads.counts["skipped"] + writes.counts["skipped"],
+            **{what: counts[what] for what in ("hits", "misses", "refused", "stored")},
+            **{what: reads.counts[what] + writes.counts[what] for what in ("calls", "failures", "skipped")},
             last_error=reads.last_error or writes.last_error,
         )
 
@@ -237,28 +193,12 @@ class RemoteTier:
         """Close the connections."""
         self._blobs.close()
 
-    def _lister(self) -> Listing[ObjectInfo]:
-        return Listing(self._blobs, OBJECTS, is_key, _HEAD, self._own_info)
-
-    def _own_info(self, name: str, head: Head) -> ObjectInfo | None:
-        info = self._info(name, head)
-        return None if info is None or info.context.tenant != self._tenant else info
-
-    def _info(self, name: str, head: Head | None, blob: str | None = None) -> ObjectInfo | None:
-        if head is None:
-            return None
-        file = cast(BinaryIO, _Front(self._blobs, blob or OBJECTS + name, head))
-        try:
-            return self._codec.read_info(file, head.size, name, self._source(name))
-        except (CorruptChunk, StoreVersionError, WrongKey) as error:
-            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
-            self._unreadable.add(name)
-            return None
-
     def _set_aside(self, name: str, data: bytes) -> str:
         place = f"{QUARANTINE}{name}.{time.time_ns()}"
         try:
-            if not self._blobs.set_aside(OBJECTS + name, data, place):
+            self._blobs.put(place, data)
+            if not self._blobs.replace(OBJECTS + name, None, data):
+                self._blobs.delete([place])
                 return "it was replaced meanwhile"
         except RemoteUnavailable as error:
             return f"not set aside: {error}"
@@ -271,23 +211,3 @@ class RemoteTier:
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
-
-
-class _Front(io.BytesIO):
-    """A blob as a file: its front, and more only if that is too short."""
-
-    def __init__(self, blobs: Guard, name: str, head: Head) -> None:
-        super().__init__(head.data)
-        self._fetch = lambda length: blobs.heads([name], length)[0]
-        self._size = head.size
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        start = self.tell()
-        end = self._size if size is None or size < 0 else min(start + size, self._size)
-        if end > len(self.getbuffer()):
-            more = self._fetch(end)
-            if more is not None and more.size == self._size:
-                self.seek(0)
-                self.write(more.data)
-                self.seek(start)
-        return super().read(size)

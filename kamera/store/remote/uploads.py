@@ -48,8 +48,8 @@ class Uploads:
             self._pending.pop(name, None)
             self._changed.notify_all()
 
-    def is_pending(self, name: str) -> bool:
-        """True if ``name`` still has to reach the remote."""
+    def __contains__(self, name: object) -> bool:
+        """True if the object ``name`` still has to reach the remote."""
         return name in self._pending
 
     def names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from kamera.errors import KameraError, StoreError
 from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.remote.blobs import Blobs
-from kamera.store.remote.guard import COOLDOWN, Breaker
+from kamera.store.remote.guard import COOLDOWN
 from kamera.store.remote.tier import RemoteTier
 
 # the scheme as given, and the driver library's name for it
@@ -69,7 +69,7 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     except Exception as error:  # the library may raise any class for a url it rejects
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreError(f"cannot open {place.shown}: {reason}") from error
-    return RemoteTier(blobs, codec, tenant, lambda: Breaker(cooldown=place.cooldown))
+    return RemoteTier(blobs, codec, tenant, place.cooldown)
 
 
 def _redis(place: _Place) -> Blobs:

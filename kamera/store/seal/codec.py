@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kamera.errors import WrongKey
-from kamera.store import format as object_format
-from kamera.store.codec import Codec
-from kamera.store.opened import Opened
-from kamera.store.sources import Source
+from kamera.store.codec import LAYOUT, Codec
+from kamera.store.opened import OpenObject
+from kamera.store.sources import ByteSource
 
 MINIMUM_SECRET = 16
 """Bytes. A secret is not stretched as a password would be: use `secrets.token_bytes(32)`."""
@@ -22,7 +21,7 @@ MINIMUM_SECRET = 16
 ENCRYPTED = b"KAMERA\x00\x02"
 """First bytes of encrypted objects; no safetensors header may be that long."""
 
-SEALED_VERSION = 4
+SEALED_VERSION = 6
 """Format in `kamera-store.json` of a sealed store: a version without seals refuses it."""
 
 
@@ -53,7 +52,7 @@ class Sealed(Codec):
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
-    def open(self, source: Source, name: str, where: str) -> Opened:
+    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
         """As the plain codec; `ForeignObject` for an intact object written without the secret, `WrongKey`
         for an encrypted one."""
         if source.read(0, 8) == ENCRYPTED:
@@ -67,7 +66,7 @@ class Sealed(Codec):
     @property
     def marker(self) -> dict[str, Any]:
         """Marks the directory as sealed, so that it is not opened as a plain one."""
-        return {"format": SEALED_VERSION, "layout": object_format.LAYOUT, "sealed": "digests"}
+        return {"format": SEALED_VERSION, "layout": LAYOUT, "sealed": "digests"}
 
     @property
     def mac(self) -> bytes:

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.store.fields import Header
 from kamera.store.head import MAX_HEADER, front_size, verified
-from kamera.store.opened import Opened
+from kamera.store.opened import OpenObject
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
 from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
-from kamera.store.sources import BytesSource, Source
+from kamera.store.sources import ByteSource, BytesSource
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -61,7 +61,7 @@ class Encrypted(Sealed):
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
 
-    def open(self, source: Source, name: str, where: str) -> Opened:
+    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
@@ -72,8 +72,8 @@ class Encrypted(Sealed):
         front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
         if front_size(front, len(front), where) != len(front):
             raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
-        head = verified(front, source.size, name, where, self.mac, self.name)
-        return self._named(Opened(head, Frames(source, cipher, preamble, head.groups, where)), name)
+        head = verified(front, source.size, where, self.mac)
+        return self._named(OpenObject(head, Frames(source, cipher, preamble, head.groups, where)), name)
 
     def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
         """As sealed; only the header is read and decrypted."""
@@ -82,8 +82,13 @@ class Encrypted(Sealed):
         front = cipher.decrypt(0, "head", file.read(preamble.head), source)
         return super().read_header(io.BytesIO(front), size, name, source)
 
+    @property
+    def encrypts(self) -> bool:
+        """See `Codec`."""
+        return True
+
     def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
-        """The file re-encrypted under the first key; None if that is its key already. Raises as `decode`."""
+        """See `Codec`."""
         preamble = self._preamble(data[:LENGTH], len(data), name, source)
         if preamble.key_id == next(iter(self.keys)):
             return None

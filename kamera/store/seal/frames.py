@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from kamera.errors import CorruptChunk
 from kamera.store.groups import Group
 from kamera.store.seal.preamble import Preamble
-from kamera.store.sources import Source
+from kamera.store.sources import ByteSource
 
 TAG = 16
 LARGEST = 64 * 2**20
@@ -55,7 +55,7 @@ class Frames:
     """The tensors after the head (`opened.Payload`)."""
 
     def __init__(
-        self, source: Source, cipher: Cipher, preamble: Preamble, groups: Mapping[str, Group], where: str
+        self, source: ByteSource, cipher: Cipher, preamble: Preamble, groups: Mapping[str, Group], where: str
     ) -> None:
         self._source = source
         self._cipher = cipher

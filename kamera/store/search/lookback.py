@@ -20,7 +20,7 @@ from kamera.store.codec import Codec
 from kamera.store.keys import Context, canonical_key
 from kamera.store.records import CanonicalRecord
 from kamera.store.search.embedding import unit, unpacked
-from kamera.store.search.nearest import Nearest, Row
+from kamera.store.search.nearest import Nearest, SearchRow
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class NearDuplicate:
     score: float
 
 
-class Search:
+class LookBack:
     """The pictures of one store, by look. Safe to use from several threads and processes.
 
     In a directory these are its canonicals, whose headers hold the embeddings; elsewhere those that were put
@@ -67,7 +67,7 @@ class Search:
         self._tiers = tiers
         self._codec = codec
         self._known: dict[Context, Nearest] = {}
-        self._noted: dict[Context, dict[str, tuple[Row, str]]] = {}
+        self._noted: dict[Context, dict[str, tuple[SearchRow, str]]] = {}
         self._most = _FEW
         self._lock = threading.RLock()
 
@@ -119,7 +119,7 @@ class Search:
             return
         with self._lock:
             noted = self._noted.setdefault(record.context, {})
-            noted[name] = Row(name, record.chunk_id), record.embedding
+            noted[name] = SearchRow(name, record.chunk_id), record.embedding
             if len(noted) > self._most:
                 self._keep(record.context, self._tiers.present(list(noted)))
                 self._most = max(_FEW, 2 * len(self._noted[record.context]))
@@ -159,16 +159,16 @@ class Search:
             known.add(map(self._stored, fresh))
         return known
 
-    def _stored(self, name: str) -> tuple[Row, np.ndarray | None]:
+    def _stored(self, name: str) -> tuple[SearchRow, np.ndarray | None]:
         """An object of the directory, and its embedding by its header."""
         assert self._tiers.disk is not None
         try:
             header = self._tiers.disk.header(name)
             if header is not None:
-                return Row(name, header["chunk_id"]), unpacked(header["embedding"])
+                return SearchRow(name, header["chunk_id"]), unpacked(header["embedding"])
         except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:
             logger.warning("not searchable: %s: %s", name, error)
-        return Row(name, ""), None
+        return SearchRow(name, ""), None
 
 
 def _direction(query: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _BLOCK = 256  # vectors added or queried at a time
 
 
-class Row(NamedTuple):
+class SearchRow(NamedTuple):
     """The object of a vector."""
 
     name: str
@@ -36,7 +36,7 @@ class Nearest:
         self._faiss = _faiss()
         self._index: Any = None
         self._numbers: dict[str, int] = {}  # of every object it was told of, with a vector or without
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SearchRow] = {}
         self._next = 0
 
     @property
@@ -44,7 +44,7 @@ class Nearest:
         """The objects it was told of."""
         return self._numbers.keys()
 
-    def add(self, rows: Iterable[tuple[Row, np.ndarray | None]]) -> None:
+    def add(self, rows: Iterable[tuple[SearchRow, np.ndarray | None]]) -> None:
         """Take objects with their vectors ``[width]`` (None: it is never found), in this order."""
         numbers: list[int] = []
         vectors: list[np.ndarray] = []
@@ -68,7 +68,7 @@ class Nearest:
         if self._index is not None and gone:
             self._index.remove_ids(np.array(gone, dtype=np.int64))
 
-    def nearest(self, query: np.ndarray, k: int) -> list[tuple[Row, float]]:
+    def nearest(self, query: np.ndarray, k: int) -> list[tuple[SearchRow, float]]:
         """The ``k`` rows with the largest inner product with ``query`` ``[width]``, best first."""
         if self._index is None or self._index.ntotal == 0:
             return []
@@ -78,7 +78,7 @@ class Nearest:
         found = zip(seqs[0], scores[0], strict=True)
         return [(self._rows[int(seq)], min(float(score), 1.0)) for seq, score in found]
 
-    def pairs(self, threshold: float) -> Iterator[tuple[Row, Row, float]]:
+    def pairs(self, threshold: float) -> Iterator[tuple[SearchRow, SearchRow, float]]:
         """All pairs of rows with an inner product above ``threshold``, the older one first."""
         total = 0 if self._index is None else self._index.ntotal
         below = float(np.nextafter(np.float32(threshold), np.float32(-2)))

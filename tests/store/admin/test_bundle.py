@@ -21,8 +21,7 @@ from kamera import files as files_module
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnknownChunk
 from kamera.store import ChunkStore, Context, StoreAdmin, certificate_folders
 from kamera.store.admin import archive as archive_module
-from kamera.store.format import encode
-from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
+from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, encode, join, patch, split
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32

@@ -81,7 +81,7 @@ def test_rows_that_sqlite_moved_leave_no_copy_behind(tmp_path: Path) -> None:
     ids, count = [chunk(n) for n in range(3000)], 0
     with database.writing() as db:
         for n, one in enumerate(ids):
-            row = (one, "", chunk(-n), *[""] * 8, n, "", "m" * (n * 37 % 601), "")
+            row = (one, "", chunk(-n), *[""] * 7, n, "", "m" * (n * 37 % 601), "")
             db.execute(INSERT, row)
         for n in range(0, len(ids), 3):
             count += db.execute("DELETE FROM objects WHERE key = ?", (ids[n],)).rowcount

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,8 @@ from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
 from kamera.store.eviction import choose, value
-from kamera.store.info import Quarantined, Weighed
-from kamera.store.pins import MemoryPlace, PinBook
+from kamera.store.info import Weighed
+from kamera.store.pins import MemoryCell, PinBook
 from tests.store.builders import CONTEXT, canonical, patch
 
 NOW = 1e9
@@ -52,31 +53,23 @@ def stores(draw: st.DrawFn) -> list[Weighed]:
 
 
 class Fake:
-    """A store of these objects."""
+    """The tiers of a store of these objects."""
 
-    at_once = 64
+    disk = remote = None
 
     def __init__(self, objects: list[Weighed], pinned: set[str]) -> None:
-        self.pins = PinBook(MemoryPlace(2**40))
+        self.lower = [self]
+        self.pins = PinBook(MemoryCell())
         self.pins.pin([(name, 1) for name in pinned])
         self.gone: list[str] = []
         self._objects = objects
 
-    def objects(self) -> list[Weighed]:
+    def weighed(self, tenant: str | None) -> list[Weighed]:
         return self._objects
 
-    def remove(self, objects: Sequence[Weighed]) -> list[bool]:
+    def collect(self, objects: Sequence[Weighed]) -> list[bool]:
         self.gone.extend(found.key for found in objects)
         return [True] * len(objects)
-
-    def copies(self) -> list[Quarantined]:
-        return []
-
-    def purge(self, copy: str) -> int:
-        return 0
-
-    def clear(self) -> int:
-        return 0
 
 
 @given(stores(), st.data())
@@ -86,8 +79,8 @@ def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
     names = [found.key for found in objects]
     pinned = set(data.draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
     budget = data.draw(st.integers(0, 60_000))
-    held = Fake(objects, pinned)
-    report, gone = collect(held, budget, NOW), held.gone
+    held: Any = Fake(objects, pinned)
+    report, gone = collect(held, held, None, budget), held.gone
     left = [found for found in objects if found.key not in gone]
     assert len(gone) == len(set(gone))
     assert pinned.isdisjoint(gone)
@@ -207,7 +200,7 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
         assert [gone.key for gone in done.removed] == [gone.key for gone in dry.removed]
         assert {info.chunk_id for info in store.ls()} == {"b" * 64}
         assert StoreAdmin(store).stats().bytes == of_b
-        assert len(list(root.glob("objects/??/*"))) == 2
+        assert len(list(root.glob("objects/*"))) == 2
         assert store.get_canonical(CONTEXT, "a" * 64) is None
         assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
 
@@ -255,7 +248,7 @@ def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: 
 def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         key = store.put(canonical())
-        path = root / "objects" / key[:2] / f"{key}.safetensors"
+        path = root / "objects" / f"{key}.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(CorruptChunk):
             store.get_canonical(CONTEXT, "c" * 64)

@@ -11,8 +11,8 @@ import pytest
 
 from kamera.errors import PinsFull, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.keep import Keep
-from kamera.store.pins import Pin, PinBook
+from kamera.store.disk.keep import KeepFile
+from kamera.store.pins import PinBook, PinEntry
 from tests.store.builders import canonical, is_pinned, patch
 
 
@@ -30,17 +30,17 @@ def clock() -> Clock:
 
 @pytest.fixture
 def pins(tmp_path: Path, clock: Clock) -> PinBook:
-    return PinBook(Keep(tmp_path), clock)
+    return PinBook(KeepFile(tmp_path), clock)
 
 
 def test_a_pin_holds_until_its_time_is_over(pins: PinBook, clock: Clock) -> None:
     pins.pin([("a", 10), ("b", 20)], ttl=60)
     pins.pin([("c", 30)])
     clock.now += 59.9
-    assert pins.list() == [Pin("a", 10, 1060.0), Pin("b", 20, 1060.0), Pin("c", 30, None)]
+    assert pins.list() == [PinEntry("a", 10, 1060.0), PinEntry("b", 20, 1060.0), PinEntry("c", 30, None)]
     assert is_pinned(pins, "a")
     clock.now += 0.1
-    assert pins.list() == [Pin("c", 30, None)]
+    assert pins.list() == [PinEntry("c", 30, None)]
     assert not is_pinned(pins, "a") and is_pinned(pins, "c")
 
 
@@ -88,16 +88,16 @@ def test_a_time_that_is_none_is_bad_usage(pins: PinBook, ttl: float) -> None:
 
 def test_looking_makes_no_file_and_the_file_is_the_owners(pins: PinBook) -> None:
     assert (pins.list(), is_pinned(pins, "a"), pins.cap) == ([], False, None)
-    assert not pins.place.path.exists()
+    assert not pins.cell.path.exists()
     pins.pin([("a", 1)])
-    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.place.path.parent.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.cell.path.parent.iterdir()} == {0o600}
 
 
 def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
         key = store.put(canonical())
         StoreAdmin(store).pin([key])
-        StoreAdmin(store).pins.place.path.write_bytes(b"no database " * 1000)
+        StoreAdmin(store).pins.cell.path.write_bytes(b"no database " * 1000)
         for use in (
             StoreAdmin(store).pins.list,
             lambda: StoreAdmin(store).gc(0),
@@ -148,7 +148,7 @@ def test_a_pin_ends_with_its_object_or_is_removed_later(tmp_path: Path) -> None:
         StoreAdmin(store).pin([key, lost])
         assert StoreAdmin(store).delete(key)
         assert [pin.name for pin in StoreAdmin(store).pins.list()] == [lost]
-        (root / "objects" / lost[:2] / f"{lost}.safetensors").unlink()
+        (root / "objects" / f"{lost}.safetensors").unlink()
         assert StoreAdmin(store).unpin([lost]) == 1
         assert StoreAdmin(store).pins.list() == []
 
@@ -171,7 +171,7 @@ def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
 
 def take(path: Path, me: int, ready: Any) -> None:
     ready.wait()
-    pins = PinBook(Keep(path))
+    pins = PinBook(KeepFile(path))
     for i in range(10):
         try:
             pins.pin([(f"{me}-{i}", 10)])
@@ -183,7 +183,7 @@ def test_processes_that_pin_at_once_keep_the_cap(pins: PinBook) -> None:
     pins.set_cap(105)
     fork = multiprocessing.get_context("fork")
     ready = fork.Barrier(3)
-    takers = [fork.Process(target=take, args=(pins.place.path.parent, me, ready)) for me in range(3)]
+    takers = [fork.Process(target=take, args=(pins.cell.path.parent, me, ready)) for me in range(3)]
     for taker in takers:
         taker.start()
     for taker in takers:

@@ -158,9 +158,9 @@ def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, nam
 def test_a_folder_of_objects_that_became_a_link_is_refused(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put(canonical())
-        shard, elsewhere = file_of(root, key).parent, tmp_path / "elsewhere"
-        os.replace(shard, elsewhere)
-        shard.symlink_to(elsewhere)
+        folder, elsewhere = file_of(root, key).parent, tmp_path / "elsewhere"
+        os.replace(folder, elsewhere)
+        folder.symlink_to(elsewhere)
         before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
         for refused in (
             lambda: store.get_canonical(CONTEXT, CHUNK),

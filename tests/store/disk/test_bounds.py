@@ -13,7 +13,7 @@ import pytest
 
 from kamera.errors import StoreError, StoreFull
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.limit import Bounds
+from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.pins import PinBook
 from tests.store.builders import CONTEXT, canonical, file_of, patch
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def on_disk(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.glob("objects/*/*"))
+    return sum(path.stat().st_size for path in root.glob("objects/*"))
 
 
 # -- pins against the collector --------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
     with ChunkStore.open(root, ttl=100) as store:
         disk = store._disk
         assert isinstance(disk, DiskTier)
-        store._tiers._bounds = Bounds(disk, None, 100, clock)
+        store._tiers._bounds = DiskBounds(disk, None, 100, clock)
         disk.index.notes.clock = clock
         used, pinned, idle = (store.put(canonical(name * 64)) for name in "abc")
         StoreAdmin(store).pin([pinned])

@@ -8,12 +8,13 @@ import pytest
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.format import FORMAT_VERSION, encode
+from kamera.store.head import FORMAT_VERSION
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
     assert_same,
     canonical,
+    encode,
     file_of,
     flip,
     join,

@@ -201,7 +201,6 @@ LIES = {
     "chunk_id": "e" * 64,
     "fingerprint": "e" * 64,
     "anchor": "e" * 64,
-    "antecedents": '["z"]',
     "tokens": 77,
     "base": "z",
     "said": "{}",

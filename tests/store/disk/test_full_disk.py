@@ -150,6 +150,7 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
         drop_index(root)
     if kind == "with a damaged one":
         (root / "index.sqlite").write_bytes(b"no database " * 1000)
+    (root / "quarantine" / f"{keys[0]}.17.safetensors").write_bytes(b"damaged")
     before = snapshot(root)
     with ChunkStore.open(root, read_only=True, memory_limit=0) as store:
         assert {info.key for info in store.ls()} == set(keys)

@@ -60,7 +60,7 @@ class Rows:
     def claimed(self) -> list[str]:
         return []
 
-    def glance(self, key: str) -> str | None:
+    def stamp(self, key: str) -> str | None:
         return self.held[key][1] if key in self.held else None
 
     def row(self, key: str) -> Stamped | None:
@@ -210,7 +210,7 @@ def test_damage_met_in_use_is_repaired_from_the_files(tmp_path: Path, damage: st
         path.write_bytes(b"no database " * 1000)
     elif damage == "a row":
         with sqlite3.connect(path) as db:
-            db.execute("UPDATE objects SET antecedents = 'no json' WHERE key = ?", (ROWS[5].key,))
+            db.execute("UPDATE objects SET base = 'of no object' WHERE key = ?", (ROWS[5].key,))
         db.close()
     else:
         with sqlite3.connect(path) as db:

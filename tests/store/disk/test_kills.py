@@ -28,7 +28,7 @@ def store_of(root: Path) -> kills.Oracle:
 
 def file_of(root: Path, slot: int) -> Path:
     key = rig.record(slot, 1).key
-    return root / "objects" / key[:2] / f"{key}.safetensors"
+    return root / "objects" / f"{key}.safetensors"
 
 
 def test_writers_killed_at_any_call_lose_nothing_acknowledged() -> None:

@@ -14,8 +14,7 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.ops.patch import LowRank, Patch
 from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
-from kamera.store import format as object_format
-from kamera.store.format import open_object
+from kamera.store.codec import Codec
 from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
 
 
@@ -33,9 +32,9 @@ def test_a_slow_reader_does_not_restore_the_old_files_row(
         def overtaken(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
             store.put(patch(rank=2))
-            return open_object(*arguments, **named)
+            return Codec.open(*arguments, **named)
 
-        monkeypatch.setattr(object_format, "open_object", overtaken)
+        monkeypatch.setattr(Codec, "open", overtaken)
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 1
         assert [i.rank for i in store.ls()] == [2]
@@ -48,9 +47,9 @@ def test_a_just_replaced_file_is_not_quarantined(root: Path, monkeypatch: pytest
         def overtaken(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
             store.put(patch(rank=2))
-            return open_object(*arguments, **named)
+            return Codec.open(*arguments, **named)
 
-        monkeypatch.setattr(object_format, "open_object", overtaken)
+        monkeypatch.setattr(Codec, "open", overtaken)
         with pytest.raises(CorruptChunk):
             store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))

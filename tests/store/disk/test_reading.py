@@ -13,7 +13,7 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import reading as reading_module
-from kamera.store.opened import Room
+from kamera.store.opened import ObjectRoom
 from kamera.store.sources import FileSource
 from lab.reliability.forge import front_of, group_of, split
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def file_of(path: Path) -> Path:
-    [file] = path.rglob("objects/*/*.safetensors")
+    [file] = path.rglob("objects/*.safetensors")
     return file
 
 
@@ -134,9 +134,9 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
     """The file is closed then, and its descriptor may be another file's."""
     monkeypatch.setattr(reading_module, "_INLINE", 0)
     inside, refused, ended = threading.Event(), threading.Event(), []
-    fill = Room.fill
+    fill = ObjectRoom.fill
 
-    def slow(self: Room, group: str) -> None:
+    def slow(self: ObjectRoom, group: str) -> None:
         if group == "kv/0/v":
             inside.set()
             refused.wait(0.2)
@@ -148,7 +148,7 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
         else:
             fill(self, group)
 
-    monkeypatch.setattr(Room, "fill", slow)
+    monkeypatch.setattr(ObjectRoom, "fill", slow)
     monkeypatch.setattr(reading_module.os, "cpu_count", lambda: 2)
     data = file_of(path).read_bytes()
     damage(file_of(path), front_of(data) + split(data)[0]["kv/0/k"]["data_offsets"][0])
@@ -161,9 +161,9 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = canonical(kv=RECORD.kv, seed=9)
-    fill, done = Room.fill, []
+    fill, done = ObjectRoom.fill, []
 
-    def overtaken(self: Room, group: str) -> None:
+    def overtaken(self: ObjectRoom, group: str) -> None:
         if not done:
             done.append(group)
             with ChunkStore.open(path) as writer:
@@ -171,7 +171,7 @@ def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch
                 writer.put(other)
         fill(self, group)
 
-    monkeypatch.setattr(Room, "fill", overtaken)
+    monkeypatch.setattr(ObjectRoom, "fill", overtaken)
     with ChunkStore.open(path) as store:
         found = store.get_canonical(CONTEXT, CHUNK)
         assert found is not None

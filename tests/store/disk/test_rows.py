@@ -10,8 +10,7 @@ import pytest
 
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.files import ObjectFiles
-from kamera.store.format import encode
-from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, encode, file_of, patch
 
 
 @pytest.fixture

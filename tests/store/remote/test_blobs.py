@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import obstore.store
 import pytest
 
 from kamera.errors import StoreError
-from kamera.store.remote.blobs import Blobs, Head
+from kamera.store.remote.blobs import BlobHead, Blobs
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
@@ -69,10 +71,8 @@ def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     heads = blobs.heads([*names, "objects/none"], 10)
     assert heads[-1] is None
     for i, head in enumerate(heads[:-1]):
-        assert head == Head(bytes([i % 256]) * min(i + 1, 10), i + 1)
+        assert head == BlobHead(bytes([i % 256]) * min(i + 1, 10), i + 1)
     assert blobs.heads([], 10) == []
-    assert blobs.present([*names, "objects/none"]) == [True] * count + [False]
-    assert blobs.present([]) == []
 
 
 def test_names_are_those_under_the_prefix_and_no_others(opener: Opener) -> None:
@@ -80,74 +80,60 @@ def test_names_are_those_under_the_prefix_and_no_others(opener: Opener) -> None:
     first.put("objects/x", b"1")
     first.put("quarantine/x.1", b"2")
     second.put("objects/y", b"3")
-    assert sorted(first.listed("")) == ["objects/x", "quarantine/x.1"]
-    assert list(first.listed("quarantine/")) == ["quarantine/x.1"]
-    assert list(second.listed("objects/")) == ["objects/y"] and not second.listed("pins/")
+    assert sorted(first.marks("")) == ["objects/x", "quarantine/x.1"]
+    assert list(first.marks("quarantine/")) == ["quarantine/x.1"]
+    assert list(second.marks("objects/")) == ["objects/y"] and not second.marks("pins/")
     assert first.get("objects/y") is None
     first.close()
     second.close()
 
 
-def test_deleting_tells_whether_there_was_something(blobs: Blobs) -> None:
-    blobs.put("objects/a", b"1")
-    assert blobs.delete("objects/a")
-    assert not blobs.delete("objects/a")
-    assert blobs.get("objects/a") is None and not blobs.listed("")
-
-
 def test_many_are_removed_at_once_those_that_are_there(blobs: Blobs) -> None:
     for i in range(30):
         blobs.put(f"objects/{i}", b"1")
-    blobs.discard([f"objects/{i}" for i in range(10, 40)])
-    assert sorted(blobs.listed("")) == sorted(f"objects/{i}" for i in range(10))
-    blobs.discard([])
-    assert len(blobs.listed("")) == 10
+    blobs.delete([f"objects/{i}" for i in range(10, 40)])
+    assert sorted(blobs.marks("")) == sorted(f"objects/{i}" for i in range(10))
+    assert blobs.get("objects/10") is None
+    blobs.delete([])
+    assert len(blobs.marks("")) == 10
 
 
 def test_a_mark_changes_with_its_blob_and_only_then(blobs: Blobs) -> None:
     blobs.put("objects/a", b"1")
     blobs.put("objects/b", b"1")
-    before = blobs.listed("objects/")
-    assert blobs.listed("objects/") == before
+    before = blobs.marks("objects/")
+    assert blobs.marks("objects/") == before
     blobs.put("objects/a", b"2")
-    after = blobs.listed("objects/")
+    after = blobs.marks("objects/")
     assert after["objects/b"] == before["objects/b"]
     # a service without marks says so, and is asked for the front instead
     assert after["objects/a"] is None or after["objects/a"] != before["objects/a"]
 
 
-def test_what_is_created_never_replaces(blobs: Blobs) -> None:
-    assert blobs.create("objects/a", b"first")
-    assert not blobs.create("objects/a", b"second")
-    assert blobs.get("objects/a") == b"first" and list(blobs.listed("")) == ["objects/a"]
+def test_what_is_put_in_the_place_of_nothing_never_replaces(blobs: Blobs) -> None:
+    assert blobs.replace("objects/a", b"first", None)
+    assert not blobs.replace("objects/a", b"second", None)
+    assert blobs.get("objects/a") == b"first" and list(blobs.marks("")) == ["objects/a"]
 
 
-def can_exchange(blobs: Blobs) -> bool:
-    return not blobs.url.startswith("f://")
-
-
-def test_an_exchange_is_for_the_very_blob_that_was_read(blobs: Blobs) -> None:
+def test_a_blob_gives_way_only_as_the_one_that_was_read(blobs: Blobs) -> None:
     blobs.put("objects/a", b"old")
-    if not can_exchange(blobs):
-        with pytest.raises(StoreError, match="export it to a bundle"):
-            blobs.exchange("objects/a", b"old", b"new")
-        assert blobs.get("objects/a") == b"old"
-        return
-    assert blobs.exchange("objects/a", b"old", b"new")
-    assert not blobs.exchange("objects/a", b"old", b"newer")
-    assert not blobs.exchange("objects/none", b"old", b"new")
-    assert blobs.get("objects/a") == b"new" and list(blobs.listed("")) == ["objects/a"]
+    assert blobs.replace("objects/a", b"new", b"old")
+    assert not blobs.replace("objects/a", b"newer", b"old")
+    assert not blobs.replace("objects/none", b"new", b"old")
+    assert blobs.get("objects/a") == b"new" and list(blobs.marks("")) == ["objects/a"]
+    assert not blobs.replace("objects/a", None, b"old")
+    assert blobs.replace("objects/a", None, b"new") and not blobs.marks("")
+    assert not blobs.replace("objects/a", None, b"new")
 
 
 def test_exchanges_at_once_lose_nothing(blobs: Blobs) -> None:
-    if not can_exchange(blobs):
-        pytest.skip("it exchanges nothing")
     blobs.put("objects/a", b"0")
 
     def count(times: int) -> None:
         while times:
             held = blobs.get("objects/a") or b""
-            times -= blobs.exchange("objects/a", held, str(int(held) + 1).encode())
+            times -= blobs.replace("objects/a", str(int(held) + 1).encode(), held)
 
     counters = [threading.Thread(target=count, args=(8,)) for _ in range(3)]
     for counter in counters:
@@ -157,25 +143,35 @@ def test_exchanges_at_once_lose_nothing(blobs: Blobs) -> None:
     assert blobs.get("objects/a") == b"24"
 
 
+def test_what_is_deleted_while_it_is_replaced_does_not_come_back(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not blobs.url.startswith("f://"):
+        pytest.skip("the service refuses it")
+    blobs.put("objects/a", b"old")
+    get, deletes = obstore.get, threading.Thread(target=lambda: blobs.delete(["objects/a"]))
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        found = get(*arguments, **named)
+        deletes.start()
+        deletes.join(0.2)  # it waits for the one that replaces
+        return found
+
+    monkeypatch.setattr(obstore, "get", overtaken)
+    blobs.replace("objects/a", b"new", b"old")
+    deletes.join()
+    assert not blobs.marks("")
+
+
 def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
     blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=60, retries=0, shown="s3://")
     blobs.put("objects/a", b"old")
     s3.heeds_conditions = False
-    for use in (lambda: blobs.create("objects/a", b"x"), lambda: blobs.exchange("objects/a", b"old", b"x")):
+    for expected in (None, b"old"):
         with pytest.raises(StoreError, match="If-Match"):
-            use()
-    assert blobs.get("objects/a") == b"old" and list(blobs.listed("")) == ["objects/a"]
+            blobs.replace("objects/a", b"x", expected)
+    assert blobs.get("objects/a") == b"old" and list(blobs.marks("")) == ["objects/a"]
     blobs.close()
-
-
-def test_only_the_very_blob_is_set_aside(blobs: Blobs) -> None:
-    blobs.put("objects/a", b"bad")
-    assert not blobs.set_aside("objects/a", b"other", "quarantine/a.1")
-    assert blobs.get("objects/a") == b"bad"
-    assert blobs.set_aside("objects/a", b"bad", "quarantine/a.1")
-    assert list(blobs.listed("")) == ["quarantine/a.1"]
-    assert blobs.get("quarantine/a.1") == b"bad"
-    assert not blobs.set_aside("objects/a", b"bad", "quarantine/a.2")
 
 
 def test_a_value_too_large_for_redis_is_never_sent(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.store.remote.blobs import Head
+from kamera.store.remote.blobs import BlobHead
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
@@ -90,16 +90,16 @@ class Flaky:
     def put(self, name: str, data: bytes) -> None:
         self.get(name)
 
-    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         raise NotImplementedError
 
-    def delete(self, name: str) -> bool:
+    def delete(self, names: Sequence[str]) -> None:
         raise NotImplementedError
 
-    def set_aside(self, name: str, data: bytes, place: str) -> bool:
+    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         raise NotImplementedError
 
-    def names(self) -> list[str]:
+    def marks(self, folder: str) -> dict[str, str | None]:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Flaky:
 
 def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     clock, blobs = Clock(), Flaky()
-    guard = Guard(blobs, lambda: breaker(clock))
+    guard = Guard(blobs, breaker(clock), breaker(clock))
     with caplog.at_level(logging.WARNING):
         blobs.up = False
         for _ in range(50):
@@ -130,7 +130,7 @@ def test_a_remote_that_refuses_to_write_is_still_read() -> None:
         def put(self, name: str, data: bytes) -> None:
             raise ConnectionError("no room")
 
-    guard = Guard(Full(), lambda: breaker(Clock()))
+    guard = Guard(Full(), breaker(Clock()), breaker(Clock()))
     for _ in range(5):
         with pytest.raises(RemoteUnavailable, match=r"writes|left alone"):
             guard.put("a", b"")
@@ -140,7 +140,7 @@ def test_a_remote_that_refuses_to_write_is_still_read() -> None:
 
 def test_an_interrupted_trial_does_not_keep_the_remote_shut() -> None:
     clock, blobs = Clock(), Flaky()
-    guard = Guard(blobs, lambda: breaker(clock))
+    guard = Guard(blobs, breaker(clock), breaker(clock))
     blobs.up = False
     for _ in range(2):
         with pytest.raises(RemoteUnavailable):
@@ -156,7 +156,7 @@ def test_a_server_that_hangs_is_asked_twice_and_then_left_alone(server: RedisSer
     clock = Clock()
     url = f"unix://{server.socket}"
     blobs = RedisBlobs(url, "p/", timeout=0.5, retries=1, shown="shown://")
-    guard = Guard(blobs, lambda: breaker(clock))
+    guard = Guard(blobs, breaker(clock), breaker(clock))
     server.client().set("p/objects/a", b"blob")
     server.pause()
     for _ in range(20):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.remote.listing import Listing
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import S3Server
@@ -86,13 +87,12 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
         for i in range(6):
             store.put(canonical(f"{i:064x}"))
         remote = remote_of(store)
-        small = remote._lister()
-        small._bound = 4
+        small = Listing(remote._blobs, remote._codec, "", bound=4)
         for _ in range(2):
-            assert sorted(info.key for info in small()) == sorted(info.key for info in store.ls())
+            assert sorted(info.key for info in small.infos()) == sorted(info.key for info in store.ls())
             assert len(small._known) == 4
         StoreAdmin(store).gc(0)
-        assert list(small()) == [] and not small._known
+        assert list(small.infos()) == [] and not small._known
 
 
 def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
@@ -108,7 +108,7 @@ def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None
             calls.append(remote_of(store).stats().calls)
         # one for the chunk that is asked with, one for all that were found
         assert [after - before for before, after in itertools.pairwise(calls)] == [2, 2]
-        store._tiers.remote.delete(embedded[1].key)  # type: ignore[union-attr]
+        store._tiers.remote.delete([embedded[1].key])  # type: ignore[union-attr]
         found = {hit.chunk_id for hit in store.search(embedded[0].chunk_id, k=11, context=CONTEXT)}
         assert found == {record.chunk_id for record in embedded[2:]}
 

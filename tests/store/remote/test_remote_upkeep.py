@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.pins import Pin, PinBook
-from kamera.store.remote.pins import RemotePlace
+from kamera.store.pins import PinBook, PinEntry
+from kamera.store.remote.blobs import BlobCell
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, is_pinned, patch
@@ -61,15 +62,15 @@ def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisSer
     with ChunkStore.open(server.url("timeout=60")) as store:
         key = store.put(canonical())
         now = [1000.0]
-        pins = PinBook(RemotePlace(remote_of(store)._blobs), lambda: now[0])
+        pins = PinBook(BlobCell(remote_of(store)._blobs), lambda: now[0])
         pins.pin([(key, 10)], ttl=60)
         now[0] += 59.9
-        assert pins.list() == [Pin(key, 10, 1060.0)] and is_pinned(pins, key)
+        assert pins.list() == [PinEntry(key, 10, 1060.0)] and is_pinned(pins, key)
         now[0] += 0.2
         assert pins.list() == [] and not is_pinned(pins, key) and pins.unpin([key]) == 0
         pins.pin([(key, 10)])
         now[0] += 1e9
-        assert pins.list() == [Pin(key, 10, None)]
+        assert pins.list() == [PinEntry(key, 10, None)]
 
 
 def test_the_cap_binds_every_client(
@@ -127,11 +128,11 @@ def test_a_pin_during_gc_is_honoured_by_the_next_batch(
     two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    key = one.put(canonical())
-    one.put(patch())
+    one.put(canonical())
+    key = one.put(patch())
     names = PinBook.list
 
-    def then_pinned(self: PinBook) -> list[Pin]:
+    def then_pinned(self: PinBook) -> list[PinEntry]:
         found = names(self)
         monkeypatch.undo()
         StoreAdmin(other).pin([key])
@@ -142,14 +143,25 @@ def test_a_pin_during_gc_is_honoured_by_the_next_batch(
     assert len(one.ls()) == 2
 
 
-def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
+def test_damaged_pins_are_an_error_and_nothing_is_collected(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60")) as store:
         key = store.put(canonical())
         StoreAdmin(store).pin([key], ttl=0.001)
-        [pin] = [k for k in server.client().keys("*/pins/*") if key in k.decode()]
-        for damage in (b"", b"x y", b"10 nan", b"-1 5", b"\xff\xff"):
-            server.client().set(pin, damage or b"\0")
-            assert StoreAdmin(store).gc(0).removed == () and is_pinned(StoreAdmin(store).pins, key)
+        [book] = server.client().keys("*/keep.json")
+        for damage in (b"\0", b"x y", b"{}", b'{"format": 1}', b"\xff\xff"):
+            server.client().set(book, damage)
+            with pytest.raises(StoreError, match=r"pins .*keep\.json.*delete it"):
+                StoreAdmin(store).gc(0)
+            with pytest.raises(StoreError, match="pins"):
+                StoreAdmin(store).pin([key])
+        assert [info.key for info in store.ls()] == [key]
+
+
+def test_clients_that_pin_at_once_lose_nothing(two: tuple[ChunkStore, ChunkStore]) -> None:
+    keys = [two[0].put(canonical(f"{i:064x}")) for i in range(6)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: StoreAdmin(two[i % 2]).pin([keys[i]]), range(6)))
+    assert [pin.name for pin in StoreAdmin(two[0]).pins.list()] == sorted(keys)
 
 
 def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import DiskTier
-from kamera.store.format import encode
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
-from tests.store.builders import CONTEXT, assert_same, canonical, patch, records
+from tests.store.builders import CONTEXT, assert_same, canonical, encode, patch, records
 
 SECRET = b"a secret of acme, 32 bytes long!"
 OLD, NEW, STRAY = (bytes([i]) * 32 for i in (1, 2, 3))
@@ -43,7 +42,7 @@ def folder_of(root: Path) -> Path:
 
 
 def objects_of(root: Path) -> dict[str, Path]:
-    return {path.stem: path for path in folder_of(root).glob("objects/*/*")}
+    return {path.stem: path for path in folder_of(root).glob("objects/*")}
 
 
 def fill(store: ChunkStore, count: int = 3) -> None:

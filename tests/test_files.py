@@ -1,0 +1,64 @@
+"""A file appears whole or not at all, whoever dies; a lock has one holder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kamera import files
+from kamera.files import ASIDE, locked, published
+from tests.killing import die, in_child
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_a_file_is_the_old_one_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
+) -> None:
+    if not nameless:
+        monkeypatch.setattr(files, "_without_name", lambda *_: None)
+    path = tmp_path / "a"
+    with published(path) as file:
+        file.write(b"old")
+    with pytest.raises(KeyError), published(path) as file:
+        file.write(b"half")
+        assert path.read_bytes() == b"old"
+        raise KeyError
+    assert (path.read_bytes(), names(tmp_path)) == (b"old", ["a"])
+    with published(path, 0o640) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), names(tmp_path), path.stat().st_mode & 0o7777) == (b"new", ["a"], 0o640)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_without_name", lambda *_: None)
+
+    def dies(tell: object) -> None:
+        with published(tmp_path / "a") as file:
+            file.write(b"half")
+            die()
+
+    assert in_child(dies).killed
+    assert [name.startswith(ASIDE) for name in names(tmp_path)] == [True]
+    with published(tmp_path / "b") as one:
+        one.write(b"1")
+        with published(tmp_path / "c") as other:
+            other.write(b"2")
+        assert len(names(tmp_path)) == 2, "the dead one's is gone, that of b is not"
+    assert names(tmp_path) == ["b", "c"]
+
+
+def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:
+    for path, flags in ((tmp_path, os.O_RDONLY), (tmp_path / "lock", os.O_RDWR | os.O_CREAT)):
+        says = f"{path.name} has been locked.*{os.getpid()}"
+        with locked(path, flags=flags), pytest.raises(TimeoutError, match=says):
+            locked(path, 0.01, flags).__enter__()
+        with locked(path, 0.01, flags):
+            pass
