@@ -4,22 +4,21 @@ from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, LiveKV, Sampling, Span, Written
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
-from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
-from kamera.engines.values import FEATURES, Answer, Answers, Named, PositionLimits, Probe, Work
+from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
+from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
 
 __all__ = [
     "FEATURES",
     "Account",
-    "Answer",
     "Answers",
     "Bytes",
     "Calls",
-    "Cancelled",
+    "Continuation",
     "Engine",
     "Extent",
     "LiveKV",
+    "ModelName",
     "Move",
-    "Named",
     "PositionLimits",
     "Probe",
     "Sampling",
@@ -28,6 +27,7 @@ __all__ = [
     "Stand",
     "Usage",
     "Work",
+    "WorkCancelled",
     "Written",
     "behind",
     "bytes_of",
