@@ -16,7 +16,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Owner, PatchBytes
 from kamera.cli.output import Output
 from kamera.cli.place import Coded, StorePlace, StoreUrl
-from kamera.compile import Job, PlanFile, Settings, SoloTeam, Team, read_plan
+from kamera.compile import CompileJob, PlanFile, Settings, SoloTeam, Team, read_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
@@ -101,7 +101,7 @@ def compile_plan(
         _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
     load = partial(loading.load, model, show_progress=out.shows_progress and where is None)
     with _team(where, load, place, settings, gpu=(loading.device or "").startswith("cuda")) as (team, opened):
-        job = Job(planned, team, opened, settings)
+        job = CompileJob(planned, team, opened, settings)
         with out.progress(job.units, "part") as bar:
             for step in job.steps():
                 bar.set_postfix_str(step.doing, refresh=False)

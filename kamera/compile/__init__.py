@@ -1,8 +1,8 @@
 """Patch compilation as a job: read a plan, form and store the missing objects, report."""
 
-from kamera.compile.job import Job, Step, run_plan
+from kamera.compile.job import CompileJob, Step, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
-from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure, Probes
+from kamera.compile.report import Batches, BreakEven, CompileReport, Failure, ObjectCounts, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.worker import SoloTeam, Team
 from kamera.errors import PlanError
@@ -10,10 +10,10 @@ from kamera.errors import PlanError
 __all__ = [
     "Batches",
     "BreakEven",
+    "CompileJob",
     "CompileReport",
-    "Counts",
     "Failure",
-    "Job",
+    "ObjectCounts",
     "PlanError",
     "PlanFile",
     "PlannedWindow",

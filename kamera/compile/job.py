@@ -26,7 +26,7 @@ from kamera.store import ChunkStore
 
 @dataclass(frozen=True)
 class Step:
-    """Progress of a job: ``units`` of `Job.units` are done. ``doing`` is "canonicals" or "patches"."""
+    """Progress of a job: ``units`` of `CompileJob.units` are done. ``doing`` is "canonicals" or "patches"."""
 
     doing: str
     units: int
@@ -35,9 +35,9 @@ class Step:
 def run_plan(
     plan: PlanFile, backbone: Backbone, store: ChunkStore, settings: Settings | None = None
 ) -> CompileReport:
-    """Compile a plan completely in this process and report. Raises the errors of `Job`."""
+    """Compile a plan completely in this process and report. Raises the errors of `CompileJob`."""
     settings = settings or Settings()
-    job = Job(plan, SoloTeam(backbone, store, settings), store, settings)
+    job = CompileJob(plan, SoloTeam(backbone, store, settings), store, settings)
     for _ in job.steps():
         pass
     return job.report()
@@ -56,7 +56,7 @@ def refuse_ids(windows: Iterable[PlannedWindow], missing: Collection[tuple[Syste
         raise PlanError(unknown)
 
 
-class Job:
+class CompileJob:
     """One run of a plan by a team; iterating `steps` does the work, `report` gives the present state.
 
     ``store`` is the store that the team writes to. Raises PlanError, before anything is stored, for a chunk

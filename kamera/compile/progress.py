@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kamera.compile.plan import ChunkSource, PlannedWindow
-from kamera.compile.report import Counts, Failure
+from kamera.compile.report import Failure, ObjectCounts
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Branch, Growth, Location, Sources
 from kamera.compile.trie import Path, leaves, prefixes, shards
@@ -29,7 +29,7 @@ class PlanNode:
 
     It stands at ``places`` positions of the plan's windows, ``orbit_places`` of them in lines that want an
     orbit patch, which ``owner``, the first node of the same set, forms within ``orbit_budget``. ``outcome``
-    is that of its patch, as in `Counts`, and empty until then.
+    is that of its patch, as in `ObjectCounts`, and empty until then.
     """
 
     location: Location
@@ -111,7 +111,7 @@ class Progress:
 
     # -- totals --------------------------------------------------------------------------------
 
-    def canonicals(self) -> Counts:
+    def canonicals(self) -> ObjectCounts:
         """Counts over the positions whose chunk was located or refused."""
         counts: Counter[str] = Counter()
         formed = {(s, row.chunk_id) for (s, _), row in self._locations.items() if row.formed}
@@ -123,9 +123,9 @@ class Progress:
                 elif row is not None:
                     counts["formed" if (planned.system, row.chunk_id) in formed else "reused"] += 1
                     formed.discard((planned.system, row.chunk_id))  # formed once, and then reused
-        return Counts(**counts)
+        return ObjectCounts(**counts)
 
-    def patches(self) -> Counts:
+    def patches(self) -> ObjectCounts:
         """Counts over the settled positions with antecedents."""
         counts = Counter(skipped=sum(self._absent(planned) for planned in self.windows))
         for path, node in self._nodes():
@@ -133,9 +133,9 @@ class Progress:
                 counts[node.outcome] += node.places
                 if node.outcome == "formed":
                     counts.update(formed=1 - node.places, reused=node.places - 1)
-        return Counts(**counts)
+        return ObjectCounts(**counts)
 
-    def orbits(self) -> Counts:
+    def orbits(self) -> ObjectCounts:
         """Counts of orbit patches, over the positions of lines that request them."""
         wanted = [planned for planned in self.windows if self._settings.orbit_of(planned)]
         counts = Counter(skipped=sum(self._absent(planned) for planned in wanted))
@@ -150,7 +150,7 @@ class Progress:
                 counts["reused"] += node.orbit_places
                 formed.update([owner] if owner.orbit_formed else [])
         counts.update(formed=len(formed), reused=-len(formed))
-        return Counts(**counts)
+        return ObjectCounts(**counts)
 
     def formed_tokens(self) -> int:
         """Tokens of the chunks whose patches were formed, counted per node."""

@@ -9,7 +9,7 @@ from kamera.engines import Spent, Usage
 
 
 @dataclass(frozen=True)
-class Counts:
+class ObjectCounts:
     """``formed`` in this run, ``reused`` from the store, ``skipped`` because their window failed."""
 
     formed: int = 0
@@ -103,9 +103,9 @@ class CompileReport:
 
     windows: int
     chunks: int
-    canonicals: Counts
-    patches: Counts
-    orbits: Counts
+    canonicals: ObjectCounts
+    patches: ObjectCounts
+    orbits: ObjectCounts
     refused: int
     forwards: int
     tokens: int

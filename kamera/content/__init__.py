@@ -27,7 +27,7 @@ from kamera.content.image_only import load_image_only
 from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
-from kamera.content.media_tokens import Media
+from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.naming import names_media
 from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
@@ -62,9 +62,9 @@ __all__ = [
     "Ids",
     "LandmarkReader",
     "Landmarks",
-    "Media",
     "Message",
     "Places",
+    "ProcessedMedia",
     "Rendered",
     "Seams",
     "Segment",

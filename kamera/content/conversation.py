@@ -14,7 +14,7 @@ import torch
 from kamera import forks
 from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders, turn_borders
 from kamera.content.gear import candidates
-from kamera.content.media_tokens import Media, MediaTokens, expand
+from kamera.content.media_tokens import MediaTokens, ProcessedMedia, expand
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id
 from kamera.content.template import ChatTemplate, Message, media_items
@@ -58,7 +58,7 @@ class Conversations:
         with self._lock:
             return self._rendered(messages, tools)
 
-    def media(self, item: Mapping[str, Any]) -> Media:
+    def media(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """Tokens, pixels and digest of a picture or video item of a message."""
         with self._lock:
             return self._media.of(item)
@@ -117,13 +117,13 @@ class Conversations:
         self,
         ids: list[int],
         stable: int,
-        media: list[tuple[tuple[int, int], Media]],
+        media: list[tuple[tuple[int, int], ProcessedMedia]],
         owners: list[tuple[int, tuple[int, int]]],
         closed: set[int],
-    ) -> tuple[tuple[Extent, ...], list[tuple[int, int, Media | None]]]:
+    ) -> tuple[tuple[Extent, ...], list[tuple[int, int, ProcessedMedia | None]]]:
         """The texts, and the segments of texts and media."""
         borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
-        of: dict[int, Media] = {}
+        of: dict[int, ProcessedMedia] = {}
         for (start, stop), item in media:
             before, after = self._wrapper(item.kind)
             if before and ids[start - len(before) : start] == before:
@@ -133,7 +133,7 @@ class Conversations:
             # no border falls inside a picture's span
             borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
             of[start] = item
-        out: list[tuple[int, int, Media | None]] = []
+        out: list[tuple[int, int, ProcessedMedia | None]] = []
         places = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
         shortest = min(SHORTEST, self._longest)
         extents = list(pairwise(sorted(borders)))
@@ -152,7 +152,7 @@ class Conversations:
         ids: list[int],
         start: int,
         stop: int,
-        media: Media | None,
+        media: ProcessedMedia | None,
         owners: list[tuple[int, tuple[int, int]]],
         messages: Sequence[Message],
     ) -> Segment:
@@ -294,7 +294,11 @@ class Conversations:
         return self._wrappers[kind]
 
     def _check_together(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, media: list[Media], ids: list[int]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        media: list[ProcessedMedia],
+        ids: list[int],
     ) -> None:
         """Check, once for each mixture of media, that the processor gives equal tokens for all and for each.
 

@@ -23,7 +23,7 @@ HELD = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Media:
+class ProcessedMedia:
     """A picture or clip after the processor.
 
     ``ids`` are the tokens that replace its placeholder, ``inputs`` its own model inputs (pixels, grids),
@@ -43,9 +43,9 @@ class MediaTokens:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._held: OrderedDict[str, Media] = OrderedDict()
+        self._held: OrderedDict[str, ProcessedMedia] = OrderedDict()
 
-    def of(self, item: Mapping[str, Any]) -> Media:
+    def of(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind = str(item["type"])
         pixels: Any = load_image(item) if kind == "image" else _clip(item)
@@ -68,18 +68,18 @@ class MediaTokens:
             made = self._template.processor(text=[text], **media, add_special_tokens=special)
         return {name: torch.as_tensor(value) for name, value in made.items()}
 
-    def _make(self, kind: str, name: str, pixels: Any) -> Media:
+    def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
         given = processor_media([pixels], []) if kind == "image" else processor_media([], [pixels])
         text = [self._template.placeholder(kind)]
         with self._template.exclusive.alone():
             made = self._template.processor(text=text, **given, add_special_tokens=False)
         inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
         ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
-        return Media(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
+        return ProcessedMedia(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
 
 
 def expand(
-    ids: Sequence[int], placeholders: Mapping[str, int], media: Sequence[Media]
+    ids: Sequence[int], placeholders: Mapping[str, int], media: Sequence[ProcessedMedia]
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """``ids`` with each placeholder replaced by the tokens of its media, and the span of each.
 

@@ -6,27 +6,26 @@ from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
-from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
+from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.showing import LiveExecutor, check_places
-from kamera.engines.values import FEATURES, Answer, Answers, Named, PositionLimits, Probe, Work
+from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
 
 __all__ = [
     "FEATURES",
     "Account",
-    "Answer",
     "Answers",
     "Base",
     "Bytes",
     "Calls",
-    "Cancelled",
+    "Continuation",
     "Engine",
     "Executor",
     "Extent",
     "LiveExecutor",
     "LiveKV",
+    "ModelName",
     "Move",
-    "Named",
     "Offset",
     "Part",
     "PositionLimits",
@@ -40,6 +39,7 @@ __all__ = [
     "StoredPart",
     "Usage",
     "Work",
+    "WorkCancelled",
     "Written",
     "behind",
     "bytes_of",

@@ -16,7 +16,7 @@ import torch
 
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
 from kamera.engines.extent import Extent
-from kamera.engines.values import Answer, Named, PositionLimits, Probe, Work
+from kamera.engines.values import Continuation, ModelName, PositionLimits, Probe, Work
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
@@ -148,7 +148,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def named(self) -> Named:
+    def named(self) -> ModelName:
         """The model's name for messages."""
         ...
 
@@ -336,7 +336,7 @@ class Engine(Protocol):
         behind: LiveKV,
         spans: Sequence[Encoded] = (),
         **sampling: Any,
-    ) -> Answer:
+    ) -> Continuation:
         """New tokens after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``, ``spans`` follow it.
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of

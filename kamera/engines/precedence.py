@@ -15,7 +15,7 @@ PATIENCE = 1.0
 """Seconds that later work gives way at one place: it may hold what the call in progress waits for."""
 
 
-class Cancelled(Exception):
+class WorkCancelled(Exception):
     """Ends later work whose result nobody wants any more."""
 
 
@@ -81,7 +81,7 @@ class Calls:
         with self._changed:
             self._changed.wait_for(lambda: unwanted() or not self._go_first, PATIENCE)
         if unwanted():
-            raise Cancelled
+            raise WorkCancelled
 
     @property
     def _go_first(self) -> bool:

@@ -45,7 +45,7 @@ class PositionLimits:
             )
 
 
-class Named(NamedTuple):
+class ModelName(NamedTuple):
     """The name of a model in messages: its class, its checkpoint ("" for none), and its dtype."""
 
     kind: str
@@ -66,7 +66,7 @@ class Probe(NamedTuple):
     tolerance: float
 
 
-class Answer(NamedTuple):
+class Continuation(NamedTuple):
     """New tokens ``[sequences, new]``, and KV of what ran for them.
 
     ``kvs`` are those of the spans that came with the question, which ran in ``forwards`` forwards (the

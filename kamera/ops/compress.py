@@ -26,7 +26,8 @@ Key = tuple[int, str]  # layer, channel
 
 
 class Columns(NamedTuple):
-    """Factors of stacked channels, stored: floats or codes ``[n, rows, …]``, the codes' scales ``[n, m]``."""
+    """Factors of a stack of channels as they are stored: floats or codes ``[n, rows, …]``, and the scales
+    ``[n, m]`` of codes."""
 
     stored: torch.Tensor
     scales: torch.Tensor | None

@@ -20,7 +20,7 @@ from enum import IntEnum
 import torch
 
 from kamera import forks
-from kamera.engines import Account, Cancelled, Engine, calls_of, later, open_accounts
+from kamera.engines import Account, Engine, WorkCancelled, calls_of, later, open_accounts
 from kamera.patches.owed import Owed, pay
 
 LIMIT = 1 << 30
@@ -235,7 +235,7 @@ class Later:
         try:
             with self._as_later(piece):
                 return [] if piece.work is None else [*(piece.work() or ())]
-        except Cancelled:
+        except WorkCancelled:
             pass
         except BaseException as error:  # no error may be lost with the thread
             logger.error("later work failed: %s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kamera.content import Chunk, Extent, Media, Rendered
+from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, laid_out
 from kamera.sessions.modes import Order
@@ -24,7 +24,7 @@ class Orders:
     prompt: Rendered
     before: Layout | None
     slots: Sequence[Slot]
-    media: Mapping[str, Media]
+    media: Mapping[str, ProcessedMedia]
     again: Collection[Extent]
     apart: bool
     samples: bool

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Conversations, Media, Message, Rendered, media_items
+from kamera.content import Conversations, Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
@@ -186,7 +186,7 @@ def arranged(
     return Outcome(report, (), str(answer))
 
 
-def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Media]) -> None:
+def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:
     """Raise WindowFull for a prompt with more positions than the model was made for."""
     backbone = anchors.backbone
     limit = backbone.limits.trained

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Answer, Sampling, Span, Written
+from kamera.engines import Continuation, Sampling, Span, Written
 from kamera.ops import (
     KV,
     NO_KV,
@@ -74,7 +74,7 @@ class _Run(Keeping):
     facts: Mapping[str, Facts]
     tally: Tally
     inquiry: Inquiry | None = None
-    answer: Answer | None = None
+    answer: Continuation | None = None
     placed: set[int] = field(default_factory=set)
 
     def done(self) -> Ran:

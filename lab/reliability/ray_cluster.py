@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kamera import Backbone, ChunkStore, testbed
-from kamera.compile import CompileReport, Job, Settings, read_plan, run_plan
+from kamera.compile import CompileJob, CompileReport, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.store import StoreAdmin
 from kamera.store.codec import Codec
@@ -44,7 +44,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
             RayTeam(Cluster(None, WORKERS), load, reach, settings, threads=threads) as team,
             reach() as store,
         ):
-            job = Job(plan, team, store, settings)
+            job = CompileJob(plan, team, store, settings)
             # a shard has come back and the others are at work: one of the two workers dies
             moment, killed = rng.randrange(1, WORKERS + 2), 0
             for step in job.steps():

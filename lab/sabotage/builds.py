@@ -8,7 +8,7 @@ left alone but for the last.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from kamera.engines.hf.live import LiveCache
 from kamera.ops import Patch, PatchBudget, RopeSpec, rope
 from kamera.ops.kernels import native_path, torch_path
 from kamera.ops.kernels.dispatch import _triton
+from kamera.ops.kernels.stored import Writing
 from kamera.patches import Former
 from kamera.window import ReusePolicy
 
@@ -90,19 +91,12 @@ def _in_kernels(fault: Fault) -> Build:
     """Kernels that serve all they are given with this fault."""
 
     def wrong(write: Callable[..., None]) -> Callable[..., None]:
-        def served(
-            into: Any,
-            source: Any,
-            patch: Patch | None,
-            layout: Any,
-            offset: Sequence[int],
-            *,
-            phased_only: bool,
-        ) -> None:
-            none = Patch.of([{} for _ in layout], into.groups)
-            of = fault(Material(source, patch or none, layout, tuple(offset), none, none, seed=0))
-            held = None if patch is None else of.patch.grouped(into.groups)
-            write(into, source, held, of.layout, of.offset, phased_only=phased_only)
+        def served(given: Writing) -> None:
+            none, groups = Patch.of([{} for _ in given.layout], given.into.groups), given.into.groups
+            patch = given.patch or none
+            of = fault(Material(given.source, patch, given.layout, given.offset, none, none, seed=0))
+            held = None if given.patch is None else of.patch.grouped(groups)
+            write(given._replace(patch=held, layout=of.layout, offset=of.offset))
 
         return served
 
@@ -113,7 +107,7 @@ def _no_turn_in_place() -> AbstractContextManager[None]:
     """Kernels that leave a span that only turns as it stands."""
 
     def wrong(write: Callable[..., None]) -> Callable[..., None]:
-        return lambda *given, phased_only: None if phased_only else write(*given, phased_only=False)
+        return lambda given: None if given.phased_only else write(given)
 
     return _writes(wrong)
 

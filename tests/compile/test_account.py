@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import CompileReport, Job, Probes, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import CompileJob, CompileReport, Probes, Settings, SoloTeam, read_plan, run_plan
 from kamera.engines import Spent
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.window.rig import Seen, watching
@@ -60,6 +60,6 @@ def test_proofs_are_work_of_a_job_and_probes_come_on_top(tmp_path, plan):
 def test_an_unfinished_job_has_all_it_ran_on_its_account(tmp_path, plan):
     backbone = vision_backbone()
     with ChunkStore.open(tmp_path / "store") as store, watching(backbone, probes=True) as seen:
-        job = Job(plan, SoloTeam(backbone, store, PROVING), store, PROVING)
+        job = CompileJob(plan, SoloTeam(backbone, store, PROVING), store, PROVING)
         for step in job.steps():
             assert equals(job.report(), seen), step

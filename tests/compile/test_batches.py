@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import Batches, Counts, Job, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import Batches, CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.compile.test_team import Several
@@ -30,7 +30,7 @@ def frames(tmp_path) -> list[list]:
 def compiled(folder, plan, settings, team_of=None):
     with ChunkStore.open(folder) as store:
         team = team_of(store) if team_of else SoloTeam(vision_backbone(), store, settings)
-        job = Job(plan, team, store, settings)
+        job = CompileJob(plan, team, store, settings)
         done = sum(step.units for step in job.steps())
         assert done == job.units
         return contents(store), job.report()
@@ -65,7 +65,7 @@ def test_a_batched_job_stores_equal_objects_in_fewer_forwards(tmp_path, frames):
     assert report.batches.equal == trials == 2
     assert pairs >= 3
     assert report.forwards == alone.forwards - pairs + trials < alone.forwards
-    assert report.canonicals == alone.canonicals == Counts(formed=12)
+    assert report.canonicals == alone.canonicals == ObjectCounts(formed=12)
 
 
 def test_where_a_batch_changes_a_bit_every_chunk_goes_alone(tmp_path, frames):
@@ -92,7 +92,7 @@ def test_what_was_there_before_changes_no_byte(tmp_path, frames):
     compiled(tmp_path / "twos", some, TWOS)
     got, report = compiled(tmp_path / "twos", plan, TWOS)
     assert got == want
-    assert report.canonicals == Counts(formed=8, reused=6)
+    assert report.canonicals == ObjectCounts(formed=8, reused=6)
 
 
 def test_workers_that_batch_leave_what_one_leaves(tmp_path, frames):
@@ -100,7 +100,7 @@ def test_workers_that_batch_leave_what_one_leaves(tmp_path, frames):
     want, _ = compiled(tmp_path / "alone", plan, ALONE)
     got, report = compiled(tmp_path / "many", plan, TWOS, lambda store: Several(2, store, TWOS, 0))
     assert got == want
-    assert report.canonicals == Counts(formed=12, reused=3)
+    assert report.canonicals == ObjectCounts(formed=12, reused=3)
 
 
 def test_a_chunk_described_twice_in_one_batch_is_formed_once(tmp_path, frames):
@@ -110,7 +110,7 @@ def test_a_chunk_described_twice_in_one_batch_is_formed_once(tmp_path, frames):
         twice += [[[image, text]], [[{"image": str(other)}, text]]]
     plan = read_plan(write_plan(tmp_path, *twice))
     _, report = compiled(tmp_path / "s", plan, TWOS)
-    assert report.canonicals == Counts(formed=12, reused=12)
+    assert report.canonicals == ObjectCounts(formed=12, reused=12)
     with ChunkStore.open(tmp_path / "s") as store:
         assert report.bytes_stored == sum(row.bytes for row in store.ls("canonical"))
 

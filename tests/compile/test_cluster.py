@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore
-from kamera.compile import Job, Settings, read_plan, run_plan
+from kamera.compile import CompileJob, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.engines.hf import Backbone, Observer
 from kamera.errors import ClusterError, KameraError
@@ -61,7 +61,7 @@ def test_workers_store_the_objects_of_one_process_despite_kills(tmp_path):
         want = contents(store)
     reach = partial(ChunkStore.open, tmp_path / "shared")
     with RayTeam(Cluster(None, 2), load, reach, SETTINGS, threads=1) as team, reach() as store:
-        job = Job(plan, team, store, SETTINGS)
+        job = CompileJob(plan, team, store, SETTINGS)
         list(job.steps())
         report = job.report()
         assert contents(store) == want
@@ -87,7 +87,7 @@ def test_what_cannot_be_done_ends_the_job_by_name(tmp_path):
     assert not (tmp_path / "shared").exists()
     load = partial(Backbone.from_pretrained, vision_model(), dtype="float32")
     with RayTeam(Cluster(None, 1), load, reach, SETTINGS, threads=1) as team, reach() as store:
-        job = Job(plan, team, store, SETTINGS)
+        job = CompileJob(plan, team, store, SETTINGS)
         with pytest.raises(ClusterError, match="one task has killed 3 workers"):
             list(team.run(die_of_it, ["a task"]))
         assert team.reruns == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import Counts, Job, PlanError, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile.prompt import context_of
 from kamera.engines.hf import Backbone, Observer
 from kamera.engines.hf.meter import is_probe
@@ -89,7 +89,11 @@ def test_a_second_run_runs_no_module_of_the_model(tmp_path, backbone, store, fra
         again = run_plan(plan, backbone, store, settings)
     assert second["any"] == 0
     assert (again.forwards, again.tokens, again.vision_encodes, again.bytes_stored) == (0, 0, 0, 0)
-    assert (again.canonicals, again.patches, again.orbits) == (Counts(0, 5), Counts(0, 3), Counts(0, 3))
+    assert (again.canonicals, again.patches, again.orbits) == (
+        ObjectCounts(0, 5),
+        ObjectCounts(0, 3),
+        ObjectCounts(0, 3),
+    )
     assert objects(tmp_path / "store") == before
 
 
@@ -101,8 +105,8 @@ def test_a_shared_prefix_is_prefilled_once(tmp_path, backbone, store, frames):
     # the anchor and a leading chunk once; every other chunk in context and behind the anchor alone
     assert seen["decoder"] == report.forwards == 1 + 1 + 2 + 2 + 2
     assert seen["tower"] == report.vision_encodes == 4
-    assert report.canonicals == Counts(formed=4, reused=2)
-    assert report.patches == Counts(formed=3, reused=1)
+    assert report.canonicals == ObjectCounts(formed=4, reused=2)
+    assert report.patches == ObjectCounts(formed=3, reused=1)
 
 
 def test_a_chunk_new_to_one_window_only_is_encoded_once(tmp_path, backbone, store, frames):
@@ -110,8 +114,8 @@ def test_a_chunk_new_to_one_window_only_is_encoded_once(tmp_path, backbone, stor
     plan = read_plan(write_plan(tmp_path, [a, b], [c, b], [b, c]))
     report = run_plan(plan, backbone, store)
     assert report.vision_encodes == 3
-    assert report.canonicals == Counts(formed=3, reused=3)
-    assert report.patches == Counts(formed=3)
+    assert report.canonicals == ObjectCounts(formed=3, reused=3)
+    assert report.patches == ObjectCounts(formed=3)
 
 
 def test_the_processor_sees_a_description_once(tmp_path, backbone, store, frames, monkeypatch):
@@ -194,7 +198,7 @@ def test_a_patch_behind_patched_antecedents_is_formed_again(tmp_path, backbone, 
 
     assert formed() == "patched"
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(rank=2))
-    assert report.patches == Counts(formed=1, reused=1)
+    assert report.patches == ObjectCounts(formed=1, reused=1)
     assert report.vision_encodes == 0
     assert formed() == "exact"
 
@@ -208,14 +212,14 @@ def test_patches_are_formed_anew_only_for_a_higher_rank(
     report = run_plan(plan, backbone, store, Settings(rank=second, orbit=True))
     # patches of 13 tokens have no more than 13 directions: asking for more changes nothing
     expected = 0 if first > 13 else formed
-    assert report.patches == Counts(formed=expected, reused=2 - expected)
+    assert report.patches == ObjectCounts(formed=expected, reused=2 - expected)
     assert {i.rank for i in store.ls("exact")} == {min(13, max(first, second))}
 
 
 def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(orbit=True))
-    assert report.orbits == Counts(formed=2)
+    assert report.orbits == ObjectCounts(formed=2)
     window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="orbit", forms="always"))
     window.append(b)
     window.append(a)
@@ -223,17 +227,17 @@ def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
     assert (done.slot.guarantee, done.forwards) == ("orbit", 0)
     # the same set in another line is the same orbit patch
     more = run_plan(read_plan(write_plan(tmp_path, [b, a, c])), backbone, store, Settings(orbit=True))
-    assert more.orbits == Counts(formed=1, reused=1)
+    assert more.orbits == ObjectCounts(formed=1, reused=1)
 
 
 def test_more_orderings_form_an_orbit_patch_anew(tmp_path, backbone, store, frames):
     plan = read_plan(write_plan(tmp_path, ["one", "two", "three", "four", "five", frames[0]]))
     first = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
-    assert first.orbits == Counts(formed=5)
+    assert first.orbits == ObjectCounts(formed=5)
     same = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
-    assert (same.orbits, same.forwards) == (Counts(reused=5), 0)
+    assert (same.orbits, same.forwards) == (ObjectCounts(reused=5), 0)
     more = run_plan(plan, backbone, store, Settings(orbit=True, samples=3))
-    assert more.orbits == Counts(formed=3, reused=2)  # sets of up to two are exhausted
+    assert more.orbits == ObjectCounts(formed=3, reused=2)  # sets of up to two are exhausted
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -244,7 +248,7 @@ def test_a_line_with_an_unreadable_picture_fails_alone(tmp_path, backbone, store
     a, b, c, d = frames
     path = write_plan(tmp_path, [a, b, {"image": "bad.png"}, c], [a, d])
     settings = Settings()
-    job = Job(read_plan(path), SoloTeam(backbone, store, settings), store, settings)
+    job = CompileJob(read_plan(path), SoloTeam(backbone, store, settings), store, settings)
     units = sum(step.units for step in job.steps())
     report = job.report()
     (failure,) = report.failures
@@ -253,8 +257,8 @@ def test_a_line_with_an_unreadable_picture_fails_alone(tmp_path, backbone, store
     assert "bad.png" in failure.error
     assert units == job.units == 5 + job.chunks == 11  # different chunks, and places
     # what can be read has its canonical; nothing is formed behind what cannot
-    assert report.canonicals == Counts(formed=4, reused=1, skipped=1)
-    assert report.patches == Counts(formed=2, skipped=2)
+    assert report.canonicals == ObjectCounts(formed=4, reused=1, skipped=1)
+    assert report.patches == ObjectCounts(formed=2, skipped=2)
     assert len(store.ls("exact")) == 2
 
 
@@ -284,7 +288,7 @@ def test_a_stored_chunk_by_id_is_patched_without_its_pixels(tmp_path, backbone, 
     report = run_plan(
         read_plan(write_plan(tmp_path, [{"chunk_id": first}, {"chunk_id": second}])), backbone, store
     )
-    assert (report.patches, report.vision_encodes) == (Counts(formed=1), 0)
+    assert (report.patches, report.vision_encodes) == (ObjectCounts(formed=1), 0)
     assert store.ls("exact")[0].antecedents == (first,)
 
 
@@ -299,7 +303,7 @@ def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store,
         path.write_bytes(data)
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store)
     assert report.failures == ()
-    assert report.patches == Counts(formed=1, reused=1)
+    assert report.patches == ObjectCounts(formed=1, reused=1)
     assert StoreAdmin(store).verify().quarantined == ()
     kept = objects(tmp_path / "store")
     assert {k.name for k in whole} <= {k.name for k in kept}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import Counts, Settings, read_plan, run_plan
+from kamera.compile import ObjectCounts, Settings, read_plan, run_plan
 from kamera.errors import WrongKey
 from tests.cli.run import kamera
 from tests.compile.same import contents
@@ -50,11 +50,11 @@ def test_a_wrong_key_fails_its_lines_by_name_and_changes_nothing(tmp_path, plan,
     assert [f.error.split(":")[0] for f in report.failures] == ["chunks[1]", "chunks[1]"]
     assert all("keys=" in f.error for f in report.failures)
     assert report.refused == 2
-    assert report.patches == Counts(skipped=3)
+    assert report.patches == ObjectCounts(skipped=3)
     assert "a stored object was refused" in caplog.text
     with sealed(keys=[KEY]) as store:
         again = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
-        assert (again.refused, again.failures, again.patches) == (0, (), Counts(reused=3))
+        assert (again.refused, again.failures, again.patches) == (0, (), ObjectCounts(reused=3))
 
 
 def test_a_canonical_under_a_wrong_key_fails_what_needs_it_only(tmp_path, plan, frames):
@@ -64,7 +64,7 @@ def test_a_canonical_under_a_wrong_key_fails_what_needs_it_only(tmp_path, plan, 
     with sealed(keys=[STRAY]) as store:
         report = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
         assert [(f.where.rpartition(":")[2], f.error[:9]) for f in report.failures] == [("1", "chunks[1]")]
-        assert (report.refused, report.patches) == (1, Counts(formed=1, skipped=2))
+        assert (report.refused, report.patches) == (1, ObjectCounts(formed=1, skipped=2))
         info = store.ls("canonical")[0]
         with pytest.raises(WrongKey):
             store.get_canonical(info.context, info.chunk_id)
@@ -78,5 +78,5 @@ def test_a_damaged_patch_is_counted_and_made_again(tmp_path, plan):
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     with ChunkStore.open(tmp_path / "s") as store:
         report = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
-        assert (report.refused, report.patches) == (1, Counts(formed=1, reused=2))
+        assert (report.refused, report.patches) == (1, ObjectCounts(formed=1, reused=2))
         assert contents(store) == want

@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore, KameraWindow
 from kamera.cli.options import Owner
 from kamera.cli.place import StorePlace
-from kamera.compile import Counts, Job, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile import worker as working
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
@@ -57,7 +57,7 @@ def test_a_redis_gets_a_directorys_objects_and_fills_windows(tmp_path, server, p
         assert contents(store) == want
         assert report.bytes_stored == sum(i.bytes for i in store.ls() if i.kind in ("canonical", "exact")) > 0
         again = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
-        assert (again.forwards, again.patches, again.bytes_stored) == (0, Counts(reused=3), 0)
+        assert (again.forwards, again.patches, again.bytes_stored) == (0, ObjectCounts(reused=3), 0)
     with ChunkStore.open(server.url()) as store, vision_backbone().measure() as work:
         window = KameraWindow(vision_backbone(), store, SYSTEM)
         for frame in frames[:3]:
@@ -74,7 +74,7 @@ def test_a_redis_gets_a_directorys_objects_and_fills_windows(tmp_path, server, p
 def test_a_dying_redis_ends_the_job_and_the_next_completes_it(tmp_path, server, plan, monkeypatch):
     want = directory(tmp_path / "s", plan)
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.1")) as store:
-        job = Job(read_plan(plan), SoloTeam(vision_backbone(), store, SETTINGS), store, SETTINGS)
+        job = CompileJob(read_plan(plan), SoloTeam(vision_backbone(), store, SETTINGS), store, SETTINGS)
         steps = job.steps()
         assert next(steps).doing == "canonicals"
         server.kill()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import BreakEven, Counts, Job, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import BreakEven, CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile.tasks import TaskCost
 from kamera.compile.worker import PlanWorker
 from kamera.errors import StoreError
@@ -44,7 +44,7 @@ def windows_of(frames) -> list[list]:
 
 def compiled(folder, plan, team_of, settings=ORBITS):
     with ChunkStore.open(folder) as store:
-        job = Job(plan, team_of(store), store, settings)
+        job = CompileJob(plan, team_of(store), store, settings)
         done = sum(step.units for step in job.steps())
         assert done == job.units
         return contents(store), job.report()
@@ -87,7 +87,7 @@ def test_several_prompts_prefill_each_anchor_once(tmp_path, frames):
     path.write_text("".join(lines))
     _, report = compiled(tmp_path / "s", read_plan(path), here, Settings(rank=4))
     assert report.forwards == 2 * (1 + 2 + 2)
-    assert report.patches == Counts(formed=4)
+    assert report.patches == ObjectCounts(formed=4)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -114,9 +114,9 @@ def test_failures_are_the_same_whoever_meets_them(tmp_path, frames):
     assert got == want
     assert report.failures == alone.failures
     assert [f.error.split(":")[0] for f in alone.failures] == ["chunks[2]", "chunks[0]", "chunks[2]"]
-    assert alone.canonicals == report.canonicals == Counts(formed=4, reused=6, skipped=3)
-    assert alone.patches == report.patches == Counts(formed=3, reused=2, skipped=3)
-    assert alone.orbits == report.orbits == Counts(formed=3, reused=2, skipped=3)
+    assert alone.canonicals == report.canonicals == ObjectCounts(formed=4, reused=6, skipped=3)
+    assert alone.patches == report.patches == ObjectCounts(formed=3, reused=2, skipped=3)
+    assert alone.orbits == report.orbits == ObjectCounts(formed=3, reused=2, skipped=3)
 
 
 def test_a_damaged_stored_chunk_fails_only_its_lines(tmp_path, frames):
@@ -132,13 +132,13 @@ def test_a_damaged_stored_chunk_fails_only_its_lines(tmp_path, frames):
         plan = read_plan(write_plan(tmp_path, [x, y, z], [x, z], [x, y]))
         report = run_plan(plan, vision_backbone(), store)
     assert [f.where.rpartition(":")[2] for f in report.failures] == ["1", "3"]
-    assert report.patches == Counts(formed=1, skipped=3)
+    assert report.patches == ObjectCounts(formed=1, skipped=3)
 
 
 def test_a_report_may_be_asked_for_at_any_time(tmp_path, frames):
     plan = read_plan(write_plan(tmp_path, *windows_of(frames)))
     with ChunkStore.open(tmp_path / "s") as store:
-        job = Job(plan, here(store), store, ORBITS)
+        job = CompileJob(plan, here(store), store, ORBITS)
         seen = []
         for step in job.steps():
             report = job.report()
@@ -178,6 +178,6 @@ def test_a_store_that_fails_ends_the_run_of_a_team_too(tmp_path, frames):
     with ChunkStore.open(tmp_path / "s") as store:
         (tmp_path / "s" / "tmp").rmdir()
         (tmp_path / "s" / "tmp").touch()
-        job = Job(plan, Several(2, store, ORBITS, 0), store, ORBITS)
+        job = CompileJob(plan, Several(2, store, ORBITS, 0), store, ORBITS)
         with pytest.raises(StoreError):
             list(job.steps())

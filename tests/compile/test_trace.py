@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import Counts, read_plan, run_plan
+from kamera.compile import ObjectCounts, read_plan, run_plan
 from kamera.compile.mine import mine, plan_text
 from kamera.window import read_trace
 from tests.cli.run import kamera
@@ -117,4 +117,4 @@ def test_recurring_traffic_runs_no_forward_once_compiled(tmp_path, frames, capsy
         # five arrivals of the mined window are served; d behind ab and a behind d did not recur
         assert traffic(store) == 2
         report = run_plan(read_plan(plan), vision_backbone(), store)
-        assert report.patches == Counts(reused=2)
+        assert report.patches == ObjectCounts(reused=2)

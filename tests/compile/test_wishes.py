@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import Counts, PlanError, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import ObjectCounts, PlanError, Settings, SoloTeam, read_plan, run_plan
 from kamera.window import grounds_of
 from tests.compile.saved import SYSTEM, pictures, vision_backbone
 from tests.compile.test_team import compiled
@@ -110,7 +110,7 @@ def test_lines_that_share_a_place_get_the_least_that_meets_both(tmp_path, frames
         }
         assert wide == {(1, 4, (1, 2)), (2, 2, (1,)), (2, 4, (2,)), (1, 3, (0, 1, 2))}
         again = run_plan(plan_of(tmp_path, *lines), vision_backbone(), store, Settings(rank=3))
-    assert (again.forwards, again.patches) == (0, Counts(reused=5))
+    assert (again.forwards, again.patches) == (0, ObjectCounts(reused=5))
 
 
 def _here(store):
@@ -126,7 +126,7 @@ def test_orbit_patches_are_formed_for_the_lines_that_ask(tmp_path, store, frames
         ([d, a], {"orbit": True}),
     ]
     report = run_plan(plan_of(tmp_path, *lines), vision_backbone(), store, Settings(rank=3))
-    assert report.orbits == Counts(formed=3)
+    assert report.orbits == ObjectCounts(formed=3)
     assert {i.antecedents for i in store.ls("orbit")} == {
         i.antecedents
         for i in store.ls("exact")
@@ -135,7 +135,7 @@ def test_orbit_patches_are_formed_for_the_lines_that_ask(tmp_path, store, frames
     # the job forms them all, but for the line that says no
     lines = [(chunks, {"orbit": False} if i == 2 else {}) for i, (chunks, _) in enumerate(lines)]
     more = run_plan(plan_of(tmp_path, *lines), vision_backbone(), store, Settings(rank=2, orbit=True))
-    assert more.orbits == Counts(formed=1, reused=4)
+    assert more.orbits == ObjectCounts(formed=1, reused=4)
 
 
 def test_missing_layers_are_named_before_anything_is_stored(tmp_path, store, frames):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kamera import Backbone
-from kamera.engines import Account, Cancelled, Sampling, Span, calls_of, later, precedence
+from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, later, precedence
 from kamera.engines.hf import Observer
 from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
@@ -147,7 +147,7 @@ def test_later_work_that_nobody_wants_ends_at_its_next_layer_and_the_model_is_fr
         assert meeting.reached[0].wait(LONG)
         over.set()
         meeting.go_on[0].set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(WorkCancelled):
             working.result(LONG)
     assert meeting.seen == ["later 0"]
     with ThreadPoolExecutor(1) as pool:

@@ -32,13 +32,15 @@ def turned_otherwise_in(layer: int):
     """Kernels that turn the keys of one layer by another theta."""
 
     def wrong(write):
-        def served(into, source, patch, layout, offset, *, phased_only):
-            none = Patch.of([{} for _ in layout], into.groups)
-            of = SABOTAGES["wrong theta"](Material(source, none, layout, offset, none, none, seed=0))
+        def served(given):
+            none, layout = Patch.of([{} for _ in given.layout], given.into.groups), given.layout
+            of = SABOTAGES["wrong theta"](
+                Material(given.source, none, layout, given.offset, none, none, seed=0)
+            )
             mixed = [of.layout[i] if i == layer else spec for i, spec in enumerate(layout)]
-            here, held = apart(into), apart(source)
-            low = None if patch is None else patch.grouped(here.groups)
-            write(here, held, low, mixed, offset, phased_only=phased_only)
+            here, held = apart(given.into), apart(given.source)
+            low = None if given.patch is None else given.patch.grouped(here.groups)
+            write(given._replace(into=here, source=held, patch=low, layout=mixed))
 
         return served
 

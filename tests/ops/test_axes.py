@@ -37,10 +37,10 @@ FORMULAS: dict[str, tuple[tuple[int, ...], dict[str, int], Any]] = {
         {},
         lambda x: x.transpose(0, 1).reshape(11, 8),
     ),
-    "rows (channels held) -> rows channels held": (
+    "rows (channels held) -> channels rows held": (
         (11, 12),
         {"channels": 4},
-        lambda x: x.reshape(11, 4, 3),
+        lambda x: x.reshape(11, 4, 3).transpose(0, 1),
     ),
     "rows (channels rank) -> channels rows rank": (
         (11, 8),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kamera.ops import KV, Blocks, LowRank, Patch, apply_patch, code_kv, kv_map, kv_of, kv_slice, relocate_kv
 from kamera.ops.kernels import dispatch, native_path, serve, torch_path
 from kamera.ops.kernels.native import compiled
+from kamera.ops.kernels.stored import Writing
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, reference, span, target
 
 needs_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler on this machine")
@@ -47,10 +48,10 @@ def tiles_of(values: int):
 
 def write(path, case: Case, views) -> bool:
     """Serve ``case`` by one path; False where the path says that it cannot."""
-    given = (views, case.source, case.patch, case.layout)
-    if path is native_path and not path.can_write(*given, phased_only=case.phased_only):
+    given = Writing(views, case.source, case.patch, case.layout, tuple(case.offset), case.phased_only)
+    if path is native_path and not path.can_write(given):
         return False
-    path.write(*given, case.offset, phased_only=case.phased_only)
+    path.write(given)
     return True
 
 

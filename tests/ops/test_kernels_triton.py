@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.ops.kernels.stored import Writing
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, span, target
 
 pytest.importorskip("triton")
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.skipif(
 
 def write(case: Case, dtype: torch.dtype, across: bool = False):
     buffer, views = target(case, dtype, across)
-    given_ = (views, case.source, case.patch, case.layout)
-    assert triton_path.can_write(*given_, phased_only=case.phased_only)
-    triton_path.write(*given_, case.offset, phased_only=case.phased_only)
+    given_ = Writing(views, case.source, case.patch, case.layout, tuple(case.offset), case.phased_only)
+    assert triton_path.can_write(given_)
+    triton_path.write(given_)
     return buffer, views
 
 
@@ -90,4 +91,4 @@ def test_float64_is_left_to_torch(held):
     source = span(layout, 3, dtypes["source"])
     case = Case(layout, source, factors(layout, 3, 2, dtypes["factors"]), (4,), False, torch.float32, 3)
     _, views = target(case, dtypes["target"])
-    assert not triton_path.can_write(views, source, case.patch, layout, phased_only=False)
+    assert not triton_path.can_write(Writing(views, source, case.patch, layout, (4,), False))

@@ -16,7 +16,17 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Encoded, Seams
-from kamera.engines import Answer, Extent, LiveKV, Named, PositionLimits, Probe, Sampling, Span, Written
+from kamera.engines import (
+    Continuation,
+    Extent,
+    LiveKV,
+    ModelName,
+    PositionLimits,
+    Probe,
+    Sampling,
+    Span,
+    Written,
+)
 from kamera.ops import (
     KV,
     NO_KV,
@@ -101,7 +111,7 @@ class SmallEngine:
     layout = LAYOUT
     axes = 1
     limits = PositionLimits()
-    named = Named("SmallEngine", "", "float32")
+    named = ModelName("SmallEngine", "", "float32")
     bytes_per_token = phased_bytes_per_token = LAYERS * WIDTH * 4
     vision_tokens = (49,)
     accepted = ("input_ids", "pixels")
@@ -181,7 +191,7 @@ class SmallEngine:
         max_new_tokens: int = 1,
         logits_processor: Sequence[Any] = (),
         stopping_criteria: Sequence[Any] = (),
-    ) -> Answer:
+    ) -> Continuation:
         start, asked = sum(span.length for span in behind.shown), len(ids)
         rows = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
         stop = start + sum(map(len, rows))
@@ -196,7 +206,7 @@ class SmallEngine:
                 break
         stops = list(itertools.accumulate([*map(len, rows), len(ids) - 1 - stop]))
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
-        return Answer(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
+        return Continuation(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
 
     def can_sample(self, span: Encoded) -> bool:
         return True

@@ -19,8 +19,8 @@ from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.model import Model
-from kamera.engines.hf.steps import Row
-from kamera.engines.values import Answer
+from kamera.engines.hf.steps import AnswerRow
+from kamera.engines.values import Continuation
 from kamera.errors import NonFiniteKV
 from kamera.ops import KV, check_finite, kv_copy
 
@@ -29,13 +29,13 @@ _ONE_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 def answer(
     model: Model,
-    row: Row,
+    row: AnswerRow,
     ids: torch.Tensor,
     positions: torch.Tensor,
     past: model_cache.ModelCache,
     spans: Sequence[Encoded],
     sampling: Mapping[str, Any],
-) -> Answer:
+) -> Continuation:
     """As `Engine.decode`, behind ``past``, which is extended; the ``row`` is its place among other answers.
 
     Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
@@ -52,14 +52,14 @@ def answer(
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     if not alone:
         tokens = model.generate(ids, positions, past, **options)
-        return Answer(tokens, kvs, None, len(spans), watch.time)
+        return Continuation(tokens, kvs, None, len(spans), watch.time)
     loop = _Decoding(model, row, positions, past, whole, sampling.get("streamer"))
     with nullcontext() if model.quiet else model.alone():
         tokens = model.generate(
             ids, positions, past, custom_generate=loop.tokens, **_without_tokenizer(model.model, options)
         )
     tail = kv_copy(model_cache.read(past, model.layout, model.groups, stop))
-    return Answer(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
+    return Continuation(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
 class _Decoding:
@@ -68,7 +68,7 @@ class _Decoding:
     def __init__(
         self,
         model: Model,
-        row: Row,
+        row: AnswerRow,
         positions: torch.Tensor,
         past: model_cache.ModelCache,
         coming: Encoded | None,

@@ -28,7 +28,7 @@ from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.hf.steps import Steps
 from kamera.engines.touching import refuse_touching
-from kamera.engines.values import Answer, Named, Probe
+from kamera.engines.values import Continuation, ModelName, Probe
 from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, kv_bytes
 
@@ -121,11 +121,11 @@ class Backbone(Model):
         return Probe(self.identity.moves, self._prober.answers, self.tolerance)
 
     @property
-    def named(self) -> Named:
+    def named(self) -> ModelName:
         """As `Engine.named`."""
         config = self.model.config
         dtype = str(self._like.dtype).removeprefix("torch.")
-        return Named(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
+        return ModelName(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
 
     @property
     def vocabulary(self) -> str:
@@ -274,7 +274,7 @@ class Backbone(Model):
         behind: LiveKV,
         spans: Sequence[Encoded] = (),
         **sampling: Any,
-    ) -> Answer:
+    ) -> Continuation:
         """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
         self.check_sampling(sampling)
         if "stop_strings" in sampling:

@@ -282,7 +282,7 @@ class _SideBySide(DynamicCache):
         return whole
 
 
-class Piece(NamedTuple):
+class CacheSlice(NamedTuple):
     """Tokens of a held cache from ``source`` on, at ``start`` in a longer sequence."""
 
     start: int
@@ -308,7 +308,7 @@ class CompletingCache(DynamicCache):
         held: ModelCache,
         layout: Layout,
         total: int,
-        pieces: Sequence[Piece],
+        pieces: Sequence[CacheSlice],
         parts: Sequence[tuple[int, int, Completion | None]],
     ) -> None:
         super().__init__()

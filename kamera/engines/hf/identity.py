@@ -14,17 +14,17 @@ from kamera import forks
 from kamera.engines.hf import fingerprint as digests
 from kamera.engines.hf import probe
 from kamera.engines.hf.computation import autocast
-from kamera.engines.hf.witness import Seen, Witness
+from kamera.engines.hf.witness import Look, Witness
 from kamera.errors import ComputationChanged
 from kamera.ops import Layout, digest
 
 logger = logging.getLogger(__name__)
 
-_steady: ContextVar[dict[Identity, tuple[str, str]] | None] = ContextVar("kamera_steady", default=None)
+_steady: ContextVar[dict[ModelIdentity, tuple[str, str]] | None] = ContextVar("kamera_steady", default=None)
 """Both fingerprints of the models that this thread has looked at since its operation began."""
 
 
-class Identity:
+class ModelIdentity:
     """The fingerprints of a live model and its processor. Safe to use from several threads.
 
     Unchanged parts are not digested again: tensors, settings and processor each have a digest of their own.
@@ -42,7 +42,7 @@ class Identity:
         self._lock = forks.Lock()
         self._witness = Witness(model, decoder)
         self._devices = tuple(sorted({p.device.type for p in model.parameters()}))
-        self._seen: tuple[Seen, bytes] | None = None
+        self._seen: tuple[Look, bytes] | None = None
         self._base = self._vision = ""
         self._changed = False
         self._tensors: tuple[Any, tuple[str, str]] | None = None
@@ -129,7 +129,7 @@ class Identity:
             base = named[1] if named is not None and named[0] == self._base else self._base
             return base, self._vision
 
-    def _take_anew(self, seen: Seen, settings: bytes) -> None:
+    def _take_anew(self, seen: Look, settings: bytes) -> None:
         if self._tensors is None or self._tensors[0] != seen.tensors:
             self._tensors = (seen.tensors, digests.tensors_digests(self._model, self._decoder))
         if self._settings is None or self._settings[0] != settings:

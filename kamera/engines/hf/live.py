@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kamera.engines.base import Span, Written
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.room import Room, RoomKV
+from kamera.engines.hf.room import CacheRoom, RoomKV
 from kamera.engines.moves import Move, Stand, moves
 from kamera.ops import KV, Blocks, kv_slice
 from kamera.ops.kernels import serve
@@ -45,7 +45,7 @@ class LiveCache:
         self._lent: ModelCache | None = None
         self._shown: tuple[Span, ...] = ()
         self._behind = 0
-        self._room = Room()
+        self._room = CacheRoom()
         self._room.holders.add(self)
 
     @property
@@ -135,7 +135,7 @@ class LiveCache:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _enter(self, room: Room) -> None:
+    def _enter(self, room: CacheRoom) -> None:
         with self._room.lock:
             self._room.holders.discard(self)
         with room.lock:
@@ -143,7 +143,7 @@ class LiveCache:
         self._room = room
 
     @contextmanager
-    def _reading(self) -> Iterator[Room]:
+    def _reading(self) -> Iterator[CacheRoom]:
         """The room, which shows these spans until the end of the block."""
         while True:
             room = self._room
@@ -169,7 +169,7 @@ class LiveCache:
                     away = _elsewhere(room, made, wanted, outside)
                     if not away:
                         if room.readers or not self._may_write(room, made, wanted):
-                            new = Room()
+                            new = CacheRoom()
                         written = self._write(room, new, made, wanted, behind, outside)
                 else:
                     away = []
@@ -184,7 +184,7 @@ class LiveCache:
             self._enter(new)  # not before: an error leaves the old room to the others
         return written
 
-    def _leave(self, room: Room, new: Room) -> None:
+    def _leave(self, room: CacheRoom, new: CacheRoom) -> None:
         """What stands in a room that nobody uses any more stands in the ``new`` one, or is copied out."""
         places = _places(new.standing, new.start)
         there = {id(s.kv): (s, place) for s, place in zip(new.standing, places, strict=True)}
@@ -197,7 +197,7 @@ class LiveCache:
                 kv.leave(own)
                 kv.stand(new, place, own)
 
-    def _may_write(self, room: Room, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
+    def _may_write(self, room: CacheRoom, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
         """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
         kept = sum([span.length for span, move in zip(wanted, made, strict=True) if not move.writes])
         return 2 * kept >= sum([span.length for span in wanted]) or all(
@@ -206,8 +206,8 @@ class LiveCache:
 
     def _write(
         self,
-        source: Room,
-        room: Room,
+        source: CacheRoom,
+        room: CacheRoom,
         made: Sequence[Move],
         wanted: tuple[Span, ...],
         behind: int,
@@ -247,11 +247,11 @@ class LiveCache:
 
     def _make_way(
         self,
-        room: Room,
+        room: CacheRoom,
         made: Sequence[Move],
         wanted: Sequence[Span],
         places: Sequence[int],
-        runs: Sequence[_Run],
+        runs: Sequence[_CopyRun],
         regrows: bool,
     ) -> None:
         """Copy out of a room what is there alone and is to be overwritten, or stays in a block that goes."""
@@ -276,7 +276,7 @@ class LiveCache:
         turned = phased if any(span.offset) else 0
         return Written(turned, 0 if span.patch is None else span.patch.nbytes, whole - turned)
 
-    def _carry(self, source: KV, into: KV, runs: Sequence[_Run]) -> Written:
+    def _carry(self, source: KV, into: KV, runs: Sequence[_CopyRun]) -> Written:
         """Copy reused spans to their places; of a span that turns, the free channels alone.
 
         Reused spans keep their order. So within one room, spans that move down are copied first to last and
@@ -287,7 +287,7 @@ class LiveCache:
         copied = sum([self._copy(source, into, run) for run in (*down, *reversed(up))])
         return Written(bytes_copied=copied)
 
-    def _copy(self, source: KV, into: KV, run: _Run) -> int:
+    def _copy(self, source: KV, into: KV, run: _CopyRun) -> int:
         step = min(run.length, abs(run.to - run.out_of)) if source is into else run.length
         firsts = list(range(0, run.length, step))  # overlaps are copied in steps
         copied = 0
@@ -302,7 +302,7 @@ class LiveCache:
         return copied
 
 
-class _Run(NamedTuple):
+class _CopyRun(NamedTuple):
     """Tokens to be copied at once; if ``free``, their free channels alone."""
 
     to: int
@@ -310,25 +310,25 @@ class _Run(NamedTuple):
     length: int
     free: bool
 
-    def goes_on_in(self, other: _Run) -> bool:
+    def goes_on_in(self, other: _CopyRun) -> bool:
         """True if ``other`` follows it directly, at the source and at the target."""
         ends = (self.to + self.length, self.out_of + self.length, self.free)
         return ends == (other.to, other.out_of, other.free)
 
-    def longer(self, tokens: int) -> _Run:
+    def longer(self, tokens: int) -> _CopyRun:
         """The run with ``tokens`` more."""
         return self._replace(length=self.length + tokens)
 
 
 def _runs(
     made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int], places: Sequence[int], in_place: bool
-) -> list[_Run]:
+) -> list[_CopyRun]:
     """What is to be copied, as few runs of tokens; ``in_place``: source and target are one block."""
-    runs: list[_Run] = []
+    runs: list[_CopyRun] = []
     for move, span, place in zip(made, wanted, places, strict=True):
         if move.was is None or not span.length:
             continue
-        run = _Run(place, there[move.was], span.length, move.turns)
+        run = _CopyRun(place, there[move.was], span.length, move.turns)
         if in_place and run.to == run.out_of:
             continue
         if runs and runs[-1].goes_on_in(run):
@@ -337,7 +337,7 @@ def _runs(
     return runs
 
 
-def _settle(room: Room, span: Span, place: int, own: frozenset[str]) -> None:
+def _settle(room: CacheRoom, span: Span, place: int, own: frozenset[str]) -> None:
     """Note that an unpatched KV stands at ``place`` of the room, and holds copies of ``own`` channels alone.
 
     KV that stands in another room stays there.
@@ -347,14 +347,14 @@ def _settle(room: Room, span: Span, place: int, own: frozenset[str]) -> None:
         kv.stand(room, place, own)
 
 
-def _stays(room: Room, move: Move, span: Span, place: int) -> bool:
+def _stays(room: CacheRoom, move: Move, span: Span, place: int) -> bool:
     """True for KV that stands in its room as before."""
     where = span.kv.where if isinstance(span.kv, RoomKV) else None
     return where is not None and where.room is room and where.place == place and not move.turns
 
 
 def _elsewhere(
-    room: Room, made: Sequence[Move], wanted: Sequence[Span], known: Container[int]
+    room: CacheRoom, made: Sequence[Move], wanted: Sequence[Span], known: Container[int]
 ) -> list[RoomKV]:
     """KV that is to be written, stands in another room and is not ``known``, by id."""
     written = [span.kv for move, span in zip(made, wanted, strict=True) if move.writes]

@@ -14,7 +14,7 @@ from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
 from kamera.engines.hf import probe
-from kamera.engines.hf.identity import Identity
+from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.meter import Meter
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
@@ -77,7 +77,7 @@ class Model:
             self.quiet = probe.module_state(model) == before
             self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
-        self.identity = Identity(model, self.decoder, processor, self.layout, limit)
+        self.identity = ModelIdentity(model, self.decoder, processor, self.layout, limit)
         probe.refuse_wrapped(model, model_cache.held(cache))
         devices = model_cache.layer_devices(cache)
         self.groups = layer_groups(self.layout, devices)

@@ -20,7 +20,7 @@ from kamera.engines.base import LiveKV, Span
 from kamera.ops import KV, NO_KV, Blocks, kv_copy, kv_slice
 
 
-class Room:
+class CacheRoom:
     """Tensors for ``capacity`` tokens, the spans in them from ``start`` on, and the caches that use them.
 
     ``lock`` is held to write to the room or to its records; in the midst of a write nothing stands.
@@ -80,7 +80,7 @@ class _Where(NamedTuple):
     Replaced as a whole, so that a reader sees one state.
     """
 
-    room: Room | None
+    room: CacheRoom | None
     place: int
     own: tuple[Mapping[str, torch.Tensor], ...]
 
@@ -92,7 +92,7 @@ class RoomKV(Blocks[torch.Tensor]):
     cost nothing.
     """
 
-    def __init__(self, room: Room, place: int, tokens: int) -> None:
+    def __init__(self, room: CacheRoom, place: int, tokens: int) -> None:
         self.groups = room.kv.groups
         self.tokens = tokens
         self.where = _Where(room, place, tuple({} for _ in self.groups))
@@ -142,7 +142,7 @@ class RoomKV(Blocks[torch.Tensor]):
         named = [channels & block.keys() for block in where.room.kv.parts]
         return all([held.keys() >= names for held, names in zip(where.own, named, strict=True)])
 
-    def stand(self, room: Room, place: int, keeps: frozenset[str]) -> None:
+    def stand(self, room: CacheRoom, place: int, keeps: frozenset[str]) -> None:
         """It stands at ``place`` of ``room``, but for the channels ``keeps``, which it `holds` itself.
 
         The ``lock`` of both rooms is held.

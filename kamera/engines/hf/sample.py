@@ -32,7 +32,7 @@ def sample(
     model: Model, parts: Sequence[Sampling], lengths: Sequence[int], past: model_cache.ModelCache
 ) -> tuple[KV, ...]:
     """As `Engine.sample`, behind ``past``, which holds spans of ``lengths`` tokens and is not written."""
-    pieces: list[model_cache.Piece] = []
+    pieces: list[model_cache.CacheSlice] = []
     standing: list[tuple[int, int, Sampling]] = []
     at = source = 0
     for index in range(parts[-1].at + 1):
@@ -40,7 +40,7 @@ def sample(
             standing.append((at, part.encoded.num_tokens, part))
             at += 0 if part.completion else part.encoded.num_tokens
         if index < len(lengths):
-            pieces.append(model_cache.Piece(at, source, lengths[index]))
+            pieces.append(model_cache.CacheSlice(at, source, lengths[index]))
             at, source = at + lengths[index], source + lengths[index]
     rows, encoded, positions = [], [], []
     for start, length, part in standing:

@@ -36,7 +36,7 @@ _LEAST = 0.01  # seconds
 
 
 @dataclass(eq=False)
-class Row:
+class AnswerRow:
     """One answer's place. Made by `Steps.row`, used by the thread that made it."""
 
     steps: Steps
@@ -73,10 +73,10 @@ class Steps:
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._rows: list[Row] = []
-        self._waiting: deque[Row] = deque()
-        self._asking: list[Row] = []
-        self._running: list[Row] = []
+        self._rows: list[AnswerRow] = []
+        self._waiting: deque[AnswerRow] = deque()
+        self._asking: list[AnswerRow] = []
+        self._running: list[AnswerRow] = []
         self._finished, self._took = 0.0, 0.0
         self._reason: str | None = None
         self._proving = False
@@ -99,13 +99,13 @@ class Steps:
         )
 
     @contextmanager
-    def row(self, tokens: int) -> Iterator[Row]:
+    def row(self, tokens: int) -> Iterator[AnswerRow]:
         """A place for an answer of ``tokens`` tokens, its prompt included: waits in order until there is one.
 
         Whoever runs its own forwards takes none, and does not wait; nor does a thread that has one already,
         as a streamer that asks a question of its own.
         """
-        row = Row(self, tokens)
+        row = AnswerRow(self, tokens)
         if self.apart:
             yield row
             return
@@ -125,8 +125,8 @@ class Steps:
                         rows.remove(row)
                 self._changed.notify_all()
 
-    def step(self, row: Row) -> torch.Tensor:
-        """As `Row.step`."""
+    def step(self, row: AnswerRow) -> torch.Tensor:
+        """As `AnswerRow.step`."""
         if len(self._rows) < 2 or self.apart or self._is_serial():
             assert row.token is not None and row.positions is not None and row.past is not None, "asked"
             return self._model.next_logits(row.token, row.positions[:, None], row.past)
@@ -148,7 +148,7 @@ class Steps:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _admits(self, row: Row) -> bool:
+    def _admits(self, row: AnswerRow) -> bool:
         if any([other.thread == row.thread for other in self._rows]):
             return True
         tokens = row.tokens + sum([other.tokens for other in self._rows])
@@ -174,13 +174,13 @@ class Steps:
             return False
         return not any(row.comes for row in self._rows) or not self._left(came)
 
-    def _taken(self) -> list[Row]:
+    def _taken(self) -> list[AnswerRow]:
         self._running, self._asking = self._asking, []
         for row in self._rows:
             row.comes = False  # who is late comes when it comes
         return self._running
 
-    def _run(self, rows: Sequence[Row]) -> None:
+    def _run(self, rows: Sequence[AnswerRow]) -> None:
         started = time.monotonic()
         found: Sequence[torch.Tensor | BaseException]
         try:
@@ -195,7 +195,7 @@ class Steps:
             self._took = self._finished - started
             self._changed.notify_all()
 
-    def _forward(self, rows: Sequence[Row]) -> Sequence[torch.Tensor]:
+    def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:
         tokens = torch.cat([row.token for row in rows if row.token is not None])
         positions = torch.stack([row.positions for row in rows if row.positions is not None], dim=1)
         pasts = [row.past for row in rows if row.past is not None]

@@ -42,7 +42,7 @@ _UNCOUNTED = 4096
 """`_WHOLE` for a tensor made in inference mode, whose writes no counter counts."""
 
 
-class Seen(NamedTuple):
+class Look(NamedTuple):
     """The result of a look. Two are equal if nothing changed between them."""
 
     tensors: tuple[Any, ...]
@@ -85,7 +85,7 @@ class Witness:
         """Names of code in the model that came with neither torch nor transformers."""
         return self._computation.foreign
 
-    def look(self) -> Seen:
+    def look(self) -> Look:
         """The model's present state; equal to the last look if nothing changed."""
         if not self._is_as_walked():
             self._walk()
@@ -96,7 +96,7 @@ class Witness:
         chosen = tuple(map(tuple, map(frequencies, self._choosing)))
         hooks = tuple(map(id, self._foreign))
         tensors = (self._walks, self._samples.read(), switches, chosen)
-        return Seen(tensors, self._settings, hooks, self._vision)
+        return Look(tensors, self._settings, hooks, self._vision)
 
     # -- modules and tensors -------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kamera.content import Clip, read_video
+from kamera.eval.tasks.letters import LetterTask
 from kamera.eval.tasks.sample import Video
 
 
@@ -50,6 +51,31 @@ class ClipSampling:
     def parts(self, clips: Sequence[Clip]) -> tuple[Video, ...]:
         """The clips as parts of a prompt, with their sampling."""
         return tuple(Video(clip, len(clip.frames), self.fps) for clip in clips)
+
+
+class VideoTask(LetterTask):
+    """What the choice sets over videos share: ``subtasks`` of `offered`; the rest as in `ClipSampling`."""
+
+    title: ClassVar[str]
+    offered: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        subtasks: Sequence[str] | None = None,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        clips: int = 4,
+    ) -> None:
+        unknown = sorted(set(subtasks or ()) - set(self.offered))
+        if unknown:
+            raise ValueError(f"task {unknown} is none of {self.title}'s: {', '.join(self.offered)}")
+        self.subtasks = tuple(s for s in self.offered if s in (subtasks or self.offered[:1]))
+        self.sampling = ClipSampling(num_frames, fps, clips)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Sampling of frames, and the number of chunks."""
+        return self.sampling.settings
 
 
 def split(clip: Clip, parts: int) -> tuple[Clip, ...]:

@@ -9,13 +9,13 @@ and extraction are lmms-eval's in both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError, UnreadableMedia
-from kamera.eval.tasks.clips import ClipSampling, find_video
-from kamera.eval.tasks.letters import LETTERS, LetterTask, first_letter
+from kamera.eval.tasks.clips import VideoTask, find_video
+from kamera.eval.tasks.letters import LETTERS, first_letter
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
 from kamera.eval.tasks.set_files import read_json, rows
 
@@ -31,28 +31,12 @@ _SUFFIXES = (".mp4", ".MP4")
 _POST = "\nAnswer with the option's letter from the given choices directly."
 
 
-class EgoSchema(LetterTask):
+class EgoSchema(VideoTask):
     """``subtasks``: ``subset`` (default) or ``full``, which holds the subset; the rest: `ClipSampling`."""
 
     name = "egoschema"
-
-    def __init__(
-        self,
-        subtasks: Sequence[str] | None = None,
-        num_frames: int | None = None,
-        fps: float | None = None,
-        clips: int = 4,
-    ) -> None:
-        unknown = sorted(set(subtasks or ()) - set(SUBTASKS))
-        if unknown:
-            raise ValueError(f"task {unknown} is none of EgoSchema's: {', '.join(SUBTASKS)}")
-        self.full = "full" in (subtasks or ())
-        self.sampling = ClipSampling(num_frames, fps, clips)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Sampling of frames, and the number of chunks."""
-        return self.sampling.settings
+    title = "EgoSchema"
+    offered = SUBTASKS
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
@@ -109,7 +93,7 @@ class EgoSchema(LetterTask):
                 f"{path}: no record has a question: a published snapshot of this file lacks them all; "
                 "download another version"
             )
-        if not answers.is_file() and not self.full:
+        if not answers.is_file() and "full" not in self.subtasks:
             raise TaskDataError(f"{answers}: no such file, so nothing to score: give it, or the task 'full'")
         labels = read_json(answers, dict) if answers.is_file() else {}
         if not labels:
@@ -122,13 +106,13 @@ class EgoSchema(LetterTask):
             if not isinstance(uid, str):
                 yield Problem(where, f"no q_uid in {str(record)[:60]!r}")
                 continue
-            if self.full or uid in labels:
+            if "full" in self.subtasks or uid in labels:
                 options = [record.get(f"option {i}") for i in range(OPTIONS)]
                 lettered = [f"{LETTERS[i]}. {o}" if isinstance(o, str) else o for i, o in enumerate(options)]
                 yield where, uid, record.get("question"), lettered, labels.get(uid)
 
     def _mirror(self, data: Path) -> Iterator[Problem | _Found]:
-        config = "MC" if self.full else "Subset"
+        config = "MC" if "full" in self.subtasks else "Subset"
         shards = sorted((data / config).glob("test-*.parquet"))
         if not shards:
             raise TaskDataError(
@@ -137,9 +121,9 @@ class EgoSchema(LetterTask):
         for shard in shards:
             for number, row in rows(shard, ("video_idx", "question", "option", "answer")):
                 answer = row["answer"]
-                if self.full and not _is_label(answer):
+                if "full" in self.subtasks and not _is_label(answer):
                     answer = None
-                elif not self.full and answer is None:
+                elif "full" not in self.subtasks and answer is None:
                     yield Problem(
                         f"{shard}:row {number}", "no answer, in the subset where answers are public"
                     )

@@ -13,8 +13,8 @@ from typing import Any
 
 from kamera.content import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
-from kamera.eval.tasks.clips import ClipSampling, find_video
-from kamera.eval.tasks.letters import LetterTask, first_abcd
+from kamera.eval.tasks.clips import VideoTask, find_video
+from kamera.eval.tasks.letters import first_abcd
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
 from kamera.eval.tasks.set_files import rows
 from kamera.eval.tasks.subtitles import on_screen, read_srt
@@ -32,28 +32,12 @@ _ASK = (
 )
 
 
-class VideoMME(LetterTask):
+class VideoMME(VideoTask):
     """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `ClipSampling`."""
 
     name = "video-mme"
-
-    def __init__(
-        self,
-        subtasks: Sequence[str] | None = None,
-        num_frames: int | None = None,
-        fps: float | None = None,
-        clips: int = 4,
-    ) -> None:
-        unknown = sorted(set(subtasks or ()) - set(SETTINGS))
-        if unknown:
-            raise ValueError(f"task {unknown} is none of Video-MME's: {', '.join(SETTINGS)}")
-        self.subtasks = tuple(s for s in SETTINGS if s in (subtasks or SETTINGS[:1]))
-        self.sampling = ClipSampling(num_frames, fps, clips)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Sampling of frames, and the number of chunks."""
-        return self.sampling.settings
+    title = "Video-MME"
+    offered = SETTINGS
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every

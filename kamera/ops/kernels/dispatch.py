@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from kamera.ops.kernels import native_path, torch_path
-from kamera.ops.kernels.stored import stored_blocks
+from kamera.ops.kernels.stored import Writing, stored_blocks
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout, check_layers
 from kamera.ops.lowrank import LowRanks, Patch
@@ -45,19 +45,20 @@ def serve(
         if len(patch.blocks) != len(layout):
             raise ValueError(f"patch of {len(patch.blocks)} layers, layout of {len(layout)}")
         patch = patch.grouped(into.groups)
-    _check(into, source, patch, layout, offset, phased_only)
+    given = Writing(into, source, patch, layout, tuple(offset), phased_only)
+    _check(given)
     for path, fused in _candidates(into):
-        if not fused.can_write(into, source, patch, layout, phased_only=phased_only):
+        if not fused.can_write(given):
             continue
         try:
-            fused.write(into, source, patch, layout, offset, phased_only=phased_only)
+            fused.write(given)
             return path
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # triton lacks a compiler for its launcher, or support for the device
             _broken[path] = error
             warnings.warn(f"the {path} path cannot run here, torch serves instead: {error}", stacklevel=2)
-    torch_path.write(into, source, patch, layout, offset, phased_only=phased_only)
+    torch_path.write(given)
     return "torch"
 
 
@@ -83,14 +84,8 @@ def _triton() -> ModuleType | None:
     return triton_path
 
 
-def _check(
-    into: KV,
-    source: KV,
-    patch: Patch | None,
-    layout: Layout,
-    offset: Sequence[int],
-    phased_only: bool,
-) -> None:
+def _check(given: Writing) -> None:
+    into, source, patch, layout, offset, phased_only = given
     check_layers(into.groups, layout)
     if source.groups != into.groups:
         raise ValueError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from kamera.ops.kernels.stored import Stored, on_device, stored_blocks, value_dtype
-from kamera.ops.kv import KV
-from kamera.ops.layout import Layout
+from kamera.ops.kernels.stored import Stored, Writing, on_device, value_dtype
 from kamera.ops.lowrank import Factor, LowRanks, Patch
 from kamera.ops.quantize import Codes
 from kamera.ops.rope import RopeSpec
@@ -52,51 +50,32 @@ class Launch(NamedTuple):
         return [first + (start // 2 if in_pairs else start) * size for start in self.factors.starts[:-1]]
 
 
-def launches(
-    into: KV,
-    source: KV,
-    patch: Patch | None,
-    layout: Layout,
-    offset: Sequence[int],
-    *,
-    phased_only: bool,
-) -> Iterator[Launch]:
-    """The blocks that `kamera.ops.kernels.serve` writes; ``patch`` in the groups of ``into``."""
-    moves = any(offset)
-    stored = stored_blocks(source)
-    for group, (target, layers) in enumerate(zip(into.parts, into.groups, strict=True)):
-        factors = {} if patch is None else patch.blocks.parts[group]
-        for c in layout[layers[0]].channels:
-            if c.rope is None and phased_only:
-                continue
-            turned = c.rope if moves and c.rope is not None and c.rope.rotary_dim else None
-            start = c.rotary_start if turned is not None else 0
-            yield _launch(stored[group][c.name], target[c.name], factors.get(c.name), turned, start)
+def launches(given: Writing) -> Iterator[Launch]:
+    """The blocks that `kamera.ops.kernels.serve` writes."""
+    moves = any(given.offset)
+    for c, stored, target, factors in given.channels():
+        turned = c.rope if moves and c.rope is not None and c.rope.rotary_dim else None
+        yield _launch(stored, target, factors, turned, c.rotary_start if turned is not None else 0)
 
 
-def servable(
-    into: KV, source: KV, layout: Layout, dtypes: frozenset[torch.dtype], *, phased_only: bool
-) -> bool:
+def servable(given: Writing, dtypes: frozenset[torch.dtype]) -> bool:
     """True if all targets are on one device with adjacent features, and all values are of ``dtypes``.
 
     A tensor of a class of its own (packed, wrapped) has no memory that a kernel could read.
     """
     device: torch.device | None = None
-    for target, stored, layers in zip(into.parts, stored_blocks(source), into.groups, strict=True):
-        for c in layout[layers[0]].channels:
-            if c.rope is not None or not phased_only:
-                x, y = stored[c.name], target[c.name]
-                device = device or y.device
-                if (
-                    type(y) is not torch.Tensor
-                    or (isinstance(x, torch.Tensor) and type(x) is not torch.Tensor)
-                    or y.device != device
-                    or y.stride(3) != 1
-                    or y.dtype not in dtypes
-                    or value_dtype(x) not in dtypes
-                ):
-                    return False
-    return device is not None
+    for _, x, y, _ in given.channels():
+        device = device or y.device
+        if (
+            type(y) is not torch.Tensor
+            or (isinstance(x, torch.Tensor) and type(x) is not torch.Tensor)
+            or y.device != device
+            or y.stride(3) != 1
+            or y.dtype not in dtypes
+            or value_dtype(x) not in dtypes
+        ):
+            return False
+    return device is not None and factor_dtypes(given.patch) <= dtypes
 
 
 def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:

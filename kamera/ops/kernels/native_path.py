@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 
 from kamera.ops.kernels import native
-from kamera.ops.kernels.launches import Launch, factor_dtypes, launches, servable
+from kamera.ops.kernels.launches import Launch, launches, servable
 from kamera.ops.kernels.native import compiled
-from kamera.ops.kv import KV
-from kamera.ops.layout import Layout
-from kamera.ops.lowrank import Patch, floats
+from kamera.ops.kernels.stored import Writing
+from kamera.ops.lowrank import floats
 from kamera.ops.rope import turn_table
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -21,28 +19,19 @@ _VALUES_PER_THREAD = 1 << 15
 """Values below which starting a thread takes longer than the work."""
 
 
-def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
+def can_write(given: Writing) -> bool:
     """True if the kernel is built and supports these dtypes and strides."""
     built = compiled()
     if built is None:
         return False
-    known = frozenset(_KINDS) if built.kamera_half() else frozenset(_KINDS) - {torch.float16}
-    return factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
+    return servable(given, frozenset(_KINDS) - (set() if built.kamera_half() else {torch.float16}))
 
 
-def write(
-    into: KV,
-    source: KV,
-    patch: Patch | None,
-    layout: Layout,
-    offset: Sequence[int],
-    *,
-    phased_only: bool,
-) -> None:
-    """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
+def write(given: Writing) -> None:
+    """`kamera.ops.kernels.serve` for arguments for which `can_write` is true."""
     with torch.inference_mode():  # the target may have been made in it
-        for launch in launches(into, source, patch, layout, offset, phased_only=phased_only):
-            _run(launch, tuple(offset))
+        for launch in launches(given):
+            _run(launch, given.offset)
 
 
 def _run(launch: Launch, offset: tuple[int, ...]) -> None:

@@ -8,47 +8,33 @@ out: a float32 channel is rotated straight from source to target.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from einops import rearrange
 
 from kamera.ops.kernels.decode import decode
-from kamera.ops.kernels.stored import Stored, on_device, stored_blocks, value_dtype
+from kamera.ops.kernels.stored import Stored, Writing, on_device, value_dtype
 from kamera.ops.kernels.turn import turn
-from kamera.ops.kv import KV
-from kamera.ops.layout import Channel, Layout
-from kamera.ops.lowrank import LowRank, Patch, floats
+from kamera.ops.layout import Channel
+from kamera.ops.lowrank import LowRank, floats
 from kamera.ops.rope import turn_table
 
 TILE = 1 << 16
 """Values of a tile per thread: with its buffers it fits a core's second-level cache."""
 
 
-def write(
-    into: KV,
-    source: KV,
-    patch: Patch | None,
-    layout: Layout,
-    offset: Sequence[int],
-    *,
-    phased_only: bool,
-) -> None:
-    """`kamera.ops.kernels.serve` for arguments that are checked."""
-    stored = stored_blocks(source)
+def write(given: Writing) -> None:
+    """`kamera.ops.kernels.serve`."""
     buffers = _Buffers()
     with torch.inference_mode():  # the target may have been made in it
-        for group, layers in enumerate(into.groups):
-            factors = {} if patch is None else patch.blocks.parts[group]
-            for c in layout[layers[0]].channels:
-                if c.rope is not None or not phased_only:
-                    target, held, low = into.parts[group][c.name], stored[group][c.name], factors.get(c.name)
-                    if low is None and isinstance(held, torch.Tensor) and not (c.rope and any(offset)):
-                        target.copy_(held)
-                        continue
-                    for row in range(len(layers)):
-                        one = None if low is None or not low.ranks[row] else low[row]
-                        _write(c, target[row], held[row], one, tuple(offset), buffers)
+        for c, held, target, low in given.channels():
+            if low is None and isinstance(held, torch.Tensor) and not (c.rope and any(given.offset)):
+                target.copy_(held)
+                continue
+            for row in range(target.shape[0]):
+                one = None if low is None or not low.ranks[row] else low[row]
+                _write(c, target[row], held[row], one, given.offset, buffers)
 
 
 class _Buffers:

@@ -7,7 +7,6 @@ is rotated or rounded. Import this module only if triton is installed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -15,10 +14,9 @@ import triton
 import triton.language as tl
 
 from kamera.ops.kernels.launches import Launch, factor_dtypes, launches, servable
+from kamera.ops.kernels.stored import Writing
 from kamera.ops.kernels.triton_kernel import serve_kernel
-from kamera.ops.kv import KV
-from kamera.ops.layout import Layout
-from kamera.ops.lowrank import Patch, floats
+from kamera.ops.lowrank import floats
 from kamera.ops.quantize import Codes
 from kamera.ops.rope import turn_table
 
@@ -28,26 +26,17 @@ INTERPRETED = not isinstance(serve_kernel, triton.JITFunction)
 _TOKENS = 64
 
 
-def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
+def can_write(given: Writing) -> bool:
     """True if the kernel supports these dtypes and strides."""
-    known = frozenset(_FLOATS)
-    return factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
+    return servable(given, frozenset(_FLOATS))
 
 
-def write(
-    into: KV,
-    source: KV,
-    patch: Patch | None,
-    layout: Layout,
-    offset: Sequence[int],
-    *,
-    phased_only: bool,
-) -> None:
-    """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
-    found = factor_dtypes(patch)
+def write(given: Writing) -> None:
+    """`kamera.ops.kernels.serve` for arguments for which `can_write` is true."""
+    found = factor_dtypes(given.patch)
     factor = found.pop() if len(found) == 1 else torch.float32  # float32 holds every dtype exactly
-    for launch in launches(into, source, patch, layout, offset, phased_only=phased_only):
-        _launch(launch, tuple(offset), factor)
+    for launch in launches(given):
+        _launch(launch, given.offset, factor)
 
 
 def _launch(launch: Launch, offset: tuple[int, ...], factor: torch.dtype) -> None:
