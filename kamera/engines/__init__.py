@@ -7,6 +7,7 @@ from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
+from kamera.engines.prompt import Completes, EngineCompletion, EnginePrompt, PromptPicture
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.showing import LiveExecutor, check_places
 from kamera.engines.values import FEATURES, Answer, Answers, Named, PositionLimits, Probe, Work
@@ -20,7 +21,10 @@ __all__ = [
     "Bytes",
     "Calls",
     "Cancelled",
+    "Completes",
     "Engine",
+    "EngineCompletion",
+    "EnginePrompt",
     "Executor",
     "Extent",
     "LiveExecutor",
@@ -31,6 +35,7 @@ __all__ = [
     "Part",
     "PositionLimits",
     "Probe",
+    "PromptPicture",
     "Recipe",
     "RowKey",
     "Sampling",
