@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
@@ -12,6 +13,9 @@ from kamera.store.outline import Outline
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""
+
+BY_AGE = attrgetter("created", "key")
+"""What objects are sorted by: oldest first, those of one moment by their keys."""
 
 
 def untold(done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from kamera.errors import quote
-from kamera.store.info import MemoryStats, ObjectInfo
+from kamera.store.info import BY_AGE, MemoryStats, ObjectInfo
 from kamera.store.pins import MemoryCell, PinBook
 from kamera.store.records import Record
 
@@ -122,7 +122,7 @@ class MemoryTier:
         with self._lock:
             keys = self._entries if chunk_id is None else self._chunks.get(chunk_id, ())
             infos = [self._entries[key].info for key in keys]
-        return sorted(infos, key=lambda info: (info.created, info.key))
+        return sorted(infos, key=BY_AGE)
 
     def stats(self) -> MemoryStats:
         """Counters since the tier was made, and its present content."""

@@ -21,7 +21,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
-from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, Weighed
+from kamera.store.info import BY_AGE, FlushReport, ObjectInfo, RemoteStats, Weighed
 from kamera.store.lower import Lower
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, possible, rank
@@ -169,7 +169,7 @@ class Tiers:
                 found.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return sorted(found.values(), key=lambda info: (info.created, info.key))
+        return sorted(found.values(), key=BY_AGE)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier, with one call to the remote.

@@ -24,7 +24,7 @@ from kamera.store.disk.database import Database, Dropped, Unusable
 from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.notes import Notes
 from kamera.store.disk.rows import COLUMNS, FIELDS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
-from kamera.store.info import Census, KindCount, ObjectInfo, Weighed
+from kamera.store.info import BY_AGE, Census, KindCount, ObjectInfo, Weighed
 from kamera.store.keys import KINDS, Context, is_key
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class Index:
         """A tenant's objects whose files the remote did not confirm, oldest first."""
         sent = self.notes.sent()
         rows = [row for row in self.weighed(tenant) if sent.get(row.key) != row.stamp]
-        return [row.key for row in sorted(rows, key=lambda row: (row.created, row.key))]
+        return [row.key for row in sorted(rows, key=BY_AGE)]
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
