@@ -36,7 +36,7 @@ def backbone_of(family: str) -> Backbone:
     """A family of the laboratory, or any model directory."""
     if family in BACKBONES:
         return Backbone(*load(family))
-    return Backbone.from_pretrained(family)
+    return Backbone.from_pretrained(family, dtype="float32")
 
 
 def run(backbone: Backbone, count: int, episodes: int, world: str, rank: int) -> list[Row]:
