@@ -9,7 +9,7 @@ from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import Completes, EngineCompletion, EnginePrompt, PromptPicture
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
-from kamera.engines.recognise import Match, Placeholder, Recognised, match
+from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor, check_places
 from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
 
@@ -29,7 +29,6 @@ __all__ = [
     "Extent",
     "LiveExecutor",
     "LiveKV",
-    "Match",
     "ModelName",
     "Move",
     "Offset",
@@ -46,6 +45,7 @@ __all__ = [
     "Spent",
     "Stand",
     "StoredPart",
+    "StoredSpan",
     "Usage",
     "Work",
     "WorkCancelled",

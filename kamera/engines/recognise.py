@@ -25,7 +25,7 @@ class Placeholder(NamedTuple):
     id: str
 
 
-class Match(NamedTuple):
+class StoredSpan(NamedTuple):
     """A stored chunk in a prompt: tokens ``start`` up to ``stop``."""
 
     row: ObjectInfo
@@ -109,17 +109,17 @@ class Recognised:
 
 def match(
     ids: Sequence[int] | np.ndarray, media: Sequence[Placeholder], known: Recognised, start: int
-) -> tuple[Match, ...]:
+) -> tuple[StoredSpan, ...]:
     """The stored chunks that follow each other in a prompt from its token ``start`` on.
 
     ``ids`` are those of the rendered prompt, placeholder runs expanded, ``media`` its pictures in order.
     It ends where no stored chunk begins.
     """
     whole = np.ascontiguousarray(ids, dtype="<i8")
-    found: list[Match] = []
+    found: list[StoredSpan] = []
     at, coming = start, bisect_left(media, start, key=attrgetter("start"))
     while at < len(whole) and (row := known.longest(whole, at, media, coming)) is not None:
-        found.append(Match(row, at, at + row.tokens))
+        found.append(StoredSpan(row, at, at + row.tokens))
         at += row.tokens
         coming = bisect_left(media, at, coming, key=attrgetter("start"))
     return tuple(found)
