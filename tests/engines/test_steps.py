@@ -300,6 +300,39 @@ def test_a_question_within_an_answer_needs_no_other_place(monkeypatch):
     assert all(torch.equal(s, want[1]) for s in said) and len(said) == 3
 
 
+def test_streamers_that_wait_for_windows_whose_owners_wait_for_a_place_are_answered(monkeypatch):
+    """The owner of the inner window waits for a place; who has it waits, in a streamer, for that window."""
+    backbone, chunks = rig("qwen3_vl", 3)
+    places = steps.Steps(backbone, rows=1)
+    monkeypatch.setattr(backbone, "_steps", places)
+    monkeypatch.setattr(steps, "_LEAST", 0.001)
+    outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
+    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]
+    said: dict[str, torch.Tensor] = {}
+
+    def generate(name: str, window: KameraWindow, **options: Any) -> None:
+        said[name] = window.generate(QUESTION, **GREEDY, max_new_tokens=3, **options)
+
+    owner = threading.Thread(target=generate, args=("owner", inner), daemon=True)
+
+    def ask(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        if owner.ident is None:
+            owner.start()
+            eventually(lambda: bool(places._waiting))
+            generate("inner", inner)
+        return scores
+
+    holder = threading.Thread(
+        target=generate, args=("outer", outer), kwargs={"logits_processor": [ask]}, daemon=True
+    )
+    holder.start()
+    holder.join(60)
+    assert not holder.is_alive()
+    owner.join(60)
+    assert torch.equal(said["outer"], want[0])
+    assert torch.equal(said["inner"], want[1]) and torch.equal(said["owner"], want[1])
+
+
 # -- any order ---------------------------------------------------------------------------------------
 
 ACTS = st.one_of(

@@ -4,7 +4,7 @@ Each answer is made by its own thread, with logits processors, stopping criteria
 Between two tokens the threads meet here: the last one to come runs the model once for all that wait. An
 answer joins with its first step and leaves by leaving its block, whatever its reason; the others do not
 notice. One that takes long between two tokens (a streamer that blocks) is waited for as long as `_PATIENCE`
-forwards take.
+forwards take; after a second it keeps no other from a place, as what it waits for may be that other.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LIVE_BYTES = 8 << 30
 
 _PATIENCE = 2.0
 _LEAST = 0.01  # seconds
+_AWAY = 1.0  # seconds between two tokens, after which a row's place is another's, too
 
 
 @dataclass(eq=False)
@@ -48,18 +49,27 @@ class AnswerRow:
     outcome: torch.Tensor | BaseException | None = None
     runs: int = 0  # forwards that this row's account bears
     comes: bool = False  # it is at its last token, and will ask for the next one
+    told: float | None = None  # when it got its last logits, and None while it waits for some
 
     def begin(self) -> None:
         """It has its first logits: the others wait for its first step."""
-        self.comes = not self.steps.apart
+        self.comes, self.told = not self.steps.apart, time.monotonic()
+
+    @property
+    def is_away(self) -> bool:
+        """True if its thread does something else than to ask for its next token."""
+        return self.told is not None and time.monotonic() - self.told > _AWAY
 
     def step(self, token: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[1, vocabulary]`` after ``token`` ``[1, 1]`` at ``positions`` ``[axes, 1]``.
 
         ``past`` is extended by the token. Raises what the forward raises, in every row of it.
         """
-        self.past, self.token, self.positions = past, token, positions
-        return self.steps.step(self)
+        self.past, self.token, self.positions, self.told = past, token, positions, None
+        try:
+            return self.steps.step(self)
+        finally:
+            self.told = time.monotonic()
 
 
 class Steps:
@@ -111,7 +121,8 @@ class Steps:
             return
         with self._changed:
             self._waiting.append(row)
-            self._changed.wait_for(lambda: self._admits(row))
+            while not self._admits(row):
+                self._changed.wait(_AWAY)
             self._waiting.remove(row)
             self._rows.append(row)
             self._changed.notify_all()
@@ -151,9 +162,10 @@ class Steps:
     def _admits(self, row: AnswerRow) -> bool:
         if any([other.thread == row.thread for other in self._rows]):
             return True
-        tokens = row.tokens + sum([other.tokens for other in self._rows])
-        fits = len(self._rows) < self._most and tokens <= self._most_tokens
-        return self._waiting[0] is row and (fits or not self._rows)
+        here = [other for other in self._rows if not other.is_away]
+        tokens = row.tokens + sum([other.tokens for other in here])
+        fits = len(here) < self._most and tokens <= self._most_tokens
+        return self._waiting[0] is row and (fits or not here)
 
     def _is_serial(self) -> bool:
         """True if rows may not share forwards, or while another thread finds out: nobody waits for that."""
