@@ -10,8 +10,7 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore, Outline
-from kamera.store.format import decode, encode
-from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, join, split
+from tests.store.builders import CHUNK, CONTEXT, canonical, decode, drop_index, encode, join, split
 
 
 @pytest.fixture
