@@ -35,8 +35,8 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 LINES = {
     "ops": (4_100, 3_400),
     "content": (3_650, 2_500),
-    "store": (9_800, 7_200),
-    "engines": (7_100, 4_600),
+    "store": (9_900, 7_200),
+    "engines": (7_250, 4_600),
     "patches": (2_950, 1_800),
     "window": (9_000, 3_400),
     "reuse": (3_250, 2_000),

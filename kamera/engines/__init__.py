@@ -8,6 +8,7 @@ from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
+from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor, check_places
 from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
 
@@ -28,15 +29,18 @@ __all__ = [
     "Move",
     "Offset",
     "Part",
+    "Placeholder",
     "PositionLimits",
     "Probe",
     "Recipe",
+    "Recognised",
     "RowKey",
     "Sampling",
     "Span",
     "Spent",
     "Stand",
     "StoredPart",
+    "StoredSpan",
     "Usage",
     "Work",
     "WorkCancelled",
@@ -48,6 +52,7 @@ __all__ = [
     "checkpoint_fingerprint",
     "is_later",
     "later",
+    "match",
     "moves",
     "open_accounts",
     "read_anchor",

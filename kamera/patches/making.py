@@ -17,7 +17,8 @@ from kamera.patches.chunks import Copy, Facts
 from kamera.patches.later import Later, Worth
 from kamera.patches.owed import Owed, raised
 from kamera.patches.proving import Before
-from kamera.store import VISION_TOKENS, CanonicalRecord, PatchRecord
+from kamera.patches.standing import extents_of
+from kamera.store import VISION_TOKENS, CanonicalRecord, Outline, PatchRecord
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     """The record of a canonical copy, as the model computed it."""
-    encoded = facts.encoded
+    encoded, extents = facts.encoded, extents_of(former.backbone, [facts])
+    advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
         chunk_id=facts.chunk_id,
         context=former.context,
@@ -36,6 +38,7 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
         info={"label": facts.label, VISION_TOKENS: [*former.backbone.vision_tokens]},
         vision=former.encodings.vision if encoded.tensors else "",
         behind=former.anchor.length,
+        outline=Outline.of(encoded.input_ids, copy.positions, advances),
     )
 
 

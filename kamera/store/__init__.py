@@ -26,6 +26,7 @@ from kamera.store.keys import (
     survivor,
     whole_id,
 )
+from kamera.store.outline import OPENING, Outline
 from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
@@ -34,6 +35,7 @@ from kamera.store.search.lookback import Hit, NearDuplicate
 from kamera.store.store import ChunkStore, memory_of, signature
 
 __all__ = [
+    "OPENING",
     "VISION_TOKENS",
     "CanonicalRecord",
     "ChunkStore",
@@ -48,6 +50,7 @@ __all__ = [
     "NearDuplicate",
     "NotAFile",
     "ObjectInfo",
+    "Outline",
     "PatchRecord",
     "Put",
     "Rotated",

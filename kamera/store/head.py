@@ -23,9 +23,10 @@ from kamera.store.fields import Header, canonical_json, identity, is_count
 from kamera.store.groups import Group, TensorEntry, grouped, laid_out
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
+from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 PREFIX = b'{"__metadata__":{"header":"'
@@ -210,6 +211,7 @@ def header_of(info: ObjectInfo) -> Header:
         "base": info.base,
         "behind": info.behind,
         "sizes": [list(size) for size in info.sizes],
+        **({} if info.outline is None else {"outline": info.outline.to_header()}),
     }
 
 
@@ -233,6 +235,7 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         sizes=_sizes_of(header),
         proof=_proof_of(header),
         sample=SampleSize.from_info(header["info"]) if header["kind"] == "sampled" else None,
+        outline=Outline.from_header(header["outline"]) if "outline" in header else None,
     )
 
 

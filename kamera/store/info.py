@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
+from kamera.store.outline import Outline
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""
@@ -30,6 +31,7 @@ class ObjectInfo:
     ``base`` identifies the object that this one cannot be used without: for a canonical the vision
     fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
     added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.
+    ``outline`` describes the chunk of a canonical, an anchor or conditioned KV.
     """
 
     key: str
@@ -49,6 +51,7 @@ class ObjectInfo:
     sizes: tuple[FactorSize, ...] = ()
     proof: Proof | None = None
     sample: SampleSize | None = None
+    outline: Outline | None = None
 
 
 def home_of(info: ObjectInfo) -> str | None:

@@ -110,4 +110,8 @@ class ObjectRoom:
 
     def record(self) -> Record:
         """The record of all tensors; to be called after every group of the object is filled."""
-        return record_of(self._opened.head.header, self.tensors)
+        head = self._opened.head
+        try:
+            return record_of(head.header, self.tensors)
+        except ValueError as error:  # the header is of other tensors than those behind it
+            raise CorruptChunk(f"{head.source}: {error}") from error

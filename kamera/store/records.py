@@ -41,6 +41,7 @@ from kamera.store.fields import (
     no_tensors,
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
+from kamera.store.outline import Outline
 from kamera.store.search.embedding import VISION_TOKENS, mean_features, packed, unpacked
 
 
@@ -54,7 +55,8 @@ class CanonicalRecord:
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
     its pictures look (`search.embedding.packed`), written by the store · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
-    some window, and ``content`` is the digest by which it is named. Neither is ever in codes. Raises
+    some window, and ``content`` is the digest by which it is named. Neither is ever in codes. ``outline``
+    is what its row says of it; one without advance and media is made if none is given. Raises
     `ValueError` when the shapes disagree, or codes are not of the context's form.
     """
 
@@ -71,6 +73,7 @@ class CanonicalRecord:
     embedding: str = ""
     antecedents: tuple[str, ...] = ()
     content: str = ""
+    outline: Outline | None = None
 
     def __post_init__(self) -> None:
         texts = {"vision": self.vision, "embedding": self.embedding, "content": self.content}
@@ -87,6 +90,8 @@ class CanonicalRecord:
                 )
         if self.positions.shape[1] != self.tokens:
             raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")
+        if self.outline is not None:
+            self.outline.check(self.input_ids, self.positions)
         for block, layers in zip(_held(self.kv), self.kv.groups, strict=True):
             for channel, tensor in block.items():
                 shape = tuple(tensor.shape)
@@ -130,6 +135,7 @@ class CanonicalRecord:
             "vision": self.vision,
             "behind": self.behind,
             "embedding": self.embedding,
+            "outline": (self.outline or Outline.of(self.input_ids, self.positions)).to_header(),
         }
         if self.kind == "conditioned":
             header |= {"antecedents": list(self.antecedents), "base": self.content}
@@ -169,6 +175,7 @@ class CanonicalRecord:
             embedding=header["embedding"],
             antecedents=tuple(header.get("antecedents", ())),
             content=header.get("base", ""),
+            outline=Outline.from_header(header["outline"]),
         )
 
 

@@ -116,7 +116,8 @@ def test_two_loads_of_a_directory_are_one_backbone(tmp_path, dtype):
     (place,) = positions(first, span)
     memory = Backbone(model)
     assert worst(first.run(span, place)[0], memory.run(span, place)[0]) == 0
-    assert first.fingerprint == memory.fingerprint
+    # a model in memory cannot prove which files it is of: as such the two are one
+    assert Backbone(first.model).fingerprint == memory.fingerprint != first.fingerprint
 
 
 def test_the_directorys_name_does_not_count(tmp_path):

@@ -160,8 +160,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "a0eca8026e82118123702de661c32c402b663418e9cc0478c5f84a210a653942"),
-        (2, "eb0768875bde90b9bfed90b2f373d221d5235a40d4b1863044410c3d098dc529"),
+        (0, "d20cd3a7af7363923f1b3a359fdaf64d187679cfa9a700b7ce15109212347d96"),
+        (2, "9b4c7f3c39e3451b09c3df4e0868c3173f581ae0e962177fd44ad8f316092d17"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:

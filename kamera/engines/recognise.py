@@ -1,0 +1,135 @@
+"""Stored chunks in a prompt, by token ids and the engine's names of its pictures: rows alone, no tensor."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kamera.ops import ids_digest
+from kamera.store import OPENING, Context, ObjectInfo
+
+_Name = tuple[str, tuple[str, ...]]
+"""The digest of a chunk's token ids, and ids of its pictures."""
+
+
+class Placeholder(NamedTuple):
+    """A picture in a prompt: its run of placeholder tokens, and the id by which the engine knows it."""
+
+    start: int
+    length: int
+    id: str
+
+
+class StoredSpan(NamedTuple):
+    """A stored chunk in a prompt: tokens ``start`` up to ``stop``."""
+
+    row: ObjectInfo
+    start: int
+    stop: int
+
+
+class Recognised:
+    """The canonicals of one context, by their token ids and media.
+
+    An alias (media id of an engine, or a chunk's own id as ``multi_modal_uuids``) leads to a chunk of the
+    same tenant, model, anchor and form alone, and only where the prompt has the chunk's token ids. It is
+    made of rows, and can be made again at any time. Not safe for several threads.
+    """
+
+    def __init__(self, context: Context, rows: Iterable[ObjectInfo] = ()) -> None:
+        self.context = context
+        self._rows: dict[_Name, ObjectInfo] = {}
+        self._texts: dict[tuple[int, ...], Counter[int]] = {}  # lengths, by how texts begin
+        self._pictures: dict[str, Counter[int]] = {}  # lengths, by the first picture
+        self._short: Counter[int] = Counter()  # lengths of texts that are no longer than an opening
+        for row in rows:
+            self.add(row)
+
+    def __len__(self) -> int:
+        return len({row.key for row in self._rows.values()})
+
+    def add(self, row: ObjectInfo) -> bool:
+        """Know a canonical; False for a row of another kind, or of another context."""
+        if row.kind != "canonical" or row.context != self.context or row.outline is None or not row.tokens:
+            return False
+        for name in _names(row):
+            if name not in self._rows:
+                self._rows[name] = row
+                self._count(row, name, 1)
+        return True
+
+    def drop(self, row: ObjectInfo) -> None:
+        """Forget a canonical that has left its store."""
+        for name in _names(row):
+            known = self._rows.get(name)
+            if known is not None and known.key == row.key:
+                del self._rows[name]
+                self._count(row, name, -1)
+
+    def longest(
+        self, ids: np.ndarray, at: int, media: Sequence[Placeholder], coming: int
+    ) -> ObjectInfo | None:
+        """The longest chunk that begins at token ``at``; ``media[coming]`` is the next picture."""
+        beginning = tuple(ids[at : at + OPENING].tolist())
+        lengths = {length for length in self._short if beginning[:length] in self._texts}
+        lengths.update(self._texts.get(beginning, ()))
+        if coming < len(media):
+            lengths.update(self._pictures.get(media[coming].id, ()))
+        for length in sorted(lengths, reverse=True):
+            stop, last = at + length, coming
+            while last < len(media) and media[last].start < stop:
+                last += 1
+            if stop > len(ids) or (last > coming and sum(media[last - 1][:2]) > stop):
+                continue
+            named = tuple([m.id for m in media[coming:last]])
+            own = tuple(dict.fromkeys(named))  # several pictures may all bear their chunk's id
+            digest = ids_digest(ids[at:stop])
+            row = self._rows.get((digest, named)) or self._rows.get((digest, own))
+            if row is not None:
+                return row
+        return None
+
+    def _count(self, row: ObjectInfo, name: _Name, step: int) -> None:
+        assert row.outline is not None
+        table: dict[Any, Counter[int]] = self._pictures if name[1] else self._texts
+        key = name[1][0] if name[1] else row.outline.opening
+        lengths = table.setdefault(key, Counter())
+        for counter in (lengths, self._short) if len(row.outline.opening) == row.tokens else (lengths,):
+            counter[row.tokens] += step
+            if counter[row.tokens] <= 0:
+                del counter[row.tokens]
+        if not lengths:
+            del table[key]
+
+
+def match(
+    ids: Sequence[int] | np.ndarray, media: Sequence[Placeholder], known: Recognised, start: int
+) -> tuple[StoredSpan, ...]:
+    """The stored chunks that follow each other in a prompt from its token ``start`` on.
+
+    ``ids`` are those of the rendered prompt, placeholder runs expanded, ``media`` its pictures in order.
+    It ends where no stored chunk begins.
+    """
+    whole = np.ascontiguousarray(ids, dtype="<i8")
+    found: list[StoredSpan] = []
+    at, coming = start, bisect_left(media, start, key=attrgetter("start"))
+    while at < len(whole) and (row := known.longest(whole, at, media, coming)) is not None:
+        found.append(StoredSpan(row, at, at + row.tokens))
+        at += row.tokens
+        coming = bisect_left(media, at, coming, key=attrgetter("start"))
+    return tuple(found)
+
+
+def _names(row: ObjectInfo) -> list[_Name]:
+    """The keys of a canonical: token ids, with its media's aliases, and with its own id for them."""
+    if row.outline is None:
+        return []
+    ids, media = row.outline.ids, row.outline.media
+    if not (row.base or media):
+        return [(ids, ())]
+    return [(ids, (row.chunk_id,)), *([(ids, media)] if media else [])]
