@@ -111,6 +111,10 @@ class UnknownSession(KameraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class UnknownTurn(UnknownSession):
+    """No turn of that id is kept: it was deleted, let go, is another tenant's, or never was."""
+
+
 class SessionConflict(KameraError):
     """A session was continued elsewhere in the meantime; nothing that was answered is lost.
 

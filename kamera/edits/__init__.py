@@ -9,7 +9,7 @@ from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited, same
-from kamera.edits.repeating import Repeated, repeated
+from kamera.edits.repeating import Foreseen, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
@@ -22,12 +22,12 @@ __all__ = [
     "Edit",
     "EditPolicy",
     "Evict",
+    "Foreseen",
     "Fresh",
     "Kept",
     "Mode",
     "Piece",
     "Pin",
-    "Repeated",
     "Share",
     "Snap",
     "Span",

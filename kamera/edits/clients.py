@@ -18,7 +18,7 @@ from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_image
 from kamera.edits.policies.calls import is_result, text_of
 from kamera.edits.policies.images import Counted, Removed, count_images
 from kamera.edits.policy import EditPolicy, edited, same
-from kamera.edits.repeating import Repeated
+from kamera.edits.repeating import Foreseen
 from kamera.errors import EditPolicyFailed
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -67,7 +67,7 @@ class Client:
                 return Client(unedited, sent, rule, found, repeats)
         return anew
 
-    def next(self, answer: Message, coming: Sequence[Message]) -> Repeated | None:
+    def next(self, answer: Message, coming: Sequence[Message]) -> Foreseen | None:
         """What the client will send with ``coming`` behind the ``answer``; None if that is not known.
 
         Media of ``coming`` are any. Raises EditPolicyFailed.
@@ -82,7 +82,7 @@ class Client:
         if any(medium not in seen for medium in _media_in(ruled[:known])):
             return None
         shown = next(reversed(seen.values()), None)  # in place of pictures that are not known yet
-        return Repeated([_with_pixels(message, seen, shown) for message in ruled], known)
+        return Foreseen([_with_pixels(message, seen, shown) for message in ruled], known)
 
 
 def _answer(given: Sequence[Message]) -> int | None:

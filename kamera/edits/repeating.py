@@ -9,8 +9,8 @@ from kamera.content import Message
 from kamera.edits.policy import same
 
 
-class Repeated(NamedTuple):
-    """Messages after an edit that was repeated; those from index ``known`` on may come otherwise."""
+class Foreseen(NamedTuple):
+    """A next history; its messages from index ``known`` on may come otherwise."""
 
     messages: list[dict[str, Any]]
     known: int
@@ -26,7 +26,7 @@ class _Change(NamedTuple):
 
 def repeated(
     before: Sequence[Message], given: Sequence[Message], history: Sequence[Message]
-) -> Repeated | None:
+) -> Foreseen | None:
     """``history`` after an edit of the shape of the last one; None if that was none.
 
     That one made ``given``, less the new messages at its end, out of the history ``before``. It is repeated
@@ -48,7 +48,7 @@ def repeated(
     left = [message for message in out if message is not None]
     if not changes:
         return None
-    return Repeated(left, sum(message is not None for message in out[:known]))
+    return Foreseen(left, sum(message is not None for message in out[:known]))
 
 
 def _changes(before: Sequence[Message], given: Sequence[Message]) -> list[_Change]:

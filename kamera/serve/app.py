@@ -25,10 +25,9 @@ from kamera.serve.dialect import Dialect, Said
 from kamera.serve.keys import Keys
 from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
-from kamera.serve.responses import Responses
+from kamera.serve.responses import Documents, Responses
 from kamera.serve.service import Answer, Count, Service
 from kamera.serve.worker import AT_ONCE, Job, Worker
-from kamera.sessions import Branches
 from kamera.window.view import Lives
 from kamera.window.view.live import Page
 
@@ -37,9 +36,6 @@ MOST_BYTES = 32 << 20
 
 WAITING = 64
 """Requests that may wait for the model."""
-
-KEPT = 4096
-"""Turns that are kept for ``previous_response_id``, the last used ones."""
 
 READING = 60
 """Seconds in which a request must have come."""
@@ -64,7 +60,7 @@ class Front(Page):
         self.service = service
         self.worker = Worker(waiting, at_once)
         self._keys, self._names = keys, tuple(names)
-        self._turns = Branches(KEPT)
+        self._documents = Documents()
         self._started = int(time.time())
         self._refused = 0
 
@@ -112,7 +108,7 @@ class Front(Page):
         """An answer, in the words of the API whose path it is."""
         tenant, body, session = await self._read(request)
         if request.url.path.endswith("/responses"):
-            dialect: Dialect = Responses(body, session, self._turns, tenant)
+            dialect: Dialect = Responses(body, session, self._documents, tenant)
         else:
             dialect = (Messages if request.url.path.endswith("/messages") else Chat)(body, session)
         job = Answer(self.service, tenant, dialect.asked)
@@ -125,16 +121,18 @@ class Front(Page):
     async def response(self, request: Request) -> Response:
         """A kept response, or its deletion."""
         tenant, name = self._keys.tenant(request), request.path_params["name"]
+        document = self._documents[tenant, name]
         if request.method != "DELETE":
-            return JSONResponse(self._turns.turn(tenant, name).note)
-        self._turns.leave(tenant, name)
+            return JSONResponse(document)
+        await anyio.to_thread.run_sync(self.service.delete, document["kamera"]["turn_id"], tenant)
+        self._documents.pop((tenant, name), None)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def count(self, request: Request) -> Response:
         """Tokens of a message's prompt."""
         tenant, body, session = await self._read(request)
         dialect = Messages(body, session, counts=True)
-        heard = await self._heard(request, tenant, dialect, Count(self.service, dialect.asked))
+        heard = await self._heard(request, tenant, dialect, Count(self.service, tenant, dialect.asked))
         return JSONResponse({"input_tokens": heard[0]})
 
     async def models(self, request: Request) -> Response:

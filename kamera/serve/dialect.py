@@ -26,7 +26,8 @@ class Asked:
     """A request. What is None is left to the model's own settings.
 
     ``minimum`` is the least guarantee that may be served, ``session`` the id of its conversation, ``hint`` a
-    name that its client gives to some of its conversations.
+    name that its client gives to some of its conversations. ``after`` is the turn that the messages go on
+    from, with its system message unless it is asked ``anew``.
     """
 
     messages: list[Message]
@@ -41,6 +42,8 @@ class Asked:
     logprobs: int | None = None
     minimum: Guarantee | None = None
     session: str | None = None
+    after: str | None = None
+    anew: bool = False
     hint: str = ""
     clearing: Clearing | None = None
 
@@ -117,11 +120,11 @@ def event(data: dict[str, Any]) -> ServerSentEvent:
 
 
 def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
-    """What all APIs share: ``kamera`` (the least guarantee, a session's id), ``session_id``, ``stream``,
-    ``top_p``, ``temperature``.
+    """What all APIs share: ``kamera`` (the least guarantee, ids of session and turn), ``session_id``,
+    ``stream``, ``top_p``, ``temperature``.
     """
     own = body.inner("kamera", absent=True)
-    minimum, named = own.take("minimum", str), own.take("session_id", str)
+    minimum, named, after = (own.take(name, str) for name in ("minimum", "session_id", "after"))
     own.done()
     if minimum is not None and minimum not in GUARANTEES:
         raise own.wrong("minimum", minimum, f"one of {', '.join(GUARANTEES)}")
@@ -130,4 +133,5 @@ def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
         raise body.wrong("session_id", session, f"up to {_ID} printable characters")
     drawn = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
     stream = body.take("stream", bool, False)
-    return {"minimum": minimum, "session": session or None, "stream": stream, **drawn}
+    found = {"minimum": minimum, "session": session or None, "after": after}
+    return {**found, "stream": stream, **drawn}

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message, chosen, hint_of, response_items, response_logprobs, tool_of
-from kamera.errors import InvalidRequest, UnknownSession
+from kamera.errors import InvalidRequest, UnknownTurn, quote
 from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 from kamera.serve.refusal import Refusal
-from kamera.sessions import Branches, History, Kept
+
+KEPT = 4096
+"""Responses that are kept, of all tenants."""
+
+
+class Documents(OrderedDict[tuple[str, str], dict[str, Any]]):
+    """The last responses by tenant and id. Raises UnknownTurn for one that was deleted or never kept."""
+
+    def __missing__(self, key: tuple[str, str]) -> dict[str, Any]:
+        message = f"{quote(key[1])} is not here: it was deleted, or not kept; send the whole history"
+        raise UnknownTurn(message)
+
+    def keep(self, tenant: str, document: dict[str, Any]) -> None:
+        """Keep a response."""
+        self[tenant, document["id"]] = document
+        if len(self) > KEPT:
+            self.popitem(last=False)
 
 
 class Responses(Dialect):
@@ -18,27 +35,25 @@ class Responses(Dialect):
 
     prefix = "resp_"
 
-    def __init__(self, body: Fields, session: str | None, turns: Branches, tenant: str) -> None:
-        self._turns, self._tenant = turns, tenant
+    def __init__(self, body: Fields, session: str | None, documents: Documents, tenant: str) -> None:
+        self._documents, self._tenant = documents, tenant
         self._before = body.take("previous_response_id", str)
         self._kept = body.take("store", bool, True)
         text, instructions = body.text("input"), body.take("instructions", str)
-        self._new: list[Message] = [{"role": "user", "content": text}]
+        new: list[Message] = [{"role": "user", "content": text}]
         if text is None:
-            self._new = [*response_items(body.objects("input", needed=True))]
-        try:
-            before = History([], None) if self._before is None else turns.history(tenant, self._before)
-        except UnknownSession as error:
-            raise InvalidRequest(str(error), "previous_response_id") from None
+            new = [*response_items(body.objects("input", needed=True))]
         system = [] if instructions is None else [{"role": "system", "content": instructions}]
         shared = common(body, session, 2)
+        if self._before is not None:
+            shared |= self._behind(self._before, instructions)
         asked = Asked(
-            messages=[*system, *before.messages, *self._new],
+            messages=[*system, *new],
             tools=chosen(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
             max_tokens=body.count("max_output_tokens"),
             logprobs=response_logprobs(body),
             hint=hint_of(body),
-            **{**shared, "session": shared["session"] or before.session},
+            **shared,
         )
         self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
         body.only(parallel_tool_calls=True, truncation="disabled", background=False)
@@ -59,8 +74,7 @@ class Responses(Dialect):
         document |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
         document |= {"usage": usage, "kamera": said.kamera}
         if self._kept:
-            turn = Kept(self._before, said.turn.session_id, (*self._new, said.message), document)
-            self._turns.keep(self._tenant, self.id, turn)
+            self._documents.keep(self._tenant, document)
         return document
 
     def opening(self) -> Events:
@@ -102,6 +116,15 @@ class Responses(Dialect):
         """As `Dialect.failing`."""
         error = {"code": refusal.type, "message": refusal.message}
         return [self._event("failed", response={**self._document("failed", []), "error": error})]
+
+    def _behind(self, name: str, instructions: str | None) -> dict[str, Any]:
+        """What goes on from a response; its instructions do not."""
+        try:
+            before = self._documents[self._tenant, name]
+        except UnknownTurn as error:
+            raise InvalidRequest(str(error), "previous_response_id") from None
+        anew = instructions is None and before["instructions"] is not None
+        return {"after": before["kamera"]["turn_id"], "anew": anew}
 
     @property
     def _place(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job
-from kamera.sessions import SessionMode, SessionPool, Stream, call_form
+from kamera.sessions import Branches, SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, ReusePolicy
 from kamera.window.view import Lives
@@ -54,6 +54,7 @@ class Service:
         self.calls = call_form(backbone)
         self._stores: dict[str, ChunkStore] = {}
         self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))
+        self._branches: dict[str, Branches] = {}
         self._opening = threading.Lock()
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
@@ -66,27 +67,38 @@ class Service:
                 max_bytes=share,
                 save=None if store is None else store / f"sessions{name}",
                 trace=self.seen,
+                branches=self._branches,
             )
             for name, chosen in policies.items()
         }
 
     def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
+        if asked.anew or asked.clearing is not None:
+            asked = self._whole(asked, tenant)
         cleared = self._cleared(asked)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         tools = asked.tools or None
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
-        options |= {"logprobs": asked.logprobs, **self._options(asked)}
+        options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
         turn = pool.send(cleared.messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
         noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
-        return Said(turn, content, calls, stream.stopped, cleared.applied, noted)
+        said = Said(turn, content, calls, stream.stopped, cleared.applied, noted)
+        if calls:  # the client's results answer them by their ids
+            self._branches[tenant].retell(turn.turn_id, said.message)
+        return said
 
-    def count(self, asked: Asked) -> int:
+    def delete(self, turn_id: str, tenant: str) -> None:
+        """Take a turn out of its conversation. Raises UnknownTurn."""
+        for pool in self._pools.values():
+            pool.delete(turn_id, tenant)
+
+    def count(self, asked: Asked, tenant: str) -> int:
         """Tokens of a request's prompt."""
-        messages = self._cleared(asked).messages
+        messages = self._cleared(self._whole(asked, tenant)).messages
         return self._conversations.render(messages, tools=asked.tools or None).num_tokens
 
     def counts(self) -> dict[str, int]:
@@ -117,6 +129,15 @@ class Service:
             if tenant not in self._stores:
                 self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
             return self._stores[tenant]
+
+    def _whole(self, asked: Asked, tenant: str) -> Asked:
+        """A request with its whole history, in place of the turn that it goes on from."""
+        if asked.after is None:
+            return asked
+        history, given = self._pools[""].history(asked.after, tenant), asked.messages
+        head = given[: given[0]["role"] == "system"]
+        own = history[0]["role"] == "system" and (asked.anew or bool(head))
+        return replace(asked, messages=[*head, *history[own:], *given[len(head) :]], after=None)
 
     def _cleared(self, asked: Asked) -> Cleared:
         """The messages after the request's own edit."""
@@ -165,11 +186,12 @@ class Count(Job[int]):
     """A request that is to be counted."""
 
     service: Service
+    tenant: str
     asked: Asked
 
     def work(self) -> int:
         """The tokens of the prompt."""
-        return self.service.count(self.asked)
+        return self.service.count(self.asked, self.tenant)
 
 
 class Within:

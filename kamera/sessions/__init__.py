@@ -1,6 +1,6 @@
 """Conversations whose cache is edited, not rebuilt, when their history changes."""
 
-from kamera.sessions.branches import Branches, History, Kept
+from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.logprobs import Logprob
 from kamera.sessions.metrics import PoolMetrics
@@ -15,8 +15,6 @@ __all__ = [
     "Branches",
     "CallForm",
     "ChatSession",
-    "History",
-    "Kept",
     "Logprob",
     "PoolMetrics",
     "SessionMode",

@@ -1,4 +1,4 @@
-"""Windows with only a system prompt: prefilled once, forked for every session that begins with it."""
+"""What sessions share: windows with only a system prompt, prefilled once, pictures, and turns by id."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 
 from kamera import forks
+from kamera.content import Conversations
 from kamera.engines import Engine, Spent
-from kamera.errors import quote
+from kamera.errors import ProcessorRequired, quote
 from kamera.ops import tensor_digest
+from kamera.sessions.branches import Branches
 from kamera.sessions.owners import Stores
 from kamera.sessions.telling import Telling, Traces
 from kamera.store import ChunkStore
@@ -19,6 +21,16 @@ from kamera.window import KameraWindow, Listener, ReusePolicy, WindowMemory, che
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
+
+
+def conversations_of(backbone: Engine) -> Conversations:
+    """The renderer of a backbone. Raises ProcessorRequired if it has no chat template."""
+    if backbone.processor is None:
+        raise ProcessorRequired(
+            "a conversation needs the model's chat template: give the backbone its processor "
+            "(Backbone(model, processor))"
+        )
+    return Conversations(backbone.processor)
 
 
 class Opened(NamedTuple):
@@ -31,7 +43,9 @@ class Opened(NamedTuple):
 class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
-    The last ``held`` system prompts are kept. Threads may share one. ``listener`` hears all windows.
+    The last ``held`` system prompts are kept. ``conversations`` render them, and ``branches`` are the turns
+    that they may go on from; by default those of these sessions alone. Threads may share one. ``listener``
+    hears all windows. Raises ProcessorRequired for a backbone without a chat template.
     """
 
     def __init__(
@@ -41,12 +55,16 @@ class Anchors:
         *,
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
+        conversations: Conversations | None = None,
+        branches: Branches | None = None,
         held: int = 1,
         listener: Listener | None = None,
     ) -> None:
         check_policy(policy)
         self.backbone = backbone
         self.store = store
+        self.conversations = conversations or conversations_of(backbone)
+        self.branches = branches or Branches()
         self.prefilled = 0
         self.max_tokens = max_tokens
         self.policy = policy
@@ -93,9 +111,10 @@ class Anchors:
 
 
 class Tenants(dict[str, Anchors]):
-    """The windows of a pool's tenants, by tenant; one that is asked for is opened.
+    """What a pool's tenants have, by tenant; that of one that is asked for is opened. Thread-safe.
 
-    ``stores`` and ``traces`` as for `SessionPool`. Raises ValueError for a store of another tenant.
+    ``stores``, ``traces`` and ``branches`` as for `SessionPool`. Raises ValueError for a store of another
+    tenant.
     """
 
     def __init__(
@@ -103,12 +122,16 @@ class Tenants(dict[str, Anchors]):
         backbone: Engine,
         stores: Stores,
         traces: Traces | None,
+        branches: dict[str, Branches] | None,
         max_tokens: int | None,
         policy: ReusePolicy | None,
     ) -> None:
         super().__init__()
         self._backbone, self._stores, self._traces = backbone, stores, traces
         self._max_tokens, self._policy = max_tokens, policy
+        self._branches = {} if branches is None else branches
+        self._conversations = conversations_of(backbone)
+        self._lock = forks.Lock()
 
     def __missing__(self, tenant: str) -> Anchors:
         store = self._stores if isinstance(self._stores, ChunkStore) else self._stores(tenant)
@@ -116,12 +139,15 @@ class Tenants(dict[str, Anchors]):
             raise ValueError(
                 f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
             )
-        self[tenant] = Anchors(
+        made = Anchors(
             self._backbone,
             store,
             max_tokens=self._max_tokens,
             policy=self._policy,
+            conversations=self._conversations,
+            branches=self._branches.setdefault(tenant, Branches()),
             held=SYSTEM_PROMPTS,
             listener=None if self._traces is None else Telling(self._traces, tenant),
         )
-        return self[tenant]
+        with self._lock:
+            return self.setdefault(tenant, made)

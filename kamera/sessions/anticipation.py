@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kamera import forks
-from kamera.content import Conversations, Extent, Message, media_items
-from kamera.edits import Client, EditPolicy, edited, repeated
+from kamera.content import Extent, Message, media_items
+from kamera.edits import Client, EditPolicy, Foreseen, edited, repeated
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, later_of
@@ -38,13 +38,6 @@ _HELD = 8
 
 _TURNS = 16
 """Turns whose messages may stand in for the next ones."""
-
-
-class Foreseen(NamedTuple):
-    """A next history, a stand-in for its new messages included; ``known`` of its messages are certain."""
-
-    messages: list[dict[str, Any]]
-    known: int
 
 
 class Told(NamedTuple):
@@ -74,7 +67,6 @@ class Manner(NamedTuple):
     mode: SessionMode
     policy: EditPolicy | None
     anchors: Anchors
-    conversations: Conversations
     tools: Sequence[Any] | None
     admitting: Admitting
 
@@ -142,7 +134,7 @@ def foreseen(state: State, known: Known, policy: EditPolicy | None) -> Iterator[
     for coming in _stand_ins([*client.unedited, history[-1]]) if client.rule else ():
         ruled = client.next(history[-1], coming)
         if ruled is not None:
-            yield Foreseen(*ruled)
+            yield ruled
     again = None if client.rule or last is None else repeated(last.as_sent, last.given, history)
     if again is not None:
         for coming in _stand_ins(history)[:1]:
@@ -154,7 +146,8 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
 
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
     """
-    before, conversations, anchors = state.layout, manner.conversations, manner.anchors
+    before, anchors = state.layout, manner.anchors
+    conversations = anchors.conversations
     if state.window is None or before is None:
         return None
     messages = next_history.messages

@@ -1,79 +1,164 @@
-"""Turns by id: each can be gone on from, whatever came after it, and any can leave from the middle."""
+"""Histories, and turns by their ids: each can be gone on from, and any can leave from the middle."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from kamera.content import Message
-from kamera.errors import UnknownSession, quote
+from kamera import forks
+from kamera.content import Message, check_messages, copied
+from kamera.edits import same
+from kamera.errors import UnknownTurn, quote
+
+History = tuple[dict[str, Any], ...]
+"""Messages of a conversation, in order."""
+
+MOST = 1 << 28
+"""Bytes of the messages that are kept, pictures among them."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A turn: what was asked behind the turn ``before``, and the answer, its last message.
+class PastTurn:
+    """What was asked behind the turn ``before``, and the answer, its last message.
 
-    ``note`` is what its owner wants to know of it. A turn that left keeps its place, without either.
+    ``system`` are the conversation's system messages then. One that left keeps its place, without messages.
     """
 
     before: str | None
-    session: str | None
-    messages: tuple[Message, ...]
-    note: Any = None
+    system: History
+    messages: History
     left: bool = False
 
 
-class History(NamedTuple):
-    """The messages up to a turn, and the id of the session that ends with it; None if that went on."""
-
-    messages: list[Message]
-    session: str | None
-
-
 class Branches:
-    """The last used ``most`` turns of all tenants."""
+    """The last used turns of one tenant, up to ``most`` bytes of their messages. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._turns: OrderedDict[tuple[str, str], Kept] = OrderedDict()
-        self._last: dict[tuple[str, str | None], str] = {}
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._size = most, 0
+        self._turns: OrderedDict[str, PastTurn] = OrderedDict()
+        self._lock = forks.Lock()
 
-    def keep(self, tenant: str, name: str, turn: Kept) -> None:
-        """Keep a turn under an id."""
-        self._turns[tenant, name] = turn
-        self._last[tenant, turn.session] = name
-        while len(self._turns) > self._most:
-            (whose, old), gone = self._turns.popitem(last=False)
-            if self._last.get((whose, gone.session)) == old:
-                del self._last[whose, gone.session]
+    def keep(self, name: str, last: str | None, before: History, history: History) -> None:
+        """Keep the turn ``name``; behind the turn ``last`` if its ``history`` goes on from that, ``before``.
 
-    def turn(self, tenant: str, name: str) -> Kept:
-        """A turn. Raises UnknownSession for one that left or was never kept."""
-        turn = self._turns.get((tenant, name))
-        if turn is None or turn.left:
-            raise UnknownSession(
-                f"{quote(name)} is not here: it was deleted, or not kept; send the whole history"
-            )
-        return turn
+        A turn that was asked again, and answered the same, goes on from none.
+        """
+        first, told = first_said(history), before[first_said(before) :]
+        with self._lock:
+            if last is None or not self._is_whole(last) or not same(history[first:-1][: len(told)], told):
+                last, told = None, ()
+            self._put(name, PastTurn(last, history[:first], history[first + len(told) :]))
+            while self._size > self._most and len(self._turns) > 1:
+                self._size -= _weight(self._turns.popitem(last=False)[1].messages)
 
-    def history(self, tenant: str, name: str) -> History:
-        """The messages up to a turn, without turns that left. Raises UnknownSession."""
-        last = self.turn(tenant, name)
-        messages, at = list[Message](), last
-        self._turns.move_to_end((tenant, name))
-        while at.before is not None:
-            messages = [*at.messages, *messages]
-            if (tenant, at.before) not in self._turns:
-                raise UnknownSession(
-                    f"the turns before {quote(name)} are not kept any more: send the whole history"
+    def history(self, name: str) -> History:
+        """The messages up to a turn. Raises UnknownTurn for one that left, or is not kept."""
+        with self._lock:
+            turn = self._turns.get(name)
+            if turn is None or turn.left or not self._is_whole(name):
+                raise UnknownTurn(
+                    f"no turn {quote(name)} here: it was deleted, or is not kept; send the whole history"
                 )
-            self._turns.move_to_end((tenant, at.before))
-            at = self._turns[tenant, at.before]
-        goes_on = self._last.get((tenant, last.session)) == name
-        return History([*at.messages, *messages], last.session if goes_on else None)
+            return self._joined(name)
 
-    def leave(self, tenant: str, name: str) -> None:
-        """Take a turn out of its conversation; those after it stay. Raises UnknownSession."""
-        turn = self.turn(tenant, name)
-        self._turns[tenant, name] = Kept(turn.before, turn.session, (), left=True)
+    def now(self, name: str | None) -> History | None:
+        """The messages up to a turn, also of one that left itself; None if that is not known."""
+        with self._lock:
+            return self._joined(name) if name is not None and self._is_whole(name) else None
+
+    def retell(self, name: str, answer: Message) -> None:
+        """Let a turn end with ``answer``, as its client knows it: with its calls apart, say."""
+        with self._lock:
+            turn = self._turns.get(name)
+            if turn is not None and not turn.left:
+                self._size -= _weight(turn.messages)
+                self._put(name, replace(turn, messages=(*turn.messages[:-1], dict(answer))))
+
+    def leave(self, name: str) -> None:
+        """Take a turn out of all histories; turns behind it stay. Raises UnknownTurn for one never kept."""
+        with self._lock:
+            turn = self._turns.get(name)
+            if turn is None:
+                raise UnknownTurn(f"no turn {quote(name)} here: it is not kept, or never was")
+            self._size -= _weight(turn.messages)
+            self._put(name, PastTurn(turn.before, turn.system, (), left=True))
+
+    def goes_through(self, last: str | None, name: str) -> bool:
+        """True if the turn ``last`` is ``name``, or one behind it."""
+        with self._lock:
+            while last is not None and last != name:
+                turn = self._turns.get(last)
+                last = None if turn is None else turn.before
+            return last is not None
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _put(self, name: str, turn: PastTurn) -> None:
+        self._turns[name] = turn
+        self._size += _weight(turn.messages)
+        self._is_whole(name)
+
+    def _is_whole(self, name: str) -> bool:
+        """True if no turn up to this one was let go; each of them counts as used."""
+        at: str | None = name
+        while at is not None and at in self._turns:
+            self._turns.move_to_end(at)
+            at = self._turns[at].before
+        return at is None
+
+    def _joined(self, name: str) -> History:
+        parts, at = list[History](), self._turns[name]
+        while True:
+            parts.append(at.messages)
+            if at.before is None:
+                break
+            at = self._turns[at.before]
+        return (*self._turns[name].system, *(message for part in reversed(parts) for message in part))
+
+
+def whole_history(
+    before: History,
+    messages: str | Message | Sequence[Message] | None,
+    append: bool = False,
+    *,
+    branches: bool = False,
+) -> History:
+    """The history ``before`` with new messages behind it, or the whole one given; as `ChatSession.send` says.
+
+    One that ``branches`` has a system message that new ones begin with in place of its own. Raises ValueError
+    for what is no message.
+    """
+    if messages is None:
+        return before
+    if isinstance(messages, str):
+        return (*before, {"role": "user", "content": messages})
+    if isinstance(messages, Mapping):
+        check_messages([messages])
+        return (*before, copied(messages))
+    check_messages(messages)
+    given = tuple(copied(message) for message in messages)
+    if branches and given and given[0]["role"] == "system":
+        own = int(bool(before) and before[0]["role"] == "system")
+        return (given[0], *before[own:], *given[1:])
+    return (*before, *given) if append or branches else given
+
+
+def first_said(messages: Sequence[Message]) -> int:
+    """Index of the first message that is no system message."""
+    found = (i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer"))
+    return next(found, len(messages))
+
+
+def _weight(value: Any) -> int:
+    """Bytes of a message or a part of it, about."""
+    if isinstance(value, Mapping):
+        return sum([_weight(inner) for inner in value.values()])
+    if isinstance(value, list | tuple):
+        return sum([_weight(inner) for inner in value])
+    if hasattr(value, "getbands"):  # a picture
+        return int(value.width * value.height * len(value.getbands()))
+    if hasattr(value, "frames"):  # a clip
+        return _weight(value.frames)
+    return int(getattr(value, "nbytes", len(value) if isinstance(value, str | bytes) else 64))

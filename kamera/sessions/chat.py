@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kamera.content import Conversations, Message, Rendered, copied
+from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
 from kamera.engines import Account, Engine, Usage
-from kamera.errors import ProcessorRequired
+from kamera.errors import KameraError
 from kamera.reuse import Admission
 from kamera.sessions.admitting import Admitting, Reuse
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation, Manner
+from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked
-from kamera.sessions.history import whole_history
-from kamera.sessions.layout import Layout
 from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
-from kamera.sessions.sampling import seeded
-from kamera.sessions.showing import Options, Shown, State, shown
+from kamera.sessions.showing import Options, Shown, State, Turns, shown
 from kamera.sessions.stream import Stream
-from kamera.sessions.timers import aged
+from kamera.sessions.timers import Clock, aged
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
-from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
@@ -50,8 +48,7 @@ class ChatSession:
 
     ``uncached=True`` lets the plain model answer a prompt that no window can hold (it cannot be cut, its
     text spells a special token, it is longer than ``max_tokens``, …), with the reason in
-    `TurnReport.uncached`. By default the refusal is raised, because prefilling everything is a cost that the
-    caller should choose.
+    `TurnReport.uncached`. By default it is raised: prefilling everything is the caller's choice.
 
     ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
     admitted (docs/reuse.md); a `Calibration`, or its file, admits approximate KV. It is not saved.
@@ -77,62 +74,47 @@ class ChatSession:
         max_tokens: int | None = None,
         uncached: bool = False,
         reuse: Reuse = False,
-        clock: Callable[[], float] = time.time,
+        clock: Clock = time.time,
         trace: str | Path | None = None,
     ) -> None:
         told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
-        self._set_up(anchors, conversations_of(backbone), tools, mode, edit_policy, uncached, reuse)
-        self._clock = clock
+        settings: dict[str, Any] = {"tools": tools, "mode": mode, "edit_policy": edit_policy}
+        self._set_up(anchors, uncached=uncached, reuse=reuse, clock=clock, **settings)
 
     @classmethod
-    def among(
-        cls,
+    def among(cls, anchors: Anchors, **settings: Any) -> ChatSession:
+        """One of several sessions that share ``anchors``; ``state`` is that of a session that goes on."""
+        session = cls.__new__(cls)
+        session._set_up(anchors, **settings)
+        return session
+
+    def _set_up(
+        self,
         anchors: Anchors,
-        conversations: Conversations,
         *,
         tools: Sequence[Any] | None = None,
         mode: SessionMode = "auto",
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
         reuse: Reuse = False,
+        clock: Clock = time.time,
         state: State | None = None,
-    ) -> ChatSession:
-        """One of several sessions that share their prefilled system prompts and processed pictures.
-
-        ``state`` is that of a session that goes on.
-        """
-        session = cls.__new__(cls)
-        session._set_up(anchors, conversations, tools, mode, edit_policy, uncached, reuse)
-        session._state = state or session._state
-        return session
-
-    def _set_up(
-        self,
-        anchors: Anchors,
-        conversations: Conversations,
-        tools: Sequence[Any] | None,
-        mode: SessionMode,
-        edit_policy: EditPolicy | None,
-        uncached: bool,
-        reuse: Reuse,
     ) -> None:
         check_mode(mode)
-        self.backbone = anchors.backbone
-        self.store = anchors.store
+        self.backbone, self.store = anchors.backbone, anchors.store
         self.tools = tools
         self.mode: SessionMode = mode
         self.calls = call_form(self.backbone)
         self.uncached = uncached
-        self._anchors = anchors
-        self._conversations = conversations
+        self._anchors, self._conversations = anchors, anchors.conversations
         self._edit_policy = edit_policy
-        self._state = State()
-        self._turns = Turns()
-        self._account = Account()
+        self._state = state or State()
+        self._turns, self._account = Turns(), Account()
         self._ahead = Anticipation(self.backbone)
-        self._clock = time.time
-        self._admitting = Admitting.of(reuse)
+        self._clock, self._admitting = clock, Admitting.of(reuse)
+        if state is not None and state.last is not None and anchors.branches.now(state.last) is None:
+            anchors.branches.keep(state.last, None, (), state.messages)  # of another process
 
     @property
     def admissions(self) -> tuple[Admission, ...]:
@@ -163,11 +145,6 @@ class ChatSession:
         """What stands: the history, and the window itself, which nobody else may change."""
         return self._state
 
-    @property
-    def layout(self) -> Layout | None:
-        """The window's prompt, and the segments of each slot; None before the first."""
-        return self._state.layout
-
     def usage(self) -> Usage:
         """The model work of this session, now and later, equal to hooks after `flush`; a fork has its own."""
         return self._account.usage
@@ -186,6 +163,7 @@ class ChatSession:
         messages: str | Message | Sequence[Message],
         *,
         append: bool = False,
+        after: str | None = None,
         scratch: Sequence[Message] = (),
         stream: Stream | None = None,
         seed: int | None = None,
@@ -195,41 +173,34 @@ class ChatSession:
         """Answer the conversation; the answer joins the history.
 
         A list of ``messages`` is the client's whole present history, edited or not. Text and a single message
-        are new messages; with ``append`` a list is, too. ``scratch`` are messages behind them that this
-        answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
-        with this answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to
-        ``generate`` of transformers; ``stream`` is told the answer as it is made, and ends it at its stop
+        are new messages; with ``append`` a list is, too. ``after`` is the id of an earlier turn, behind which
+        all of them are new, and a system message at their head holds in place of its own: what came after it
+        is neither in the history nor in the KV. ``scratch`` are messages behind them that this answer alone
+        sees: neither the history nor any later token has seen them, in every mode, as in a run with this
+        answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to ``generate`` of
+        transformers; ``stream`` is told the answer as it is made, and ends it at its stop
         strings; ``seed`` draws the tokens apart from all other draws (`kamera.sessions.sampling`);
         ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`. Raises EditPolicyFailed,
         `ValueError` for an option that it does not take (before anything runs), SessionConflict for a list
-        that lacks what another thread was answered, and the errors of `Conversations.render` and the window.
+        that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
+        of the window.
         """
-        self.backbone.check_sampling(options)
-        if int(options.get("num_return_sequences") or 1) > 1:
-            raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
-        if "stop_strings" in options:
-            processor = self.backbone.processor
-            options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
         watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
-        options = watch.following(seeded(options, seed))
+        options = watch.following(options, seed)
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
-            return self._answered(seen, messages, append, scratch, watch, options)
+            base = self._state if after is None else self._behind(after)
+            history = whole_history(base.messages, messages, append, branches=after is not None)
+            if after is None:
+                base.check_seen(seen, history)
+            return self._answered(base, history, scratch, watch, options)
 
     def _answered(
-        self,
-        seen: State,
-        messages: str | Message | Sequence[Message],
-        append: bool,
-        scratch: Sequence[Message],
-        watch: Stopwatch,
-        options: dict[str, Any],
+        self, base: State, history: History, scratch: Sequence[Message], watch: Stopwatch, options: Any
     ) -> Turn:
-        """The turn of `send`, for a caller who last saw ``seen``."""
-        history = whole_history(self._state.messages, messages, append)
-        self._state.check_seen(seen, history)
+        """The turn of `send`, which goes on from ``base``."""
         shaped = self._shaped(history)
         try:
-            state, report, text = self._shown(shaped, [self.mode], options=None if scratch else options)
+            state, report, text = self._shown(shaped, [self.mode], base, None if scratch else options)
             branch = state
             if scratch:  # on a branch, which ends with the answer
                 branch, extra, text = self._shown([*shaped, *scratch], [self.mode], state, options)
@@ -239,19 +210,38 @@ class ChatSession:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=self.tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
-            state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
+            state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         else:
             text = branch.asked.generate(branch.question, **options) if text is None else text
-        said, stream = spoken(text, watch.stream, self.calls, self.tools), watch.stream
+        said = spoken(text, watch.stream, self.calls, self.tools)
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
-        self._ahead.answered(self._state.messages, history)
-        self._state = state.changed(messages=(*history, said.message), turn=state.turn + 1, timers=timers)
+        self._ahead.answered(base.messages, history)
+        self._state = state = state.answered((*history, said.message), timers)
+        self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
-        reason = stream.finish_reason(options.get("max_new_tokens"))
-        ids, name = tuple(stream.ids), self._state.changes[-1]
-        return Turn(*said[:3], report, usage, ids, reason, name, watch.logprobs)
+        reason = watch.stream.finish_reason(options.get("max_new_tokens"))
+        ids = tuple(watch.stream.ids)
+        return Turn(*said[:3], report, usage, ids, reason, state.changes[-1], watch.logprobs)
+
+    def history(self, turn_id: str) -> list[dict[str, Any]]:
+        """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
+        return [copied(message) for message in self._anchors.branches.history(turn_id)]
+
+    def delete(self, turn_id: str) -> None:
+        """Take a turn out of its conversation, from the middle, too; turns behind it stay, without it.
+
+        The window follows as after any edit under the session's mode. Raises UnknownTurn.
+        """
+        with self._account.now(self.backbone), self._turns.taken(self._state):
+            self._anchors.branches.leave(turn_id)
+            left, state = self._anchors.branches.now(self._state.last), self._state
+            if left is not None and len(left) < len(state.messages):
+                state = replace(state, ids=None, layout=None, window=None)
+                with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
+                    state = self._shown(self._shaped(left), [self.mode]).state
+                self._state = state.changed(messages=left)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -278,9 +268,9 @@ class ChatSession:
         What the edit policy removes next is known, a client's own edit is taken to be repeated. The next turn
         never waits for it, and serves of it what its prompt has (`TurnReport.anticipated`).
         """
-        parts = (self._anchors, self._conversations, self.tools, self._admitting)
+        manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._admitting)
         with self._account.now(self.backbone):
-            self._ahead.begin(self._state, Manner(self.mode, self._edit_policy, *parts))
+            self._ahead.begin(self._state, manner)
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
@@ -295,11 +285,10 @@ class ChatSession:
             return self._edited(directives, snap)
 
     def _edited(self, directives: Sequence[Directive], snap: Snap) -> TurnReport:
-        history = edited_messages(
-            self._conversations, self._state.messages, directives, tools=self.tools, snap=snap
-        )
+        parts = self._conversations, self._state.messages, directives
+        history = edited_messages(*parts, tools=self.tools, snap=snap)
         state, report, _ = self._shown(self._shaped(history), [d.mode for d in directives])
-        self._state = state.changed(messages=tuple(history))
+        self._state = state.changed(messages=tuple(history), last=None)
         return report
 
     def apply(self, verb: Verb) -> VerbReport:
@@ -326,6 +315,12 @@ class ChatSession:
         branch._ahead = Anticipation(self.backbone)
         return branch
 
+    def lend(self) -> ChatSession:
+        """A new conversation, which may use what its first prompt and this one's window begin with."""
+        branch = self.fork()
+        branch._state = State(layout=self._state.layout, window=self._state.window, borrowed=True)
+        return branch
+
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
 
@@ -348,7 +343,7 @@ class ChatSession:
         *,
         edit_policy: EditPolicy | None = None,
         reuse: Reuse = False,
-        clock: Callable[[], float] = time.time,
+        clock: Clock = time.time,
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
 
@@ -362,12 +357,18 @@ class ChatSession:
         with account.now(backbone):
             settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        settings |= {"edit_policy": edit_policy, "reuse": reuse}
-        session = cls.among(anchors, conversations_of(backbone), state=state, **settings)
-        session._clock, session._account = clock, account
+        settings |= {"edit_policy": edit_policy, "reuse": reuse, "clock": clock}
+        session = cls.among(anchors, state=state, **settings)
+        session._account = account
         return session
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _behind(self, turn_id: str) -> State:
+        """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""
+        history = self._anchors.branches.history(turn_id)
+        borrowed = self._state.borrowed or turn_id != self._state.last
+        return replace(self._state, messages=history, last=turn_id, borrowed=borrowed)
 
     def _shaped(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
@@ -383,17 +384,6 @@ class ChatSession:
         options: Options | None = None,
     ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        old = old or replace(self._state, ahead=self._ahead.take())
-        parts = (self._anchors, self._conversations, self.tools, self._admitting, options)
+        old = replace(old or self._state, ahead=self._ahead.take())
         with self.backbone.steady():
-            return shown(old, shaped, modes, *parts)
-
-
-def conversations_of(backbone: Engine) -> Conversations:
-    """The renderer of a backbone. Raises ProcessorRequired if it has no chat template."""
-    if backbone.processor is None:
-        raise ProcessorRequired(
-            "a conversation needs the model's chat template: give the backbone its processor "
-            "(Backbone(model, processor))"
-        )
-    return Conversations(backbone.processor)
+            return shown(old, shaped, modes, self._anchors, self.tools, self._admitting, options)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +28,7 @@ VERSION = 1
 """The only format of a saved session that is written and read."""
 
 FILE = "session.json"
+
 Document = dict[str, Any]
 
 _WINDOW = re.compile(r"window-[0-9a-f]{16}")
@@ -175,13 +176,9 @@ _KINDS: Mapping[str, Any] = {
     "messages": list,
     "turn": int,
     "changes": list,
+    "last": _Text,
     "timers": list,
     "ids": (list, type(None)),
     "window": (dict, type(None)),
     "layout": (dict, type(None)),
 }
-
-
-def last_of(changes: Sequence[str]) -> str | None:
-    """The last change; None of a session without one."""
-    return changes[-1] if changes else None

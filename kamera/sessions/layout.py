@@ -10,7 +10,8 @@ import torch
 
 from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
 from kamera.edits import difference
-from kamera.window import GLUE, SHORTEST_KEPT, OnLeave
+from kamera.sessions.modes import first_that_knows_more
+from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, OnLeave
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -110,6 +111,29 @@ def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
         if len(borders) > 1 and any(i in there for i in range(start, stop)):
             found[slot] = [old[i].start - old[start].start for i in borders[:-1]]
     return found
+
+
+def lent(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+    """Leave in ``window`` what ``prompt`` begins with, as far as it knows nothing else; the layout of that.
+
+    What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
+    slots there may be one more: the head of a text that ``prompt`` goes on otherwise.
+    """
+    old, stop = before.prompt.segments, question(prompt)
+    same = common_prefix(before.prompt.segment_ids(), prompt.segment_ids())
+    same = min(same, sum([segment.start < stop for segment in prompt.segments]))
+    for slot, (start, end) in enumerate(before.runs):
+        at = [] if not start < same < end else [old[same].start - old[start].start]
+        if at and len(window.cut(slot, at)) > 1:
+            before = cut_at(before, slot, at)
+    clean = first_that_knows_more(window.slots)
+    count = stay = min(sum([end <= same for _, end in before.runs]), clean)
+    if count < clean and old[before.runs[count][0]].media is None:
+        shared = common_prefix(before.prompt.ids.tolist(), prompt.ids.tolist())
+        equal, last = shared - old[before.runs[count][0]].start, window.slots[count]
+        stay += equal >= last.length or (equal > 0 and len(window.cut(last, [equal])) > 1)
+    window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
+    return Layout(before.prompt, before.runs[:count])
 
 
 def cut_at(layout: Layout, slot: int, at: Sequence[int]) -> Layout:

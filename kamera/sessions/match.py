@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from kamera.content import Conversations, Message, Rendered
@@ -11,7 +12,7 @@ from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
-from kamera.sessions.modes import laxest, worth_to_others
+from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.window import GLUE, Guarantee, OnLeave
 
 
@@ -20,25 +21,24 @@ class Candidate:
     """What a choice needs of a session, in memory or saved.
 
     ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
-    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`).
+    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`). The first ``clean``
+    segments of its prompt are in KV that knows nothing else.
     """
 
     layout: Layout
     guarantee: Guarantee
     on_leave: OnLeave
     tails: frozenset[str] = frozenset()
-
-
-_OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
-"""Guarantees of KV that was conditioned on nothing outside of its prompt."""
+    clean: int = 0
 
 
 @dataclass(frozen=True)
 class Match:
-    """The chosen session, the reason for it, and counts of the rejected ones."""
+    """The chosen session, the reason for it, the tokens that it saves, and counts of the rejected ones."""
 
     name: str | None = None
-    how: Literal["by_owner", "by_prefix", "by_edit"] | None = None
+    how: Literal["by_owner", "by_prefix", "by_edit", "by_head"] | None = None
+    saved: int = 0
     too_little: int = 0
     tainted: int = 0
 
@@ -59,11 +59,12 @@ def shaped_prompt(
 
 def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:
     """The session as a candidate; None if it has no window."""
-    layout, window = session.layout, session.state.window
+    layout, window = session.state.layout, session.state.window
     if layout is None or window is None:
         return None
     on_leave = laxest(session.mode, window.policy.minimum, window.policy.samples)
-    return Candidate(layout, worth_to_others(window), on_leave, tails)
+    clean = [end for _, end in layout.runs[: first_that_knows_more(window.slots)]]
+    return Candidate(layout, worth_to_others(window), on_leave, tails, clean[-1] if clean else 0)
 
 
 def best_match(
@@ -76,9 +77,11 @@ def best_match(
     other places is edited: it is the same conversation, and a second session would only take memory. Of
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
     an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
-    edited in a mode that would leave such KV. A sample counts as such KV.
+    edited in a mode that would leave such KV. A sample counts as such KV. What such a session has of the
+    prompt's beginning, in KV that knows nothing else, is lent to a new one, if that saves more.
     """
     rendered = prompt
+    head = best_head(prompt, sessions)
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
     alike: list[tuple[int, str]] = []
@@ -88,7 +91,7 @@ def best_match(
             continue
         prompt = rendered.cut_as(held.layout.prompt)
         prefix, size = _prefix(held.layout, prompt)
-        knows = held.guarantee not in _OF_THE_PROMPT
+        knows = held.guarantee not in OF_THE_PROMPT
         if knows or (prefix < size and held.on_leave == "keep"):
             if tails & held.tails and _goes_on(held.layout.prompt, prompt):
                 return Match(name, "by_owner")
@@ -108,10 +111,22 @@ def best_match(
         ("by_edit", edits, least),
         ("by_edit", alike, least),
     ):
-        saved, name = max(found, key=lambda pair: pair[0], default=(-1, ""))
-        if saved >= enough:
-            return Match(name, how, 0, tainted)
-    return Match(None, None, int(bool(prefixes or edits)), tainted)
+        saved, name = max(found, key=itemgetter(0), default=(-1, ""))
+        if saved >= max(enough, head.saved):
+            return Match(name, how, saved, tainted=tainted)
+    if head.saved >= least:
+        return replace(head, tainted=tainted)
+    return Match(too_little=int(bool(prefixes or edits)), tainted=tainted)
+
+
+def best_head(prompt: Rendered, sessions: Mapping[str, Candidate]) -> Match:
+    """The session that has the most of a prompt's beginning in KV that knows nothing else."""
+    best = Match()
+    for name, held in sessions.items():
+        if anchor_ids(held.layout.prompt) == anchor_ids(prompt):
+            saved, _ = _prefix(held.layout, prompt.cut_as(held.layout.prompt), held.clean)
+            best = Match(name, "by_head", saved) if saved > best.saved else best
+    return best
 
 
 def _goes_on(before: Rendered, prompt: Rendered) -> bool:
@@ -124,9 +139,13 @@ def _goes_on(before: Rendered, prompt: Rendered) -> bool:
     return all(s.id in known or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
 
 
-def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:
-    """Tokens after the anchor: in the common prefix of window and prompt, and in the window altogether."""
-    first, last = anchor_segments(prompt), layout.runs[-1][1] if layout.runs else 0
+def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[int, int]:
+    """Tokens after the anchor: in the common prefix of window and prompt, and in the window altogether.
+
+    Of the window's prompt the segments before ``last`` count.
+    """
+    first = anchor_segments(prompt)
+    last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
     held = layout.prompt.segments[first:last]
     shared, same = 0, True
     for index, segment in enumerate(held, first):

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from kamera.content import Chunk
+from kamera.edits import Mode
 from kamera.errors import PolicyRefused, quote
 from kamera.patches import GUARANTEES, at_least, weakest
 from kamera.window import Arrange, Guarantee, KameraWindow, OnLeave, Plan, ReusePolicy, Slot
 
-SessionMode = Literal["amortize", "repair", "forget", "auto"]
-"""What becomes of the chunks behind an edit of a conversation (docs/sessions.md)."""
+SessionMode = Mode
+"""The same for all edits of a conversation (docs/sessions.md)."""
 Applied = Literal["amortize", "repair", "forget"]
 """A mode without the choice."""
 
 _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}
 _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
-_APPLIED: dict[OnLeave, Applied] = {"keep": "amortize", "repair": "repair", "exact": "forget"}
 
 
 class Order(NamedTuple):
@@ -44,7 +44,7 @@ def check_mode(mode: str) -> None:
 
 def applied(on_leave: OnLeave) -> Applied:
     """The mode by the name that sessions give it."""
-    return _APPLIED[on_leave]
+    return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
 
 
 def laxest(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
@@ -56,6 +56,16 @@ def laxest(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
         return "exact"
     least = _ON_LEAVE[mode] if mode != "auto" else "keep" if at_least("survivor", minimum) else "repair"
     return "keep" if samples and least == "repair" else least
+
+
+OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
+"""Guarantees of KV that was conditioned on nothing outside of its prompt."""
+
+
+def first_that_knows_more(slots: Sequence[Slot]) -> int:
+    """Index of the first slot whose KV may be conditioned on content outside of the window."""
+    found = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
+    return next(found, len(slots))
 
 
 def worth_to_others(window: KameraWindow) -> Guarantee:

@@ -89,6 +89,7 @@ def save_session(
         "messages": [_put_message(m, files) for m in state.messages],
         "turn": state.turn,
         "changes": list(state.changes),
+        "last": state.last,
         "timers": [asdict(timer) for timer in state.timers],
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
@@ -155,7 +156,8 @@ def load_session(
         if lengths != [slot.length for slot in window.slots]:
             raise CorruptChunk(f"{str(where)!r} and its window are of different sessions")
     changes = tuple(document["changes"])
-    state = State(messages, document["turn"], ids, layout, window, timers=timers, changes=changes)
+    own = {"timers": timers, "changes": changes, "last": document["last"]}
+    state = State(messages, document["turn"], ids, layout, window, **own)
     return settings, state, policy, document["max_tokens"]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from kamera import forks
-from kamera.content import Message, Rendered
+from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Verb
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
@@ -19,11 +19,13 @@ from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.admitting import Reuse
 from kamera.sessions.anchors import Tenants
-from kamera.sessions.chat import ChatSession, conversations_of
+from kamera.sessions.branches import Branches
+from kamera.sessions.chat import ChatSession
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.entries import Entry, candidates, let_go, trim
+from kamera.sessions.incoming import Incoming, incoming
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import best_match, shaped_prompt
+from kamera.sessions.match import Match, best_head, best_match
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
@@ -61,7 +63,8 @@ class SessionPool:
 
     ``anticipates``: after each answer the session prepares its next prompt (`ChatSession.anticipate`).
     ``trace`` is a file of what the sessions' windows do, under the sessions' ids (`kamera view`), or a
-    function from a tenant to a listener of its events.
+    function from a tenant to a listener of its events. ``branches`` holds each tenant's turns by their ids;
+    two pools may share one.
 
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
@@ -84,6 +87,7 @@ class SessionPool:
         max_saved_bytes: int | None = None,
         anticipates: bool = True,
         trace: Traces | None = None,
+        branches: dict[str, Branches] | None = None,
     ) -> None:
         check_saving(save, max_saved_bytes)
         check_limits(max_sessions, max_bytes, min_tokens)
@@ -98,11 +102,9 @@ class SessionPool:
         self.min_tokens = min_tokens
         self.anticipates = anticipates
         self._store = store
-        self._tenants = Tenants(backbone, store, trace, max_tokens, policy)
+        self._tenants = Tenants(backbone, store, trace, branches, max_tokens, policy)
         self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
         self._options |= {"uncached": uncached, "reuse": reuse}
-        self._edit_policy = edit_policy
-        self._conversations = conversations_of(backbone)
         self.calls = call_form(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
@@ -117,6 +119,7 @@ class SessionPool:
         session_id: str | None = None,
         tenant: str | None = None,
         *,
+        after: str | None = None,
         tools: Sequence[Any] | None = None,
         stream: Stream | None = None,
         seed: int | None = None,
@@ -128,40 +131,35 @@ class SessionPool:
         """Answer a conversation; `Turn.session_id` names the session that holds it then.
 
         ``messages`` as in `ChatSession.send`. A list is the whole history. Text and a single message are new
-        messages only: they continue the session of an id, or begin a conversation without one. ``hint`` is a
-        name that its client gives to some conversations: those of others are not taken for them. Raises
-        UnknownSession for new messages to an unknown id, the errors of `ChatSession.send`, and for new
-        messages to a saved session those of `ChatSession.load`.
+        messages only: they continue the session of an id, or begin a conversation without one. ``after`` is a
+        turn of any session, as in `ChatSession.send`: if a session has gone on from it, another one answers,
+        unless an id is given. ``hint`` is a name that its client gives to some conversations: those of others
+        are not taken for them. Raises UnknownSession for new messages to an unknown id, the errors of
+        `ChatSession.send`, and for new messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
-        options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch}
+        whose = tenant_of(self._store, tenant)
+        given: dict[str, Any] = {"session_id": self._named(whose, session_id), "after": after, "tools": tools}
+        options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.now(self.backbone):
-            return self._sent(messages, session_id, tenant_of(self._store, tenant), tools, hint, options)
+            known = self._tenants[whose], self.calls, self._options["edit_policy"]
+            return self._sent(incoming(messages, *known, hint=hint, **given), options)
 
-    def _sent(
-        self,
-        messages: str | Message | Sequence[Message],
-        session_id: str | None,
-        whose: str,
-        tools: Sequence[Any] | None,
-        hint: str,
-        options: dict[str, Any],
-    ) -> Turn:
-        session_id = self._named(whose, session_id)
-        name, entry = self._reserved(messages, session_id, whose, tools, hint)
+    def _sent(self, asked: Incoming, options: dict[str, Any]) -> Turn:
+        name, entry = self._reserved(asked)
         try:
             with turn_of(name):
-                turn = entry.session.send(messages, **options)
+                turn = entry.session.send(asked.messages, **options)
         except BaseException:
             with self._lock:
                 self._counts["failed"] += 1
                 entry.busy = False
-                if entry.session.state.window is None and not entry.session.messages:
-                    self._entries.pop((whose, name), None)  # it was opened for this request
+                if not entry.session.state.changes:
+                    self._entries.pop((asked.tenant, name), None)  # it was opened for this request
             raise
         if self.anticipates:
             entry.session.anticipate()
-        name = self._publish((whose, name), entry, turn, hint)
+        name = self._publish((asked.tenant, name), entry, turn, asked.hint)
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -176,10 +174,30 @@ class SessionPool:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
         with self._account.now(self.backbone):
-            session = session or self._read(whose, session_id)
+            if session is None and self._saved is not None:
+                session = self._saved.load(session_id, self._tenants[whose], **self._options)
         if session is None:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
+
+    def history(self, turn_id: str, tenant: str | None = None) -> list[dict[str, Any]]:
+        """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
+        branches = self._tenants[tenant_of(self._store, tenant)].branches
+        return [copied(message) for message in branches.history(turn_id)]
+
+    def delete(self, turn_id: str, tenant: str | None = None) -> None:
+        """`ChatSession.delete` in all sessions in memory. Raises UnknownTurn, SessionConflict as `edit`."""
+        whose = tenant_of(self._store, tenant)
+        branches = self._tenants[whose].branches
+        with self._lock:
+            own = [(name, entry) for (of, name), entry in self._entries.items() if of == whose]
+            found = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
+        if any(entry.busy for _, entry in found):
+            raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
+        branches.leave(turn_id)
+        for name, _ in found:
+            with self._changed(name, whose) as session:
+                session.delete(turn_id)
 
     def edit(
         self, session_id: str, directives: Sequence[Directive], tenant: str | None = None, **options: Any
@@ -265,23 +283,12 @@ class SessionPool:
                     self._entries.setdefault((tenant, name), entry)
         return name
 
-    def _reserved(
-        self,
-        messages: str | Message | Sequence[Message],
-        session_id: str | None,
-        tenant: str,
-        tools: Sequence[Any] | None,
-        hint: str = "",
-    ) -> tuple[str, Entry]:
+    def _reserved(self, asked: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
-        kind, tails = tools_digest(tools), frozenset[str]()
-        prompt = None
-        if not isinstance(messages, str | Mapping):
-            self._clocks.see(tenant, messages)
-            prompt = shaped_prompt(self._conversations, messages, tools, self._edit_policy)
-            if prompt is not None:
-                tails = tails_of((tenant, kind, hint), anchor_ids(prompt), messages, self.calls, tools)
-        read = self._resumed(prompt, session_id, tenant, kind)
+        tenant, session_id, kind = asked.tenant, asked.session_id, asked.kind
+        if asked.whole is not None:
+            self._clocks.see(tenant, asked.whole)
+        read = self._resumed(asked)
         with self._lock:
             self._counts["requests"] += 1
             if read is not None:
@@ -292,73 +299,68 @@ class SessionPool:
                 self._counts["by_id"] += 1
             elif session_id is not None:
                 self._counts["unknown"] += 1
-                if isinstance(messages, str | Mapping):
+                if asked.whole is None:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
-            held = session_id
-            if found is None and prompt is not None:
-                held = self._matched(prompt, tenant, kind, tails)
+            held, lent = session_id, False
+            if found is None and asked.prompt is not None:
+                match = self._matched(asked, asked.prompt)
+                held, lent = match.name, match.how == "by_head"
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
             if found is None:
                 self._counts["opened"] += 1
-                anchors = self._tenants[tenant]
-                session = ChatSession.among(anchors, self._conversations, **self._options)
+                session = ChatSession.among(self._tenants[tenant], **self._options)
                 entry = self._entries[tenant, name] = Entry(session, kind)
-            elif found.busy or name != held:
-                self._counts["forked"] += found.busy
+            elif found.busy or lent or name != held:
+                self._counts["forked"] += found.busy and not lent
                 name = secrets.token_hex(8) if name == held else name
-                entry = self._entries[tenant, name] = Entry(found.session.fork(), kind)
+                session = found.session.lend() if lent else found.session.fork()
+                entry = self._entries[tenant, name] = Entry(session, kind)
             else:
                 entry = found
-            entry.busy, entry.tools, entry.session.tools = True, kind, tools
+            entry.busy, entry.tools, entry.session.tools = True, kind, asked.tools
             entry.named = entry.named or session_id is not None
             return name, entry
 
-    def _matched(self, prompt: Rendered, tenant: str, kind: str, tails: frozenset[str]) -> str | None:
-        match = best_match(
-            prompt, candidates(self._entries, tenant, kind, self._tails), self.min_tokens, tails
-        )
+    def _matched(self, asked: Incoming, prompt: Rendered) -> Match:
+        sessions = candidates(self._entries, asked.tenant, asked.kind, self._tails)
+        if asked.after is None:
+            match = best_match(prompt, sessions, self.min_tokens, asked.tails)
+        else:
+            last = {self._entries[asked.tenant, name].session.state.last: name for name in sessions}
+            name = last.get(asked.after)
+            match = best_head(prompt, sessions) if name is None else Match(name, "by_owner")
         self._counts["too_little"] += match.too_little
         self._counts["tainted"] += match.tainted
         if match.how is not None:
             self._counts[match.how] += 1
-        return match.name
+        return match
 
-    def _resumed(
-        self, prompt: Rendered | None, session_id: str | None, tenant: str, kind: str
-    ) -> tuple[str, ChatSession] | None:
+    def _resumed(self, asked: Incoming) -> tuple[str, ChatSession] | None:
         """The saved session that a request goes to, if that is better than any in memory; its id."""
         if self._saved is None:
             return None
-        let_go(self._entries, self._lock, self._saved, tenant, session_id)
+        tenant, name, prompt = asked.tenant, asked.session_id, asked.prompt
+        let_go(self._entries, self._lock, self._saved, tenant, name)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held, anchors = candidates(self._entries, tenant, kind, self._tails), self._tenants[tenant]
-        if session_id in known:
+            held, anchors = candidates(self._entries, tenant, asked.kind, self._tails), self._tenants[tenant]
+        if name in known:
             return None
-        name = session_id
         try:
-            session = None if name is None else self._read(tenant, name)
-            if session is None and prompt is not None:
-                there = self._saved.candidates(anchors, self._options["mode"], kind)
+            session = None if name is None else self._saved.load(name, anchors, **self._options)
+            if session is None and prompt is not None and asked.after is None:
+                there = self._saved.candidates(anchors, self._options["mode"], asked.kind)
                 there = {name: saved for name, saved in there.items() if name not in known}
                 name = best_match(prompt, held | there, self.min_tokens).name
-                session = self._read(tenant, name) if name in there else None
+                session = self._saved.load(name, anchors, **self._options) if name in there else None
         except KameraError:
             if prompt is None:
                 raise
             return None  # the whole history is here: it is prefilled
         return None if name is None or session is None else (name, session)
-
-    def _read(self, tenant: str, session_id: str) -> ChatSession | None:
-        """A saved session; None if there is none."""
-        if self._saved is None:
-            return None
-        with self._lock:
-            anchors = self._tenants[tenant]
-        return self._saved.load(session_id, anchors, self._conversations, **self._options)
 
     def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> str:
         """End the reservation of a session that has answered, or changed; the id under which it goes on."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import files, forks
-from kamera.content import Conversations, tool_schema
+from kamera.content import tool_schema
 from kamera.errors import (
     CorruptChunk,
     IncompatibleChunk,
@@ -34,7 +34,7 @@ from kamera.errors import (
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.document import FILE, last_of, locked, read_document
+from kamera.sessions.document import FILE, locked, read_document
 from kamera.sessions.layout import Layout
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import SessionMode, laxest
@@ -116,7 +116,7 @@ class SavedSessions:
 
     def is_overtaken(self, tenant: str, name: str, changes: Sequence[str]) -> bool:
         """True if the saved session has all of ``changes``, and others after them."""
-        path, last = self._path(tenant, name), last_of(changes)
+        path, last = self._path(tenant, name), changes[-1] if changes else None
         with self._lock:
             writing = self._pending.get(path)
         if last is None or (writing is not None and not writing.done()):
@@ -176,7 +176,6 @@ class SavedSessions:
         self,
         name: str,
         anchors: Anchors,
-        conversations: Conversations,
         **settings: Any,
     ) -> ChatSession | None:
         """A saved session under a pool's ``settings`` (those of `ChatSession.among`); None if there is none.
@@ -206,7 +205,7 @@ class SavedSessions:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
         if state.window is not None:
             anchors.hear(state.window)
-        return ChatSession.among(anchors, conversations, state=state, **settings)
+        return ChatSession.among(anchors, state=state, **settings)
 
     # -- inside --------------------------------------------------------------------------------
 

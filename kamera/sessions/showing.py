@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Conversations, Media, Message, Rendered, media_items
+from kamera import forks
+from kamera.content import Media, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
 from kamera.reuse import Admission, Arrangement, Outcome
 from kamera.sessions.admitting import Admitting, cut_anew
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.branches import History
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
@@ -23,6 +26,7 @@ from kamera.sessions.layout import (
     cut_at,
     cuts,
     in_place,
+    lent,
     question_ids,
 )
 from kamera.sessions.modes import Choice, applied, cheapest, choices
@@ -42,10 +46,13 @@ class State:
     ``changes`` are the ids of the changes that made it, in order: answers, edits, timers. Of two states of a
     session one goes on from the other if it has the other's last change.
 
+    ``last`` is the turn whose history these messages are; None once edited. Of a ``borrowed`` window the
+    next prompt uses only what it begins with: the rest is another conversation's, or a later turn's.
+
     ``ahead`` is what was prepared for the next prompt, of a state that is about to be changed.
     """
 
-    messages: tuple[dict[str, Any], ...] = ()
+    messages: History = ()
     turn: int = 0
     ids: torch.Tensor | None = None
     layout: Layout | None = None
@@ -53,18 +60,26 @@ class State:
     admissions: tuple[Admission, ...] = ()
     timers: tuple[Timer, ...] = ()
     changes: tuple[str, ...] = ()
+    last: str | None = None
+    borrowed: bool = False
     ahead: State | None = None
 
     def start_of(self, prompt: Rendered) -> State:
         """This state, or what was prepared, if that has more of the prompt in place."""
         ahead = self.ahead
-        if ahead is None or ahead.layout is None or self.layout is None:
+        if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
             return self
         return ahead if in_place(ahead.layout, prompt) > in_place(self.layout, prompt) else self
 
     def changed(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
         return replace(self, changes=(*self.changes, secrets.token_hex(8)), **fields)
+
+    def answered(self, history: History, timers: tuple[Timer, ...]) -> State:
+        """A state that goes on from this one by one turn, whose id is its last change."""
+        name = secrets.token_hex(8)
+        changes = (*self.changes, name)
+        return replace(self, messages=history, turn=self.turn + 1, timers=timers, changes=changes, last=name)
 
     def check_seen(self, seen: State, history: Sequence[Message] = ()) -> None:
         """Raise SessionConflict if this went on from ``seen``, and ``history`` does not begin with that."""
@@ -89,6 +104,24 @@ class State:
         return question_ids(self.layout.prompt)
 
 
+class Turns:
+    """Lets the threads of one session change it one after another."""
+
+    def __init__(self) -> None:
+        self._lock = forks.Lock()
+
+    @contextmanager
+    def taken(self, seen: State) -> Iterator[State]:
+        """Context of one change; waits for those of other threads, and gives back the state seen before that.
+
+        Raises ValueError inside of another change of the same thread, whose state would replace this one's.
+        """
+        if self._lock.mine:
+            raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
+        with self._lock:
+            yield seen
+
+
 class Shown(NamedTuple):
     """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
 
@@ -102,7 +135,6 @@ def shown(
     shaped: Sequence[Message],
     modes: Sequence[str],
     anchors: Anchors,
-    conversations: Conversations,
     tools: Sequence[Any] | None,
     admitting: Admitting,
     options: Options | None = None,
@@ -113,6 +145,7 @@ def shown(
     ``modes`` applies to segments after a change. Raises the errors of `Conversations.render` and of the
     window.
     """
+    conversations = anchors.conversations
     prompt = conversations.render(shaped, tools=tools)
     start = old.start_of(prompt)
     before = start.layout
@@ -126,7 +159,8 @@ def shown(
     discovery = admitting.discovery(anchors, window)
     found = None if discovery is None else cut_anew(discovery, prompt, before)
     prompt = prompt if found is None else found.rendered
-    before = None if before is None else cut_to(window, before, prompt)
+    if before is not None:
+        before = lent(window, before, prompt) if old.borrowed else cut_to(window, before, prompt)
     slots = window.slots
     media = {m.digest: m for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
@@ -137,14 +171,14 @@ def shown(
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
-    left = 0 if before is None or old.layout is None else _left(old.layout, prompt)
+    left = 0 if before is None or old.layout is None or old.borrowed else _left(old.layout, prompt)
     mode = applied(choice.on_leave)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
         total = replace(total, anticipated=_anticipated(old, start, prompt))
     layout = orders.layout(choice.on_leave)
-    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions, ahead=None)
-    return Shown(state, total, answer)
+    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
+    return Shown(replace(state, ahead=None, borrowed=False), total, answer)
 
 
 def cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,9 @@ from kamera.errors import KameraError
 from kamera.store import ChunkStore, StoreAdmin
 
 Does = Literal["decay", "unpin"]
+
+Clock = Callable[[], float]
+"""Seconds since 1970."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from kamera.patches import weakest
 from kamera.reuse import Admission
 from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
+from kamera.sessions.sampling import seeded
 from kamera.sessions.stream import FinishReason, Stream
 from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.window import Guarantee, KameraWindow, Report, Slot
@@ -96,8 +97,18 @@ class Stopwatch:
             self.stream.begin(self._engine, input_ids.shape[1])
         return scores if self._logprobs is None else self._logprobs(input_ids, scores)
 
-    def following(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of an answer that is followed: in front of all that changes its scores."""
+    def following(self, options: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        """Options of an answer drawn with ``seed``, that is followed in front of all that changes its scores.
+
+        Raises ValueError for options that an answer does not take.
+        """
+        self._engine.check_sampling(options)
+        if int(options.get("num_return_sequences") or 1) > 1:
+            raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
+        if "stop_strings" in options:
+            processor = self._engine.processor
+            options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}
+        options = seeded(options, seed)
         watched = {
             "logits_processor": [self, *(options.get("logits_processor") or ())],
             "stopping_criteria": [*(options.get("stopping_criteria") or ()), self.stream],

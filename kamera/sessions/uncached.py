@@ -22,11 +22,9 @@ from kamera.sessions.turn import TurnReport
 UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused, UnsupportedBackbone)
 """Errors for prompts that the model itself accepts, and for a model of which no KV can be used again."""
 
-Inputs = Mapping[str, torch.Tensor]
-
 
 def plain_answer(
-    backbone: Engine, inputs: Inputs, reason: Exception, **options: Any
+    backbone: Engine, inputs: Mapping[str, torch.Tensor], reason: Exception, **options: Any
 ) -> tuple[str, TurnReport]:
     """Answer a whole prompt with the report.
 

@@ -62,7 +62,7 @@ def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, now: float)
 
 def _slots(session: ChatSession, span: Span) -> list[Slot]:
     """The window's slots that hold the span. Raises InvalidDirective if there are none."""
-    layout, window = session.layout, session.state.window
+    layout, window = session.state.layout, session.state.window
     if layout is None or window is None:
         raise InvalidDirective("the session has no prompt yet: send messages first")
     rendered = session.rendered()

@@ -61,7 +61,7 @@ def _kamera(
     same, apart = [], []
     for history, reference in zip(turns, wanted, strict=True):
         report = session.send(history, max_new_tokens=1, do_sample=False).report
-        layout = session.layout
+        layout = session.state.layout
         assert layout is not None
         prompt = layout.prompt
         alone = prompt.num_tokens - prompt.stable  # the generation prompt is the answer's, not the report's

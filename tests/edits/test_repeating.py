@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kamera.edits import Repeated, policies, repeated
+from kamera.edits import Foreseen, policies, repeated
 
 
 def turn(number: int) -> list[dict[str, Any]]:
@@ -57,13 +57,13 @@ def test_what_follows_a_change_by_content_is_not_known():
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
     given = [*talk(0), turn(1)[0], call, turn(2)[0]]
     found = repeated(before, given, history)
-    assert found == Repeated(history, 5), "what becomes of the last answer cannot be told"
+    assert found == Foreseen(history, 5), "what becomes of the last answer cannot be told"
 
 
 def test_a_cleared_text_is_cleared_again_and_a_picture_of_another_shape_is_left_unknown():
     texts = [{"role": role, "content": f"{role} {i}"} for i in range(3) for role in ("user", "assistant")]
     cleared = [{"role": "user", "content": "[cleared]"}, *texts[1:4], texts[4]]
-    assert repeated(texts[:4], cleared, [*cleared, texts[5]]) == Repeated(
+    assert repeated(texts[:4], cleared, [*cleared, texts[5]]) == Foreseen(
         [cleared[0], texts[1], {"role": "user", "content": "[cleared]"}, *texts[3:]], 6
     )
     emptied = [{**turn(0)[0], "content": turn(0)[0]["content"][1:]}, *talk(0, 1)[1:], texts[0]]

@@ -118,6 +118,33 @@ def test_responses_go_on_from_any_turn_and_lose_a_deleted_one(served: Served):
             client.responses.create(input="x", previous_response_id=name, **options)
 
 
+@pytest.mark.parametrize("minimum", [None, "exact"])
+def test_a_chat_goes_on_from_any_turn_of_its_own_key_by_its_id(served: Served, minimum):
+    chat = served.openai().chat.completions
+    opening = [SYSTEM, user("value of tag 6?")]
+    first = chat.create(messages=opening, **GREEDY)
+    turn = first.model_extra["kamera"]["turn_id"]
+    there = [*opening, {"role": "assistant", "content": first.choices[0].message.content}]
+    told = {"kamera": {"after": turn, "minimum": minimum}}
+    for text in ("and 7?", "or 8?"):  # the second is a branch
+        answer = chat.create(messages=[user(text)], extra_body=told, **GREEDY)
+        assert answer.choices[0].message.content == said([*there, user(text)])
+        assert answer.usage.prompt_tokens_details.cached_tokens > 0
+    with pytest.raises(openai.NotFoundError, match="no turn 'nobody' here"):
+        chat.create(messages=[user("x")], extra_body={"kamera": {"after": "nobody"}}, **GREEDY)
+
+
+def test_a_response_has_its_own_instructions_wherever_it_goes_on(served: Served):
+    client, options = served.openai(), {"model": "testbed", "max_output_tokens": 6, "temperature": 0}
+    first = client.responses.create(input="tag 1?", instructions=SYSTEM["content"], **options)
+    turns = [user("tag 1?"), {"role": "assistant", "content": first.output_text}, user("and 2?")]
+    for own in (SYSTEM["content"], "Be brief.", None):
+        given = {} if own is None else {"instructions": own}
+        answer = client.responses.create(input="and 2?", previous_response_id=first.id, **given, **options)
+        system = [] if own is None else [{"role": "system", "content": own}]
+        assert answer.output_text == said([*system, *turns])
+
+
 def test_a_stream_of_a_response_tells_the_same_and_is_kept(served: Served):
     client, asked = (
         served.openai(),

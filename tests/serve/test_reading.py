@@ -14,8 +14,7 @@ from kamera.content import Fields, json_object
 from kamera.errors import InvalidRequest
 from kamera.serve.chat import Chat
 from kamera.serve.messages import Messages
-from kamera.serve.responses import Responses
-from kamera.sessions import Branches, Kept
+from kamera.serve.responses import Documents, Responses
 from tests.content.templates import picture
 from tests.serve.rig import png
 
@@ -79,7 +78,7 @@ def read(api: str, body: dict[str, Any]) -> Any:
     """The request that a body is."""
     fields = Fields(body)
     if api == "responses":
-        return Responses(fields, None, Branches(4), "")
+        return Responses(fields, None, Documents(), "")
     return (Chat if api == "chat" else Messages)(fields)
 
 
@@ -131,23 +130,3 @@ def test_a_field_that_nobody_knows_is_refused_wherever_objects_are_read(api):
                 read(api, body)
             checked += 1
     assert checked > 5
-
-
-def test_a_turn_is_gone_on_from_by_its_own_tenant_until_it_is_let_go():
-    turns = Branches(3)
-    messages = [({"role": "user", "content": str(i)},) for i in range(5)]
-    turns.keep("t", "a", Kept(None, "s", messages[0]))
-    turns.keep("t", "b", Kept("a", "s", messages[1]))
-    turns.keep("t", "c", Kept("a", "s2", messages[2]))
-    assert turns.history("t", "b") == ([*messages[0], *messages[1]], "s")
-    assert turns.history("t", "c") == ([*messages[0], *messages[2]], "s2")
-    assert turns.history("t", "a").session is None  # its session went on
-    turns.leave("t", "a")
-    assert turns.history("t", "b").messages == [*messages[1]]
-    for tenant, name in (("t", "a"), ("other", "b"), ("t", "x")):
-        with pytest.raises(KeyError):
-            turns.history(tenant, name)
-    turns.keep("t", "d", Kept("b", "s", messages[3]))
-    turns.keep("t", "e", Kept("d", "s", messages[4]))
-    with pytest.raises(KeyError, match="not kept any more"):
-        turns.history("t", "e")

@@ -11,7 +11,7 @@ from kamera import ChunkStore
 from kamera.edits import Directive
 from kamera.errors import SessionConflict
 from kamera.sessions import ChatSession
-from kamera.sessions.turns import Turns
+from kamera.sessions.showing import Turns
 from tests.content.templates import TALK
 from tests.engines.compare import relative
 from tests.sessions.rig import plain_logits, session, speaking

@@ -108,7 +108,7 @@ def test_every_long_run_that_came_before_is_a_segment_of_its_own(seed):
         made = [words(rng.randrange(10**6), rng.randint(5, 60)), *rng.sample(parts, 3)]
         turn = one.send(told("".join(made)), **GREEDY)
         one.flush()
-        prompt = one.session(turn.session_id).layout.prompt
+        prompt = one.session(turn.session_id).state.layout.prompt
         for start, stop in prompt.texts:
             text = prompt.ids[start:stop].tolist()
             came = {start + i for i in equal_runs(text, earlier, 63)}
@@ -130,7 +130,7 @@ def test_a_tenant_finds_nothing_of_another():
     chat = one.session(name, "b")
     assert {a.tier for a in chat.admissions} == {"none"}
     assert not any("came before" in a.reason for a in chat.admissions)
-    assert not chat.layout.prompt.cuts
+    assert not chat.state.layout.prompt.cuts
     mine = one.send(told(words(44, 40)), tenant="a", **GREEDY).session_id
     assert "sampled" in {a.tier for a in one.session(mine, "a").admissions}
 
@@ -168,13 +168,13 @@ def test_a_saved_session_keeps_its_cuts_whatever_others_bring(tmp_path, parted):
     chat = ChatSession(backbone, store, policy=SAMPLED, reuse=True)
     first = told(words(61, 60), footer=words(62, 80))
     turn = chat.send(first, **GREEDY)
-    assert bool(chat.layout.prompt.cuts) == parted
+    assert bool(chat.state.layout.prompt.cuts) == parted
     chat.save(tmp_path / "one")
     others = ChunkStore.open("memory://")
     other = ChatSession(backbone, others, policy=SAMPLED, reuse=True)
     other.send(told(words(63, 30), DOCUMENT[50:333], words(64, 30)), **GREEDY)
     again = ChatSession.load(tmp_path / "one", backbone, others, reuse=True)
-    assert again.layout.prompt.cuts == chat.layout.prompt.cuts
+    assert again.state.layout.prompt.cuts == chat.state.layout.prompt.cuts
     report = again.send(grown(chat, first, turn.text), **GREEDY).report
     assert report.prefilled < 80 and report.kept > 500
     assert again.prompt_ids.tolist() == rendered_ids(again, grown(chat, first, turn.text))
@@ -185,7 +185,7 @@ def test_a_pool_finds_the_session_of_a_prompt_whatever_its_cuts():
     one.send(told(words(70, 30)), session_id="other", **GREEDY)
     first = told(words(71, 60), footer=words(72, 80))
     turn = one.send(first, **GREEDY)
-    assert one.session(turn.session_id).layout.prompt.cuts
+    assert one.session(turn.session_id).state.layout.prompt.cuts
     after = one.send(grown(one.session(turn.session_id), first, turn.text), **GREEDY)
     assert after.session_id == turn.session_id and one.metrics().by_prefix == 1
     assert after.report.prefilled < 80

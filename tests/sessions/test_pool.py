@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, ReusePolicy
+from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
+from kamera.sessions.incoming import incoming
 from kamera.sessions.match import best_match, candidate
 from kamera.sessions.uncached import plain_answer
 from kamera.window import GUARANTEES
@@ -110,7 +112,7 @@ def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():
 def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
     pool = _pool()
     name = pool.send(TALK, **GREEDY).session_id
-    held = replace(candidate(pool.session(name)), guarantee=guarantee)
+    held = replace(candidate(pool.session(name)), guarantee=guarantee, clean=0)
     found = best_match(held.layout.prompt, {name: held}, 1)
     assert (found.name == name) == (guarantee in ("exact", "patched", "orbit"))
     assert found.tainted == (found.name is None)
@@ -139,7 +141,8 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     slow.start()
     assert gate.begun.wait(300)
     try:
-        taken, entry = pool._reserved("quick", name, "", None)
+        anchors = pool._tenants[""]
+        taken, entry = pool._reserved(incoming("quick", anchors, pool.calls, None, session_id=name))
         assert taken != name and entry.session.messages == before == pool.session(name).messages
     finally:
         gate.open.set()
@@ -214,7 +217,7 @@ def test_limits_that_mean_nothing_are_refused(wrong):
 
 
 def _said(pool: SessionPool, messages) -> str:
-    inputs = pool._conversations.whole(messages)
+    inputs = Conversations(pool.backbone.processor).whole(messages)
     return plain_answer(pool.backbone, inputs, RuntimeError(), **GREEDY)[0]
 
 

@@ -1,0 +1,336 @@
+"""Any turn can be gone on from, whatever came after it: a branch has none of that, in words or in KV."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import ChatSession, ChunkStore
+from kamera.content import common_prefix
+from kamera.edits import Directive
+from kamera.errors import SessionConflict, UnknownSession, UnknownTurn
+from kamera.sessions import Branches, SessionPool
+from kamera.sessions.modes import OF_THE_PROMPT
+from tests.content.templates import picture, screens
+from tests.engines.compare import relative
+from tests.sessions.rig import EXACT, FULL, seeing, session, speaking
+
+GREEDY = {"max_new_tokens": 2, "do_sample": False}
+SYSTEM = {"role": "system", "content": "You use a computer."}
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def fresh(backbone, messages) -> ChatSession:
+    """The slow way: a session of its own that has seen nothing else."""
+    return session(backbone, EXACT, mode="forget")
+
+
+def check_fresh(chat: ChatSession, turn, asked: list[dict]) -> None:
+    """The answer, and what the window says next, are those of a session that has seen ``asked`` alone."""
+    other = fresh(chat.backbone, asked)
+    assert other.send(asked, **GREEDY).text == turn.text
+    wanted, found = other.next_token_logits("next?"), chat.fork().next_token_logits("next?")
+    assert relative(found, wanted) <= 1e-4
+
+
+def test_a_branch_holds_nothing_of_the_turns_behind_its_own():
+    chat = session(speaking("headers"))
+    one = chat.send([SYSTEM, user("hello")], **GREEDY)
+    two = chat.send("the word is lamp", **GREEDY)
+    there, second = chat.messages, chat.prompt_ids.tolist()
+    three = chat.send("which word?", after=one.turn_id, **GREEDY)
+    asked = [SYSTEM, user("hello"), said(one.text), user("which word?")]
+    assert chat.messages == [*asked, said(three.text)] and "lamp" not in str(chat.messages)
+    check_fresh(chat, three, asked)
+    ids = chat.prompt_ids.tolist()
+    assert three.report.prefilled == len(ids) - common_prefix(ids, second) and three.report.left == 0
+    back = chat.send("and now?", after=two.turn_id, **GREEDY)
+    assert chat.messages[:-2] == there
+    check_fresh(chat, back, [*there, user("and now?")])
+
+
+def test_a_branch_may_have_another_system_message():
+    chat = session(speaking("headers"))
+    one = chat.send([SYSTEM, user("hello")], **GREEDY)
+    other = {"role": "system", "content": "You are brief."}
+    turn = chat.send([other, user("why?")], after=one.turn_id, **GREEDY)
+    assert chat.messages[:-1] == [other, user("hello"), said(one.text), user("why?")]
+    check_fresh(chat, turn, chat.messages[:-1])
+    assert chat.history(one.turn_id)[0] == SYSTEM
+
+
+def test_what_only_the_window_would_tell_is_not_told_under_amortize():
+    """The same words again behind a branch: their KV in the window has seen what the branch has not."""
+    chat = session(seeing(), FULL, mode="amortize")
+    one = chat.send(screens(1), **GREEDY)
+    chat.send(screens(3)[2:], append=True, **GREEDY)
+    last = chat.send(user("and what was the first?"), **GREEDY)
+    turn = chat.send("and what was the first?", after=one.turn_id, **GREEDY)
+    assert turn.report.guarantee in OF_THE_PROMPT and turn.turn_id != last.turn_id
+    check_fresh(chat, turn, chat.messages[:-1])
+
+
+def test_a_turn_that_is_unknown_deleted_or_anothers_is_refused_by_name():
+    chat, other = session(speaking("headers")), session(speaking("headers"))
+    one, theirs = chat.send("hello", **GREEDY), other.send("hello", **GREEDY)
+    chat.send("more", **GREEDY)
+    chat.delete(one.turn_id)
+    before = chat.messages
+    for name in ("nobody", theirs.turn_id, one.turn_id):
+        with pytest.raises(UnknownTurn, match=f"no turn '{name}' here"):
+            chat.send("x", after=name, **GREEDY)
+        with pytest.raises(UnknownSession):
+            chat.history(name)
+    assert chat.messages == before
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_turn_leaves_from_the_middle_and_those_behind_it_stay(number):
+    chat, turns = session(speaking("headers")), []
+    for text in ("first of all", "then this", "at last"):
+        turns.append(chat.send([SYSTEM, user(text)] if not turns else text, **GREEDY))
+    whole = chat.messages
+    chat.delete(turns[number].turn_id)
+    chat.delete(turns[number].turn_id)  # again: nothing more to do
+    left = [m for i, m in enumerate(whole) if i not in (1 + 2 * number, 2 + 2 * number)]
+    assert chat.messages == left
+    turn = chat.send("so?", **GREEDY)
+    check_fresh(chat, turn, [*left, user("so?")])
+    if number < 2:
+        assert chat.history(turns[2].turn_id) == left
+
+
+def test_the_only_turn_leaves_nothing_behind():
+    chat = session(speaking("headers"))
+    chat.delete(chat.send("hello", **GREEDY).turn_id)
+    assert chat.messages == [] and chat.window is None
+    check_fresh(chat, chat.send("bye", **GREEDY), [user("bye")])
+
+
+def test_a_turn_before_an_edit_is_as_it_was():
+    chat = session(speaking("headers"))
+    one = chat.send([SYSTEM, user("hello"), said("hi"), user("again")], **GREEDY)
+    before = chat.messages
+    chat.edit([Directive(1, 3, mode="forget", unit="messages")])
+    assert chat.history(one.turn_id) == before
+    turn = chat.send("what?", after=one.turn_id, **GREEDY)
+    check_fresh(chat, turn, [*before, user("what?")])
+    two = chat.send([SYSTEM, user("other")], **GREEDY)  # a history of its own
+    chat.delete(one.turn_id)
+    assert chat.history(two.turn_id) == [SYSTEM, user("other"), said(two.text)]
+
+
+def test_a_fork_and_a_saved_session_go_on_from_the_same_turns(tmp_path):
+    chat = session(speaking("headers"))
+    one = chat.send("hello", **GREEDY)
+    two = chat.fork().send("more", **GREEDY)
+    assert chat.send("so?", after=two.turn_id, **GREEDY).report.kept > 0
+    assert [m["content"] for m in chat.messages[::2]] == ["hello", "more", "so?"]
+    last = chat.send("what?", after=one.turn_id, **GREEDY)
+    chat.save(tmp_path / "s")
+    again = ChatSession.load(tmp_path / "s", chat.backbone, chat.store)
+    turn = again.send("then?", after=last.turn_id, **GREEDY)
+    assert turn.report.kept > 0 and again.messages[:-2] == chat.messages
+    with pytest.raises(UnknownTurn):
+        again.send("x", after=one.turn_id, **GREEDY)
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+def pool(backbone=None, policy=EXACT, store=None, **options) -> SessionPool:
+    return SessionPool(
+        backbone or speaking("headers"), store or ChunkStore.open("memory://"), policy=policy, **options
+    )
+
+
+@pytest.mark.parametrize(("policy", "mode"), [(EXACT, "auto"), (FULL, "amortize"), (FULL, "repair")])
+def test_a_pools_branch_has_a_session_of_its_own_and_the_other_goes_on(policy, mode):
+    of = pool(policy=policy, mode=mode)
+    one = of.send([SYSTEM, user("hello")], **GREEDY)
+    two = of.send("the word is lamp", after=one.turn_id, **GREEDY)
+    assert two.session_id == one.session_id
+    branch = of.send("which word?", after=one.turn_id, **GREEDY)
+    assert branch.session_id != one.session_id and of.metrics().by_head == 1
+    asked = [SYSTEM, user("hello"), said(one.text), user("which word?")]
+    check_fresh(of.session(branch.session_id), branch, asked)
+    assert branch.report.kept > 0 and branch.report.prefilled < 30
+    three = of.send("and?", after=two.turn_id, **GREEDY)
+    assert three.session_id == one.session_id and three.report.left == 0
+    named = of.send("or?", one.session_id, after=one.turn_id, **GREEDY)
+    assert named.session_id == one.session_id
+    assert of.session(one.session_id).messages == [*asked[:-1], user("or?"), said(named.text)]
+
+
+def test_what_two_conversations_begin_with_is_prefilled_once_although_one_knows_more():
+    of = pool(seeing(), FULL, mode="amortize", min_tokens=1)
+    history = screens(3)
+    name = of.send(history, **GREEDY).session_id
+    of.send([*history[:3], *history[5:], user("and now?")], name, **GREEDY)  # what it dropped it still knows
+    mine = [*history[:2], user("something else")]
+    turn = of.send(mine, **GREEDY)
+    assert turn.report.guarantee in OF_THE_PROMPT and turn.report.vision_encodes == 0
+    assert turn.report.kept > 0 and of.metrics().by_head == 1
+    check_fresh(of.session(turn.session_id), turn, mine)
+
+
+def test_turns_are_their_tenants_alone_and_two_pools_may_share_them():
+    stores = {name: ChunkStore.open("memory://", tenant=name) for name in "ab"}
+    branches: dict = {}
+    of, other = (pool(store=stores.__getitem__, branches=branches) for _ in range(2))
+    one = of.send("hello", None, "a", **GREEDY)
+    with pytest.raises(UnknownTurn, match="no turn"):
+        of.send("x", None, "b", after=one.turn_id, **GREEDY)
+    with pytest.raises(UnknownTurn):
+        of.delete(one.turn_id, "b")
+    assert of.metrics().requests == 1 and len(of) == 1
+    turn = other.send("more", None, "a", after=one.turn_id, **GREEDY)
+    check_fresh(other.session(turn.session_id, "a"), turn, [user("hello"), said(one.text), user("more")])
+
+
+def test_a_turn_leaves_every_session_of_a_pool_but_none_that_answers():
+    of = pool()
+    one = of.send([SYSTEM, user("hello")], **GREEDY)
+    two = of.send("more", after=one.turn_id, **GREEDY)
+    branch = of.send("less", after=one.turn_id, **GREEDY)
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(input_ids, scores, **_):
+        begun.set()
+        return not go.wait(300)
+
+    answer = partial(of.send, "wait", after=two.turn_id, stopping_criteria=[slow], **GREEDY)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert begun.wait(300)
+    try:
+        with pytest.raises(SessionConflict, match="after that answer"):
+            of.delete(one.turn_id)
+        assert of.history(two.turn_id)[1] == user("hello")
+    finally:
+        go.set()
+        thread.join()
+    of.delete(one.turn_id)
+    for turn in (two, branch):
+        assert user("hello") not in of.session(turn.session_id).messages
+        assert of.history(turn.turn_id)[0] == SYSTEM and user("hello") not in of.history(turn.turn_id)
+
+
+# -- any tree of turns -------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["say", "show", "drop", "take back", "delete"]), st.integers(0, 9)),
+    min_size=2,
+    max_size=7,
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [(EXACT, "auto"), (FULL, "amortize"), (FULL, "repair")],
+    ids=["exact", "keep", "repair"],
+)
+@settings(max_examples=6)
+@given(steps=STEPS)
+def test_every_branch_answers_as_a_session_that_saw_it_alone(policy, mode, steps):
+    of = pool(seeing(), policy, mode=mode, min_tokens=1)
+    known: dict[str, list[dict]] = {}  # turns, each with its history as it should be
+    gone: set[str] = set()
+    root = of.send([SYSTEM, user("hello")], **GREEDY)
+    known[root.turn_id] = [SYSTEM, user("hello"), said(root.text)]
+    behind: dict[str, str | None] = {root.turn_id: None}
+    for number, (what, which) in enumerate(steps):
+        name = sorted(known, key=list(behind).index)[which % len(known)]
+        if what == "delete" and len(known) > 1:
+            _delete(of, name, known, behind, gone)
+            continue
+        new = user(f"word {number % 3}")
+        if what == "show":
+            new = {"role": "user", "content": [{"type": "image", "image": picture(number % 3)}]}
+        history = known[name]
+        if (
+            what in ("drop", "take back") and len(history) > 4
+        ):  # the client edits its past: a history of its own
+            history = [*history[:1], *history[3:]] if what == "drop" else history[:-2]
+            asked, before = [*history, new], None
+            turn = of.send(asked, **GREEDY)
+        else:
+            asked, before = [*history, new], name
+            turn = of.send([new], after=name, **GREEDY)
+        known[turn.turn_id], behind[turn.turn_id] = [*asked, said(turn.text)], before
+        assert of.history(turn.turn_id) == known[turn.turn_id]
+        if turn.report.guarantee in OF_THE_PROMPT:  # else its own conversation dropped something
+            check_fresh(of.session(turn.session_id), turn, asked)
+        else:
+            assert mode == "amortize" and turn.report.mode == "amortize"
+    for name in gone:
+        with pytest.raises(UnknownTurn):
+            of.send("x", after=name, **GREEDY)
+
+
+def _delete(of, name, known, behind, gone) -> None:
+    """Delete a turn, in the pool and in the plain books."""
+    own = known[name][-2:]
+    inside = {m["content"] if isinstance(m["content"], str) else id(m["content"]) for m in own}
+    of.delete(name)
+    for turn in [*known]:
+        at = turn
+        while at is not None and at != name:
+            at = behind[at]
+        if at == name and turn != name:
+            start = len(known[name]) - 2
+            assert len(inside) and known[turn][start : start + 2] == own
+            del known[turn][start : start + 2]
+    gone.add(name)
+    del known[name]
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+def test_the_turns_used_last_are_kept_up_to_their_bytes():
+    turns, history = Branches(most=1000), ()
+    for i in range(8):
+        before, history = history, (*history, user("x" * 100))
+        turns.keep(str(i), str(i - 1) if i else None, before, history)
+    assert turns.history("7") == history
+    turns.keep("a", None, (), (user("y" * 300),))
+    turns.history("2")
+    turns.keep("b", None, (), (user("z" * 300),))
+    assert len(turns.history("2")) == 3 and turns.history("a") and turns.history("b")
+    with pytest.raises(UnknownTurn, match="not kept"):
+        turns.history("7")
+    big = ({"role": "user", "content": [{"type": "image", "image": picture(0)}]},)
+    turns.keep("c", None, (), big)
+    assert turns.history("c") == big  # one turn is always kept
+    with pytest.raises(UnknownTurn):
+        turns.history("b")
+
+
+def test_a_history_that_does_not_begin_as_its_turn_is_kept_whole():
+    turns = Branches()
+    turns.keep("a", None, (), (SYSTEM, user("1")))
+    turns.keep("b", "a", (SYSTEM, user("1")), (SYSTEM, user("2"), user("3")))
+    turns.retell("b", {"role": "assistant", "content": "3"})
+    turns.leave("a")
+    assert turns.history("b") == (SYSTEM, user("2"), said("3"))
+    assert not turns.goes_through("b", "a") and turns.goes_through("b", "b")
+
+
+def test_a_turn_that_is_asked_again_and_answered_the_same_is_one_of_its_own():
+    chat = session(speaking("headers"))
+    one, two = (chat.send([SYSTEM, user("hello")], **GREEDY) for _ in range(2))
+    assert one.text == two.text and one.turn_id != two.turn_id
+    chat.delete(one.turn_id)
+    assert chat.history(two.turn_id) == chat.messages == [SYSTEM, user("hello"), said(two.text)]
