@@ -182,7 +182,8 @@ def test_stats_add_up(capsys, made):
 def test_an_unknown_kind_is_bad_usage(capsys, made):
     done = kamera(capsys, "store", "ls", made / "s", "--kind", "cat")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: kind 'cat' is none of canonical, anchor, encoding, exact, sampled, orbit\n"
+    kinds = "canonical, anchor, conditioned, encoding, exact, sampled, orbit"
+    assert done.err == f"error: kind 'cat' is none of {kinds}\n"
 
 
 @pytest.mark.parametrize("verb", [["store", "ls"], ["store", "stats"], ["inspect"]])
