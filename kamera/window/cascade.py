@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kamera.ops import digest
-from kamera.window.bounds import Bounds
-from kamera.window.naming import Named
+from kamera.window.naming import NamedRequest
 from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Arrange, Evict, Newcomer
-from kamera.window.slots import Slot
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
 
 
@@ -47,7 +45,7 @@ class Cascade:
 
 
 def cascade(
-    bounds: Bounds, stage: Stage, state: WindowState, policy: ReusePolicy, slots: Sequence[Slot], index: int
+    stage: Stage, state: WindowState, policy: ReusePolicy, slots: Sequence[Slot], index: int
 ) -> Cascade:
     """The cascade behind the chunk at ``index`` of a window, which ``slots`` show. Runs nothing."""
     policy = replace(policy, on_leave="repair")
@@ -58,9 +56,9 @@ def cascade(
     changes: list[Cost] = []
     for count in counts:  # a repair of the first chunks is the beginning of a repair of all
         there = state if count == len(slots) else replace(state, residents=state.residents[:count])
-        departures.append(bounds.plan(Named(Evict(index, bounds.rule)), stage, there, policy))
+        departures.append(stage.plan(NamedRequest(Evict(index, stage.rule)), there, policy))
         order = (*range(index), Newcomer(other, gone.length), *range(index + 1, count))
-        changes.append(bounds.plan(Named(Arrange(order), facts), stage, there, policy).cost)
+        changes.append(stage.plan(NamedRequest(Arrange(order), facts), there, policy).cost)
     left = [_beyond(*pair) for pair in pairwise(plan.cost for plan in departures)]
     changed = [_beyond(*pair) for pair in pairwise(changes)]
     behind = zip(slots[index + 1 :], left, changed, strict=True)
