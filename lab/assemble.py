@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.window import Assemble
 from lab.results import keep
 from lab.speed.content import picture_chunk
 from lab.speed.machine import commit, machine
@@ -67,7 +68,7 @@ def assembled(
     window = KameraWindow(backbone, store, SYSTEM, policy=SERVES)
     window.flush()
     started = time.perf_counter()
-    plan = window.plan_assemble([chunk.id for chunk in chunks], order=order)
+    plan = window.plan(Assemble([chunk.id for chunk in chunks], order=order))
     took = (time.perf_counter() - started) * 1e3
     with backbone.measure() as work:
         window.run(plan)

@@ -23,7 +23,7 @@ import numpy as np
 from kamera import Backbone, testbed
 from kamera.ops import mean_deficit, patch_of
 from kamera.patches.anchor import prefill_anchor
-from kamera.patches.orderings import balanced, orderings
+from kamera.patches.orbit import balanced, orderings
 from lab.paper.draw import HELD_OUT, RANK, Stage
 from lab.speed.machine import machine
 from lab.testbed import load

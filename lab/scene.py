@@ -33,7 +33,7 @@ from kamera.ops import (
     uniform_offset,
 )
 from kamera.patches.anchor import Anchor, prefill_anchor
-from kamera.patches.orderings import orderings
+from kamera.patches.orbit import orderings
 
 ORBIT_SAMPLES = 24
 """Orderings of more antecedents than can all be run."""

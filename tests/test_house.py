@@ -37,8 +37,8 @@ LINES = {
     "content": (3_650, 2_500),
     "store": (9_900, 7_200),
     "engines": (8_600, 4_600),
-    "patches": (2_950, 1_800),
-    "window": (9_400, 3_400),
+    "patches": (2_800, 1_800),
+    "window": (9_100, 3_400),
     "reuse": (3_250, 2_000),
     "edits": (1_700, 1_200),
     "sessions": (4_450, 2_200),
@@ -51,10 +51,10 @@ LINES = {
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
-SHARED_NAMES = 13
+SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 171
+CALLBACKS = 160
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks; the goal is 120."""
 
 AIR = 0.25

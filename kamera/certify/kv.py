@@ -34,7 +34,7 @@ from kamera.ops import (
     relocate_kv,
 )
 from kamera.ops import uniform_offset as offset_between
-from kamera.window import KameraWindow, Shown
+from kamera.window import KameraWindow, ShownSpan
 
 SLACK = 0.02
 """Share of what a patch keeps that may be lost, and by which its scale may be off: a patch of 0.97 fails."""
@@ -219,7 +219,7 @@ class Truth:
 
 
 def moved_as_said(
-    before: Sequence[Shown], after: Sequence[Shown], kept: Sequence[int], layout: Layout
+    before: Sequence[ShownSpan], after: Sequence[ShownSpan], kept: Sequence[int], layout: Layout
 ) -> str:
     """What is wrong with spans that stayed in a window while others left, "" if nothing is.
 

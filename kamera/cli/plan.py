@@ -53,7 +53,7 @@ def plan_from_trace(
     """Make a plan of the recurring windows, the largest savings first.
 
     With a store, windows end before the first chunk that it does not hold. With --place, print what each
-    window runs in the order of arrival, and as KameraWindow.assemble places it: out of what the windows
+    window runs in the order of arrival, and as kamera.window.Assemble places it: out of what the windows
     before it left, and what the store holds.
     """
     if place == (plan is not None):

@@ -143,7 +143,7 @@ class Canonicals:
                 cost.batched += len(batch)
             else:
                 kvs = [self._alone(former, f, p) for f, p in zip(batch, places, strict=True)]
-            made = [Copy(kv, there, None, "exact", (), True) for kv, there in zip(kvs, places, strict=True)]
+            made = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
             pay([former.owed(facts, copy)[1] for facts, copy in zip(batch, made, strict=True)])
         if shape is None or shape in self._equal:
             return

@@ -1,4 +1,4 @@
-"""The windows of a trace as their chunks arrived, and as `KameraWindow.assemble` places them."""
+"""The windows of a trace as their chunks arrived, and as `kamera.window.Assemble` places them."""
 
 from __future__ import annotations
 

@@ -122,10 +122,10 @@ class PlanWorker:
                 cost.add(prefill)
                 former = prompt.former.within(budget)
                 with self.clock.adding(cost, "forming_seconds"):
-                    former.harvest(facts, copy, "exact", before)
+                    former.harvest(facts, copy, before)
                 formed.add(place)
-                cost.bytes += prompt.row_of(facts.chunk_id, copy.antecedents, "exact").bytes
-                self._time_serving(former, facts, copy, cost)
+                cost.bytes += prompt.row_of(facts.chunk_id, before.names, "exact").bytes
+                self._time_serving(former, facts, copy, before.names, cost)
         return line.before.chunks
 
     def _form_orbit(
@@ -159,14 +159,16 @@ class PlanWorker:
 
     # -- measurement ---------------------------------------------------------------------------
 
-    def _time_serving(self, former: Former, facts: Facts, copy: Copy, cost: TaskCost) -> None:
+    def _time_serving(
+        self, former: Former, facts: Facts, copy: Copy, names: tuple[str, ...], cost: TaskCost
+    ) -> None:
         """Time serving a chunk's patch from memory at the position of ``copy``, as a window does.
 
         Once per task: the cost of a reuse is about equal for every token.
         """
         if cost.applied_tokens:
             return
-        record = former.store.get_patch(former.context, facts.chunk_id, copy.antecedents)
+        record = former.store.get_patch(former.context, facts.chunk_id, names)
         if record is None:
             return
         canonical = former.canonical(facts)

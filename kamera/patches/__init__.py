@@ -3,26 +3,29 @@
 from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefilled_behind, weakest
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
-from kamera.patches.catalogue import Catalogue
-from kamera.patches.chunks import Copy, Facts
+from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
+from kamera.patches.chunks import Copy, Facts, compact_positions, extents_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
-from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
-from kamera.patches.identity import Identity, identify
-from kamera.patches.later import Later, Piece, Worth, later_of
-from kamera.patches.line import Line
+from kamera.patches.identity import StoredIdentity, identify
+from kamera.patches.later import Later, LaterPiece, Worth, later_of
+from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import canonical_of, patch_dropped
 from kamera.patches.near import Near, equal_left
-from kamera.patches.orbit import form_orbit
-from kamera.patches.orderings import how_many, orderings
+from kamera.patches.orbit import form_orbit, how_many, orderings
 from kamera.patches.owed import Owed, pay
 from kamera.patches.proving import Before, Prover
-from kamera.patches.reproving import prove_again
-from kamera.patches.standing import compact_positions, extents_of, text_positions
-from kamera.patches.together import MOST_TOKENS, form_canonicals, in_groups, prefilled_together
-from kamera.patches.waiting import archive_later, encoded, settle
+from kamera.patches.waiting import (
+    MOST_TOKENS,
+    archive_later,
+    encoded,
+    form_canonicals,
+    in_groups,
+    prefilled_together,
+    settle,
+)
 
 __all__ = [
     "GUARANTEES",
@@ -36,15 +39,15 @@ __all__ = [
     "Facts",
     "Former",
     "Guarantee",
-    "Identity",
     "Later",
+    "LaterPiece",
     "Line",
     "Losses",
     "Near",
     "Owed",
-    "Piece",
     "Prover",
     "Stored",
+    "StoredIdentity",
     "Strict",
     "Worth",
     "anchor_ids",
@@ -65,6 +68,7 @@ __all__ = [
     "identify",
     "in_groups",
     "later_of",
+    "names_of",
     "orderings",
     "patch_dropped",
     "pay",

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kamera import forks
 from kamera.engines import Engine
-from kamera.patches.later import Piece, Worth, later_of
+from kamera.patches.later import LaterPiece, Worth, later_of
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class _Ready(NamedTuple, Generic[Made]):
     """What was made; ``piece`` counts its bytes."""
 
     made: Made
-    piece: Piece
+    piece: LaterPiece
 
 
 class Ahead(Generic[Made]):
@@ -34,9 +34,9 @@ class Ahead(Generic[Made]):
         self._queue = later_of(engine)
         self._lock = forks.Lock()
         self._asked: object = None  # what is worked on now, or was made ready
-        self._work: Piece | None = None
+        self._work: LaterPiece | None = None
         self._ready: _Ready[Made] | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[LaterPiece] = []
         weakref.finalize(self, _forget, self._pieces)
 
     def begin(self, make: Callable[[], tuple[Made, int] | None]) -> None:
@@ -100,6 +100,6 @@ class Ahead(Generic[Made]):
                 self._ready = None
 
 
-def _forget(pieces: Sequence[Piece]) -> None:
+def _forget(pieces: Sequence[LaterPiece]) -> None:
     for piece in pieces:
         piece.forget()

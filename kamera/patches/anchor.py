@@ -12,7 +12,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, WrongKey
 from kamera.ops import KV, kv_tensors, tensor_digest
-from kamera.patches.identity import Identity, identify
+from kamera.patches.identity import StoredIdentity, identify
 from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context
@@ -34,7 +34,7 @@ class Anchor:
     digest: str
     tail: str
     reopen: str
-    identity: Identity
+    identity: StoredIdentity
 
     @property
     def length(self) -> int:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, WrongKey
-from kamera.ops import PatchBudget
+from kamera.ops import Guarantee, PatchBudget, at_least, guarantee_named, outranks
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses
 from kamera.patches.near import Near, likeness, nearest
-from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, canonical_key, patch_key
+from kamera.store import (
+    ChunkStore,
+    Context,
+    ObjectInfo,
+    behind_survivors,
+    canonical_key,
+    chunks_of,
+    patch_key,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -225,3 +234,56 @@ class Catalogue:
 def _key(info: ObjectInfo) -> str:
     """The key by which a patch is looked up: in a sealed store the row has another name."""
     return patch_key(info.context, info.chunk_id, info.antecedents, info.kind)
+
+
+class Stored(NamedTuple):
+    """A stored patch: the guarantee it was ``formed`` behind, and whether it can be served as it is.
+
+    It cannot below the budget asked for, or if it has yet to prove itself.
+    """
+
+    formed: Guarantee
+    serves: bool
+
+
+def stored_patch(row: ObjectInfo | None, budget: PatchBudget, tokens: int, *, proving: bool) -> Stored | None:
+    """What a row says of the patch of a chunk of ``tokens`` tokens; None without a row.
+
+    Under ``budget``; with ``proving`` it serves only once it was asked enough.
+    """
+    if row is None:
+        return None
+    met = row.budget is not None and budget.met_by(row.budget, tokens)
+    asked = row.proof is not None and not row.proof.undecided
+    return Stored(guarantee_named(row.formed), met and (asked or not proving))
+
+
+def worth_harvesting(
+    stored: Iterable[Stored | None],
+    antecedents: tuple[str, ...],
+    formed: Guarantee,
+    leading: bool = False,
+) -> bool:
+    """True if the patch of a prefill behind ``antecedents`` is worth storing.
+
+    Without antecedents it is only if ``leading``: it then corrects the conditioning on another anchor.
+    ``stored`` are the patches behind the `names_of` these (None: there is none), looked at only if they
+    decide. A copy conditioned by near or blind KV carries their error and is not harvested, and a store keeps
+    what was formed behind stronger KV.
+    """
+    if not (antecedents or leading) or not at_least(formed, "survivor"):
+        return False
+    for i, patch in enumerate(stored):
+        if patch is None:
+            continue
+        if (i == 0 and outranks(patch.formed, formed)) or (patch.serves and at_least(patch.formed, formed)):
+            return False
+    return True
+
+
+def names_of(antecedents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The names under which a patch for ``antecedents`` may be stored, these first.
+
+    A patch that was formed behind exactly these chunks serves survivors too, and better.
+    """
+    return tuple(dict.fromkeys((antecedents, chunks_of(antecedents))))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kamera.content import Encoded
-from kamera.ops import KV, Guarantee, Patch, Proof, SampleSize
+from kamera.engines import Engine, Extent, behind, standing
+from kamera.errors import IncompatibleChunk
+from kamera.ops import KV, Patch
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +46,59 @@ class Copy:
     """KV as the model computed it at some place, never re-rotated; every move starts from it.
 
     ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``guarantee`` is that of the KV behind exactly ``antecedents``, which are named as in `Seats.lineage`.
-    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. ``proof`` is
-    the patch's, if it was served for it, ``sample`` as in `Source`. ``content`` is the digest under which
-    this very KV is stored, "" for none (`kamera.window.recipe`).
+    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. What it was
+    computed behind, and so its worth, is said by the row of a plan or by `Before`. ``content`` is the digest
+    under which this very KV is stored, "" for none (`kamera.window.recipe`).
     """
 
     kv: KV
     positions: torch.Tensor
-    patch: Patch | None
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    canonical: bool
+    patch: Patch | None = None
     lossy: bool = False
-    proof: Proof | None = None
-    sample: SampleSize | None = None
     content: str = ""
+
+
+def compact_positions(
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
+) -> list[torch.Tensor]:
+    """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
+    extents = extents_of(backbone, chunks)
+    if extents is not None:
+        return standing(anchor_ids.shape[0], extents)
+    whole = _of_whole(backbone, anchor_ids, chunks, anchor_ids[:0])
+    return list(whole.split([anchor_ids.shape[0], *(c.length for c in chunks)], dim=1))[1:]
+
+
+def text_positions(
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+) -> torch.Tensor:
+    """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
+    extents = extents_of(backbone, chunks)
+    if extents is not None:
+        start = behind(anchor_ids.shape[0], extents)
+        return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
+    return _of_whole(backbone, anchor_ids, chunks, text)[:, -text.shape[0] :]
+
+
+def _of_whole(
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+) -> torch.Tensor:
+    """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk if the model has none."""
+    ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
+    inputs = [{}, *[c.position_inputs for c in chunks], {}]
+    try:
+        return backbone.positions(ids, inputs)
+    except (StopIteration, IndexError, RuntimeError, TypeError) as error:
+        raise IncompatibleChunk(
+            f"{backbone.named.kind} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
+            f"{len(chunks) - 1} others: a picture right behind another is one to the model; begin or end "
+            "chunks with text"
+        ) from error
+
+
+def extents_of(backbone: Engine, chunks: Sequence[Facts]) -> list[Extent] | None:
+    """The extent of each chunk in positions; None if one has no fixed extent, or if two pictures touch.
+
+    Raises IncompatibleChunk for an order in which touching pictures would attend to each other.
+    """
+    return backbone.extents([(c.chunk_id, c.encoded) for c in chunks])

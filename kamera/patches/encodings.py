@@ -11,7 +11,7 @@ from kamera.content import Chunk, Encoded
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, UnknownChunk, WrongKey
 from kamera.patches.chunks import Facts
-from kamera.patches.identity import Identity
+from kamera.patches.identity import StoredIdentity
 from kamera.patches.losses import Losses
 from kamera.patches.owed import Owed, pay, raised
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
@@ -25,7 +25,7 @@ class Encodings:
     Store errors go to ``losses``.
     """
 
-    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses, identity: Identity) -> None:
+    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses, identity: StoredIdentity) -> None:
         self.context = identity.encoding_context(store.tenant)
         self.here: set[str] = set()  # ids of the chunks that were encoded here, from their pixels
         self._backbone = backbone

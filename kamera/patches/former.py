@@ -16,12 +16,11 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
-from kamera.ops import Guarantee, Patch, PatchBudget, Proof, kv_tensors, uniform_offset
+from kamera.ops import Patch, PatchBudget, Proof, SampleSize, kv_tensors, uniform_offset
 from kamera.patches.anchor import Anchor
-from kamera.patches.catalogue import Catalogue
+from kamera.patches.catalogue import Catalogue, names_of, stored_patch, worth_harvesting
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import asking_of
 from kamera.patches.later import Later
@@ -272,53 +271,49 @@ class Former:
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
 
-    def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before) -> None:
+    def harvest(self, facts: Facts, conditioned: Copy, before: Before) -> None:
         """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
-        ``formed`` is the weakest guarantee among the antecedents it was prefilled behind, ``before`` what
-        stands before it.
+        ``before`` is what that was prefilled behind.
         """
-
-        def held(behind: tuple[str, ...]) -> Stored | None:
-            row = self.catalogue.patch(facts.chunk_id, behind, "exact")
-            return stored_patch(row, self.budget, facts.length, proving=self.prover is not None)
-
-        if worth_harvesting(held, conditioned.antecedents, formed):
-            self.keep_patch(facts, conditioned, formed, before)
+        rows = (self.catalogue.patch(facts.chunk_id, names, "exact") for names in names_of(before.names))
+        proving = self.prover is not None
+        stored = (stored_patch(row, self.budget, facts.length, proving=proving) for row in rows)
+        if worth_harvesting(stored, before.names, before.formed):
+            self.keep_patch(facts, conditioned, before)
 
     def keep_patch(
-        self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
+        self, facts: Facts, copy: Copy, before: Before, base: str = "", sample: SampleSize | None = None
     ) -> bool:
-        """Form the patch that takes the canonical to ``conditioned``, and store it.
+        """Form the patch that takes the canonical to ``copy``, and store it.
 
-        ``before`` is what stands before it, where the patch is proved; ``base`` as in `PatchRecord`. False if
-        the base's row was wrong, which is then refused.
+        ``before`` is what that was prefilled behind; ``sample`` is given if only some of its tokens were.
+        ``base`` as in `PatchRecord`. False if the base's row was wrong, which is then refused.
         """
         canonical = self.based(facts, base) if base else self.canonical(facts)
         if canonical is None:
             return False
         if facts.chunk_id in self.losses.unkept:
             return True  # its patch would have nothing to be served with
-        deltas, form = to_form(self, facts, canonical, conditioned, formed, before, base)
+        deltas, form = to_form(self, facts, canonical, copy, before, base, sample)
         if self.queue is None or self.queue.mine:
             with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
                 pay([form()])
         else:
-            held = map(kv_tensors, (conditioned.kv, canonical.kv, deltas))
+            held = map(kv_tensors, (copy.kv, canonical.kv, deltas))
             form_later(self, facts, form, [*chain(*held), *before.tensors], self.queue)
-        kind = kind_of(conditioned)
-        self.catalogue.forget(patch_key(self.context, facts.chunk_id, conditioned.antecedents, kind, base))
+        self.catalogue.forget(patch_key(self.context, facts.chunk_id, before.names, kind_of(sample), base))
         return True
 
     def owed_patch(
-        self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
+        self, facts: Facts, copy: Copy, before: Before, base: str = "", sample: SampleSize | None = None
     ) -> list[Owed]:
         """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
         canonical, owed = (self.based(facts, base), []) if base else self._canonical(facts)
         if canonical is None or facts.chunk_id in self.losses.unkept:
             return owed
         try:
-            form = to_form(self, facts, canonical, conditioned, formed, before, base)[1]
+            form = to_form(self, facts, canonical, copy, before, base, sample)[1]
             return [*owed, owed_later(self, facts, form)]
         except BaseException:
             pay(owed)
@@ -390,8 +385,7 @@ class Former:
         head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
         live = self.backbone.live()
         kv = continued(self.backbone, facts.encoded, positions, [self.anchor_span], live, head).kv
-        return Copy(kv, positions, None, "exact", (), canonical=True)
+        return Copy(kv, positions)
 
     def _out_of(self, record: CanonicalRecord) -> Copy:
-        kv, lossy = self.backbone.place(record.kv), record.loss is not None
-        return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
+        return Copy(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)

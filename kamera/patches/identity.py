@@ -115,7 +115,7 @@ def asking_of(backbone: Engine) -> Asking:
         return _askings.setdefault(backbone, Asking())
 
 
-class Identity(NamedTuple):
+class StoredIdentity(NamedTuple):
     """Fingerprints of a model and of its vision part, and what each answers to the probe (`probe_text`)."""
 
     fingerprint: str
@@ -132,7 +132,7 @@ class Identity(NamedTuple):
         return encoding_context(self.vision, tenant, self.vision_probe)
 
 
-def identify(backbone: Engine, *, later: bool = False) -> Identity:
+def identify(backbone: Engine, *, later: bool = False) -> StoredIdentity:
     """Who a model is. It is asked the probe, before anything stored is looked up for it.
 
     ``later``: before anything stored is served or kept for it. Where its answers are known and nothing has
@@ -153,4 +153,4 @@ def identify(backbone: Engine, *, later: bool = False) -> Identity:
         some = {name: answer for name, answer in told.items() if (name == FEATURES) is of_features}
         return probe_text(some, backbone.probe.tolerance)
 
-    return Identity(fingerprint, vision, Unasked(lambda: text(False)), Unasked(lambda: text(True)))
+    return StoredIdentity(fingerprint, vision, Unasked(lambda: text(False)), Unasked(lambda: text(True)))

@@ -53,7 +53,7 @@ class Worth(IntEnum):
 
 
 @dataclass(eq=False)
-class Piece:
+class LaterPiece:
     """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
 
     ``work`` is None of what was made ready and waits to be used. ``reads`` are the ids of the chunks whose
@@ -98,9 +98,9 @@ class Later:
     def _begin(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-later")
         self._changed = threading.Condition()
-        self._waiting: deque[Piece] = deque()
-        self._ready: list[Piece] = []
-        self._owed: list[tuple[Piece, list[Owed]]] = []
+        self._waiting: deque[LaterPiece] = deque()
+        self._ready: list[LaterPiece] = []
+        self._owed: list[tuple[LaterPiece, list[Owed]]] = []
         self._paying = threading.Lock()
         self._running = 0
         self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
@@ -116,17 +116,17 @@ class Later:
         dropped: Told = logger.warning,
         name: Hashable = None,
         reads: Collection[str] | None = None,
-    ) -> Piece:
+    ) -> LaterPiece:
         """Do ``work`` later, unless it is dropped; returns at once. An error in it is logged.
 
-        What it returns is put, together with what the pieces next to it return; ``reads`` as in `Piece`: such
-        records are put before. ``holds`` are the tensors that it keeps in memory: a block counts once,
+        What it returns is put, together with what the pieces next to it return; ``reads`` as in `LaterPiece`:
+        such records are put before. ``holds`` are the tensors that it keeps in memory: a block counts once,
         however many pieces share it. ``dropped`` is told if the work is dropped, or fails.
         """
         blocks = {block.data_ptr(): block for tensor in holds if (block := tensor.untyped_storage()).nbytes()}
         held = {address: block.nbytes() for address, block in blocks.items()}
         # it keeps the blocks: a freed one's address may become another's
-        piece = Piece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()), reads)
+        piece = LaterPiece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()), reads)
         piece.autocast = _autocast()
         with self._changed:
             self._waiting.append(piece)
@@ -136,12 +136,12 @@ class Later:
         self._pool.submit(self._next)
         return piece
 
-    def keep(self, worth: Worth, size: int, dropped: Told) -> Piece:
+    def keep(self, worth: Worth, size: int, dropped: Told) -> LaterPiece:
         """Count ``size`` bytes of what later work has made ready, until it is `cancel`led.
 
         ``dropped`` is told to let go of them.
         """
-        piece = Piece(None, worth, {}, dropped)
+        piece = LaterPiece(None, worth, {}, dropped)
         piece.held[id(piece)] = size  # no block of memory in use has the address of another object
         with self._changed:
             self._ready.append(piece)
@@ -150,7 +150,7 @@ class Later:
         self._tell(gone)
         return piece
 
-    def cancel(self, piece: Piece) -> None:
+    def cancel(self, piece: LaterPiece) -> None:
         """Drop a piece that nobody wants any more, silently; one in progress ends at its next layer."""
         piece.forget()
         with self._changed:
@@ -230,7 +230,7 @@ class Later:
             self._running -= 1
             self._changed.notify_all()
 
-    def _done(self, piece: Piece) -> list[Owed]:
+    def _done(self, piece: LaterPiece) -> list[Owed]:
         """Do a piece of work; return what it owes."""
         try:
             with self._as_later(piece):
@@ -260,7 +260,7 @@ class Later:
                     self._changed.notify_all()
 
     @contextmanager
-    def _as_later(self, piece: Piece) -> Iterator[None]:
+    def _as_later(self, piece: LaterPiece) -> Iterator[None]:
         backbone = self._backbone()
         if backbone is None:
             yield
@@ -275,12 +275,12 @@ class Later:
     def _bytes(self) -> int:
         return sum(size for size, _ in self._held.values())
 
-    def _hold(self, piece: Piece) -> None:
+    def _hold(self, piece: LaterPiece) -> None:
         self._named.update(() if piece.name is None else (piece.name,))
         for address, size in piece.held.items():
             self._held.setdefault(address, [size, 0])[1] += 1
 
-    def _let_go(self, piece: Piece) -> None:
+    def _let_go(self, piece: LaterPiece) -> None:
         self._named -= Counter(() if piece.name is None else (piece.name,))  # drops the entry at zero
         for address in piece.held:
             there = self._held[address]
@@ -295,12 +295,12 @@ class Later:
                 self._let_go(piece)
         self._changed.notify_all()
 
-    def _over(self) -> list[Piece]:
+    def _over(self) -> list[LaterPiece]:
         """Drop those worth least, of equals the oldest, until the rest is within the limit, or one is left.
 
         Work in progress goes on.
         """
-        gone: list[Piece] = []
+        gone: list[LaterPiece] = []
         self._prune()
         while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
             piece = min((*self._ready, *self._waiting), key=lambda piece: piece.worth)
@@ -311,7 +311,7 @@ class Later:
         self._changed.notify_all()
         return gone
 
-    def _tell(self, gone: Iterable[Piece]) -> None:
+    def _tell(self, gone: Iterable[LaterPiece]) -> None:
         for piece in gone:
             piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")
@@ -323,7 +323,7 @@ def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple((device, torch.get_autocast_dtype(device)) for device in on)
 
 
-def _is_read(piece: Piece, owed: Sequence[Owed]) -> bool:
+def _is_read(piece: LaterPiece, owed: Sequence[Owed]) -> bool:
     """True if a piece looks for one of these records, or may."""
     records = (record for one in owed for record in one.records)
     return any(piece.reads is None or record.chunk_id in piece.reads for record in records)

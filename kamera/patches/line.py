@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from kamera.patches.chunks import Copy, Facts
+from kamera.errors import KameraError
+from kamera.ops import Proof
+from kamera.patches.chunks import Copy, Facts, compact_positions
 from kamera.patches.proving import Before
-from kamera.patches.standing import compact_positions
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former
@@ -48,15 +50,55 @@ class Line:
     def before(self) -> Before:
         """What stands before a chunk that is prefilled behind the line."""
         still = (0,) * self._former.backbone.axes
-        return Before(tuple(self._spans), tuple(self._chunks), still, still)
+        names = tuple(chunk.chunk_id for chunk in self._chunks)
+        return Before(names, "exact", tuple(self._spans), tuple(self._chunks), still, still)
 
     def prefill(self, chunk: Facts) -> Copy:
         """A chunk prefilled behind the line, which stays as it is."""
         backbone, place = self._former.backbone, self._place(chunk)
         self._live.show(self._spans, room=chunk.length)
         kv = backbone.prefill(chunk.encoded, place, self._live)
-        return Copy(kv, place, None, "exact", tuple(c.chunk_id for c in self._chunks), canonical=False)
+        return Copy(kv, place)
 
     def _place(self, chunk: Facts) -> torch.Tensor:
         former = self._former
         return compact_positions(former.backbone, former.anchor.input_ids, [*self._chunks, chunk])[-1]
+
+
+logger = logging.getLogger(__name__)
+
+
+def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int]) -> None:
+    """Form and prove the patches of the ``doubted`` of ``chunks`` anew, each behind all before it, exactly.
+
+    One exact forward of each chunk up to the last doubted one. A patch that fails is stored with that proof,
+    so it is not placed any more, and the next report says so. An error ends it, and is logged.
+    """
+    prover = former.prover
+    assert prover is not None, "no patch is served for a proof where none is asked for"
+    line = Line(former)
+    try:
+        for i, chunk in enumerate(chunks[: max(doubted) + 1]):
+            before = line.before
+            copy = line.append(chunk)
+            if i in doubted and former.keep_patch(chunk, copy, before):
+                row = former.store.info(former.context, chunk.chunk_id, before.names, "exact")
+                proof = None if row is None else row.proof
+                if proof is None:
+                    continue
+                prover.again[chunk.chunk_id, before.names] = proof
+                if not proof.within(prover.tolerance):
+                    _disproved(former, before, chunk, proof)
+    except (KameraError, torch.OutOfMemoryError) as error:
+        # past the last position, or no room for a second cache: no operation waits for this
+        logger.warning("patches were not proved again: %s", error)
+
+
+def _disproved(former: Former, before: Before, chunk: Facts, proof: Proof) -> None:
+    said = (
+        f"the patch of chunk {chunk.chunk_id[:12]} behind {len(before.names)} others does not hold for a "
+        f"question unlike those it was proved on ({proof}): it is not served any more; place the chunk anew "
+        "where it still stands"
+    )
+    logger.warning("%s", said)
+    former.losses.leave(said)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from kamera.engines import Span
-from kamera.ops import Deltas, Guarantee, deficit
-from kamera.patches.chunks import Copy, Facts
+from kamera.ops import Deltas, SampleSize, deficit
+from kamera.patches.chunks import Copy, Facts, extents_of
 from kamera.patches.later import Later, Worth
 from kamera.patches.owed import Owed, raised
 from kamera.patches.proving import Before
-from kamera.patches.standing import extents_of
 from kamera.store import VISION_TOKENS, CanonicalRecord, Outline, PatchRecord
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     )
 
 
-def kind_of(conditioned: Copy) -> str:
-    """The kind of the patch that takes a canonical to ``conditioned``."""
-    return "exact" if conditioned.sample is None else "sampled"
+def kind_of(sample: SampleSize | None) -> str:
+    """The kind of the patch that takes a canonical to KV of which the tokens of ``sample`` were run."""
+    return "exact" if sample is None else "sampled"
 
 
 def to_form(
@@ -52,9 +51,9 @@ def to_form(
     facts: Facts,
     canonical: Copy,
     conditioned: Copy,
-    formed: Guarantee,
     before: Before,
     base: str,
+    sample: SampleSize | None,
 ) -> tuple[Deltas, Callable[[], Owed]]:
     """What takes a canonical to ``conditioned``, and the work that factors it to a patch.
 
@@ -65,7 +64,7 @@ def to_form(
     deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
 
     def form() -> Owed:
-        proof, sample = None, conditioned.sample
+        proof = None
         if prover is None or sample is not None:  # a proof would compare a sample with itself
             sized = budget.form(deltas, layout, canonical.kv)
         else:
@@ -75,8 +74,9 @@ def to_form(
         (patch, energy), filled = sized
         info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
         info |= {} if sample is None else sample.to_info()
-        behind, kind = conditioned.antecedents, kind_of(conditioned)
-        record = PatchRecord(facts.chunk_id, former.context, behind, kind, patch, formed, info, base)
+        kind = kind_of(sample)
+        made = (former.context, before.names, kind, patch, before.formed, info, base)
+        record = PatchRecord(facts.chunk_id, *made)
         return Owed(former.store, [record])
 
     return deltas, form

@@ -2,13 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from kamera.ops import Formed, mean_deficit
-from kamera.patches.chunks import Facts
+from kamera.ops import Deltas, Formed, deficit, mean_deficit, uniform_offset
+from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
-from kamera.patches.orderings import deficits, orderings
+from kamera.patches.line import Line
 from kamera.store import PatchRecord
+
+if TYPE_CHECKING:
+    from kamera.patches.former import Former
+
+
+def balanced(count: int) -> list[tuple[int, ...]]:
+    """The smallest balanced set of orderings: the given one first, each next to its reverse.
+
+    Each item is equally often at each place and before each other item (a Williams square; two of them for an
+    odd count): ``count`` orderings, or twice as many for an odd count, and all of them up to a count of
+    three.
+    """
+    if count <= 3:
+        return list(itertools.permutations(range(count)))
+    # 0, 1, -1, 2, -2, …: its steps are all different, so in its shifts each item follows each other once
+    zigzag = [(i + 1) // 2 * (-1) ** (i + 1) % count for i in range(count)]
+    rank = {item: i for i, item in enumerate(zigzag)}
+    shifts = [tuple(rank[(item + by) % count] for item in zigzag) for by in range(count)]
+    if count % 2 == 0:
+        shifts = shifts[: count // 2]  # the others are the reverses of these
+    return [order for shift in shifts for order in (shift, shift[::-1])]
+
+
+def how_many(count: int, samples: int | None) -> int:
+    """Number of orderings that `orderings` returns."""
+    return len(balanced(count)) if samples is None else min(samples, math.factorial(count))
+
+
+def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...]]:
+    """Orderings to average over, in lexicographic order so that neighbours share a prefix.
+
+    The `balanced` ones if ``samples`` is None; otherwise ``samples`` orderings (at most all there are): the
+    balanced ones first, the others drawn from ``seed``.
+    """
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples {samples} must be at least 1")
+    wanted = how_many(count, samples)
+    if wanted == math.factorial(count):
+        return list(itertools.permutations(range(count)))
+    chosen = set(balanced(count)[:wanted])
+    rng = random.Random(seed)
+    while len(chosen) < wanted:
+        chosen.add(tuple(rng.sample(range(count), count)))
+    return sorted(chosen)
+
+
+def deficits(
+    former: Former,
+    target: Facts,
+    canonical: Copy,
+    antecedents: Sequence[Facts],
+    perms: Sequence[tuple[int, ...]],
+) -> Iterator[Deltas]:
+    """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
+    line = Line(former)
+    for perm in perms:
+        line.stand([antecedents[i] for i in perm])
+        copy = line.prefill(target)
+        offset = uniform_offset(canonical.positions, copy.positions)
+        assert offset is not None, "compact places of one chunk differ by one offset per axis"
+        yield deficit(copy.kv, canonical.kv, former.backbone.layout, offset)
 
 
 def form_orbit(

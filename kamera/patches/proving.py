@@ -18,10 +18,21 @@ import torch
 from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
-from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_copy, kv_error, kv_tensors, sketch
+from kamera.ops import (
+    KV,
+    Deltas,
+    Guarantee,
+    PatchBudget,
+    Proof,
+    Sized,
+    compared,
+    kv_copy,
+    kv_error,
+    kv_tensors,
+    sketch,
+)
 from kamera.patches.anchor import Anchor
-from kamera.patches.chunks import Facts
-from kamera.patches.standing import text_positions
+from kamera.patches.chunks import Facts, text_positions
 
 QUESTIONS = (
     "",
@@ -51,13 +62,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """What stands before a chunk where its patch is proved.
+    """What a chunk was prefilled behind, and what stands before it where its patch is proved.
 
+    ``names`` are its antecedents, as in `Seats.lineage`, ``formed`` the weakest guarantee among them.
     ``spans`` are those of the anchor and of ``chunks``, which are in front of it. ``offset`` (per axis) takes
     the chunk's KV from where it was computed to its place among them, ``shift`` the positions of a question
     from those behind a window without gaps, from position 0 on.
     """
 
+    names: tuple[str, ...]
+    formed: Guarantee
     spans: tuple[Span, ...]
     chunks: tuple[Facts, ...]
     offset: tuple[int, ...]

@@ -2,24 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 
 from kamera.content import Chunk
-from kamera.ops import kv_tensors
+from kamera.errors import NonFiniteKV, NotRelocatable
+from kamera.ops import KV, kv_tensors
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
-from kamera.patches.owed import Owed
-from kamera.patches.together import form_canonicals
+from kamera.patches.owed import Owed, pay
+
+MOST_TOKENS = 4096
+"""Most tokens of one forward: larger batches save no time and take memory."""
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def in_groups(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
+    """Items that share a forward, in the order of their first: of one form, at most `MOST_TOKENS` together.
+
+    Each is given with its form and its tokens. One without a form is alone.
+    """
+    groups: list[list[T]] = []
+    filling: dict[Hashable, list[T]] = {}
+    for form, tokens, item in items:
+        group = None if form is None else filling.get(form)
+        if group is not None and (len(group) + 1) * tokens <= MOST_TOKENS:
+            group.append(item)
+            continue
+        groups.append([item])
+        if form is not None:
+            filling[form] = groups[-1]
+    return groups
+
+
+def prefilled_together(
+    former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor]
+) -> Sequence[KV]:
+    """KV of chunks of one form behind the anchor alone, at ``places`` ``[axes, tokens]``, by one forward."""
+    return former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+
+
+def form_canonicals(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
+    """Form the canonicals of chunks that have none yet, those of one form in one forward; they are to be put.
+
+    If a chunk fails, the others are put here, and the first error is raised. Raises as `Former.canonical`.
+    """
+    missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
+    owed: list[Owed] = []
+    failed: list[Exception] = []
+    for group in in_groups((former.form_of(f), f.length, f) for f in missing.values()):
+        made = _formed_at_once(former, group) if len(group) > 1 else None
+        owed += made or ()
+        for facts in group if made is None else ():
+            try:
+                owed += former.unarchived(facts)
+            except Exception as error:  # the others are archived all the same
+                failed.append(error)
+    if failed:
+        pay(owed)
+        raise failed[0]
+    return owed
+
+
+def _formed_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
+    """The canonicals of a group after one forward; None if they have to run alone."""
+    try:
+        places = [former.alone(facts) for facts in group]
+        kvs = prefilled_together(former, group, places)
+    except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
+        logger.info("%d chunks are prefilled one by one: %s", len(group), error)
+        return None
+    copies = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
+    return [former.owed(facts, copy)[1] for facts, copy in zip(group, copies, strict=True)]
 
 
 def archive_later(
-    former: Former, leaving: Iterable[tuple[Facts, Copy]], needed: Sequence[Facts] = ()
+    former: Former, leaving: Iterable[tuple[Facts, Copy | None]], needed: Sequence[Facts] = ()
 ) -> None:
-    """Store the canonicals of chunks as later work: a copy that is one, the others prefilled together.
+    """Store the canonicals of chunks as later work: one that is at hand, the others prefilled together.
 
     The store waits for it when it is closed. If it is dropped, the next report names the chunks of
     ``leaving``, which are offered again when they leave again. ``needed`` are chunks whose canonicals other
@@ -27,10 +94,10 @@ def archive_later(
     """
     queue, alone = later_of(former.backbone), list[Facts]()
     former.store.awaited[id(queue)] = queue.flush
-    for facts, copy in leaving:
+    for facts, canonical in leaving:
         former.waiting[former.context, facts.chunk_id] = facts
-        if copy.canonical and copy.patch is None and not copy.lossy:
-            _add(former, partial(_own, former, facts, copy), [facts], [facts], kv_tensors(copy.kv))
+        if canonical is not None:
+            _add(former, partial(_own, former, facts, canonical), [facts], [facts], kv_tensors(canonical.kv))
         else:
             alone.append(facts)
     if alone or needed:

@@ -48,15 +48,15 @@ class Outcome(NamedTuple):
 
 
 class Arrangement:
-    """The plan of `KameraWindow.arrange`, with the tier of each chunk and approximate ones admitted.
+    """The plan of `kamera.window.Arrange`, with the tier of each chunk and approximate ones admitted.
 
     ``admissions`` are in order; ``cost`` is exact if no segment is refused by its probe, each refusal adds
     one prefill. Without a ``calibration`` nothing approximate is served, whatever the policy's minimum.
-    ``among`` as in `KameraWindow.arrange`; ``plan`` is that of the order under `strict`, if it is made.
+    ``among`` as in `kamera.window.Arrange`; ``plan`` is that of the order under `strict`, if it is made.
     Canonicals of the ``recurring`` chunks, by id, that are prefilled are made as later work, if policy and
     calibration may serve them behind other chunks. ``later`` is the cost of all later work but proofs.
     Raises CertificateMismatch for a calibration of another backbone, and the refusals of
-    `KameraWindow.plan_arrange`.
+    `KameraWindow.plan`.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ class Arrangement:
         return found
 
     def _forbidden(self, offer: _Offer) -> str | None:
-        asked = self.window.asked_policy
+        asked = self.window.terms.asked
         if not at_least(offer.guarantee, asked.minimum):
             return f"it would be {offer.guarantee}, the policy's minimum is {asked.minimum}"
-        certificate = self.window.certificate
+        certificate = self.window.terms.certificate
         finding = certificate.findings.get("near") if certificate is not None else None
         if finding is not None and finding.verdict == "unsafe":
             return "the certificate found near KV unsafe"

@@ -168,7 +168,7 @@ class Reuser:
         Runs nothing but the forward of an unseen sink. Raises EmptyChunk for a prompt without tokens,
         ProcessorRequired for messages without a chat template, `ValueError` for ids outside the vocabulary or
         a `Prompt` with media, UnidentifiedMedia for ids of placeholders, whose pixels are missing, and the
-        errors of `Conversations.render` and `KameraWindow.plan_arrange`.
+        errors of `Conversations.render` and `KameraWindow.plan`.
         """
         with self._account.now(self.backbone):
             return self._prepared(prompt, tools)

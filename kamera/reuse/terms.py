@@ -33,4 +33,4 @@ def loose(policy: ReusePolicy) -> ReusePolicy:
 def serves_moved(window: KameraWindow, calibration: Calibration | None) -> bool:
     """True if a stored chunk may be served in ``window`` behind chunks that it was never conditioned on."""
     calibrated = calibration is not None and calibration.threshold is not None
-    return strict(window.policy).moves or (calibrated and window.asked_policy.moves)
+    return strict(window.policy).moves or (calibrated and window.terms.asked.moves)

@@ -11,7 +11,7 @@ import torch
 from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
 from kamera.edits import difference
 from kamera.sessions.modes import first_that_knows_more
-from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, OnLeave
+from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, OnLeave, cut
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -124,14 +124,14 @@ def lent(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     same = min(same, sum([segment.start < stop for segment in prompt.segments]))
     for slot, (start, end) in enumerate(before.runs):
         at = [] if not start < same < end else [old[same].start - old[start].start]
-        if at and len(window.cut(slot, at)) > 1:
+        if at and len(cut(window, slot, at)) > 1:
             before = cut_at(before, slot, at)
     clean = first_that_knows_more(window.slots)
     count = stay = min(sum([end <= same for _, end in before.runs]), clean)
     if count < clean and old[before.runs[count][0]].media is None:
         shared = common_prefix(before.prompt.ids.tolist(), prompt.ids.tolist())
         equal, last = shared - old[before.runs[count][0]].start, window.slots[count]
-        stay += equal >= last.length or (equal > 0 and len(window.cut(last, [equal])) > 1)
+        stay += equal >= last.length or (equal > 0 and len(cut(window, last, [equal])) > 1)
     window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
     return Layout(before.prompt, before.runs[:count])
 

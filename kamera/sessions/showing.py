@@ -33,7 +33,7 @@ from kamera.sessions.modes import Choice, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow
+from kamera.window import KameraWindow, cut
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -190,7 +190,7 @@ def cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     if not window.policy.keeps("survivor"):
         return before
     for slot, at in reversed(cuts(before, prompt).items()):
-        if len(window.cut(slot, at)) > 1:
+        if len(cut(window, slot, at)) > 1:
             before = cut_at(before, slot, at)
     return before
 

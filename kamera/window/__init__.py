@@ -2,14 +2,15 @@
 
 from kamera.engines import Recipe
 from kamera.patches import GUARANTEES, Guarantee
-from kamera.window.cascade import Cascade, Dependent
+from kamera.window.anticipating import anticipate
+from kamera.window.cascade import Cascade, Dependent, dependents
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
+from kamera.window.certified import Terms, grounds_of
+from kamera.window.cutting import cut
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
-from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
-from kamera.window.leaving import GLUE, SHORTEST_KEPT
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -28,7 +29,8 @@ from kamera.window.requests import (
     Slide,
 )
 from kamera.window.rows import NamedRows
-from kamera.window.slots import Shown, Slot
+from kamera.window.seats import GLUE, SHORTEST_KEPT
+from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Offer, Plan, Reason
 from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
@@ -74,16 +76,20 @@ __all__ = [
     "Replace",
     "Report",
     "ReusePolicy",
-    "Shown",
+    "ShownSpan",
     "Slide",
     "Slot",
     "SlotReport",
+    "Terms",
     "Times",
     "Trace",
     "Verdict",
     "WindowMemory",
+    "anticipate",
     "certified_by_default",
     "check_policy",
+    "cut",
+    "dependents",
     "grounds_of",
     "library_versions",
     "policy_of",

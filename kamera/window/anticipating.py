@@ -3,100 +3,64 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from kamera.errors import KameraError
-from kamera.patches import Ahead
 from kamera.window.audit import hand_over, served_by
-from kamera.window.bounds import Bounds, carried_out
-from kamera.window.cutting import Cuttable
+from kamera.window.contents import Contents, serial
 from kamera.window.memory import Holdings
-from kamera.window.naming import Named
+from kamera.window.naming import NamedRequest
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
-from kamera.window.requests import Append, Newcomer, Recall, Request, Slide
+from kamera.window.requests import Newcomer, Slide
+from kamera.window.run import carried_out
 from kamera.window.seating import overflow
-from kamera.window.serial import serial
-from kamera.window.stage import Stage
+from kamera.window.stage import Departure, Stage
 from kamera.window.state import WindowState
-from kamera.window.steps import Plan
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class Departed:
-    """A window ``before`` it and after its ``count`` oldest chunks have left, on a live cache of its own."""
+@serial
+def anticipate(window: Contents) -> None:
+    """Prepare, as later work, an `append` or `recall` for which the oldest chunks of a window must leave.
 
-    before: WindowState
-    count: int
-    state: WindowState
-    stage: Stage
+    The chunks that stay are placed behind their next antecedents as that operation would place them, if a
+    chunk of the size of the last one does not fit into ``max_tokens``. The operation then runs its new chunk
+    alone. One for which others leave, or none, or that finds the window changed, starts from the window as it
+    stands; any operation ends the work. Returns at once; plans do not count on it. Nothing is prepared where
+    departures run no forward (survivors are kept).
+    """
+    state, policy = window._state, window.policy
+    last = state.residents[-1].facts if state.residents else None
+    count = 0 if last is None else leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
+    if not count:
+        window._ahead.take()
+        return
+    stage = replace(window._stage, live=window.backbone.live(holds=True))
+    window._ahead.begin(partial(_departed, count, state, stage, policy))
 
 
-Departures = Ahead[Departed]
-"""What a window has prepared."""
-
-
-class Anticipating(Cuttable):
-    """A window that prepares the departures it can foresee."""
-
-    _ahead: Departures
-
-    @serial
-    def anticipate(self) -> None:
-        """Prepare, as later work, an `append` or `recall` for which the oldest chunks must leave.
-
-        The chunks that stay are placed behind their next antecedents as that operation would place them, if a
-        chunk of the size of the last one does not fit into ``max_tokens``. The operation then runs its new
-        chunk alone. One for which others leave, or none, or that finds the window changed, starts from the
-        window as it stands; any operation ends the work. Returns at once; plans do not count on it. Nothing
-        is prepared where departures run no forward (survivors are kept).
-        """
-        last = self._state.residents[-1].facts if self._state.residents else None
-        count = 0 if last is None else self._leaving(Newcomer(last.chunk_id, last.length))
-        if not count:
-            self._ahead.take()
-            return
-        stage = replace(self._stage, live=self.backbone.live(holds=True))
-        state, bounds, policy = self._state, self._bounds, self.policy
-        self._ahead.begin(lambda: _departed(count, state, stage, bounds, policy))
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _leaving(self, chunk: Newcomer) -> int:
-        """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
-        limits = self._bounds.limits(self._stage, self._state, {}, self.policy, lambda _: False)
-        if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
-            return 0
-        return overflow(limits, self._state.seats, chunk)
-
-    def _start(self, request: Request, plan: Plan | None) -> tuple[WindowState, Stage]:
-        """Where an operation starts: the window as it is, or without the chunks that leave for it."""
-        ahead, here = self._ahead.take(), (self._state, self._stage)
-        match request:
-            case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
-                if ahead is None or plan is not None or ahead.before is not self._state:
-                    return here
-                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.chunk_ids
-                if in_view or self._leaving(chunk) != ahead.count:
-                    return here
-                return ahead.state, ahead.stage
-            case _:
-                return here
+def leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
+    """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
+    limits = stage.limits(state, {}, policy)
+    if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
+        return 0
+    return overflow(limits, state.seats, chunk)
 
 
 def _departed(
-    count: int, state: WindowState, stage: Stage, bounds: Bounds, policy: ReusePolicy
-) -> tuple[Departed, int] | None:
+    count: int, state: WindowState, stage: Stage, policy: ReusePolicy
+) -> tuple[Departure, int] | None:
     """The window after a departure, and the bytes that were made for it; None if no forward is needed."""
-    named = Named(Slide(count, bounds.rule))
+    named = NamedRequest(Slide(count, stage.rule))
     try:
         with stage.former.operation():
-            plan = bounds.plan(named, stage, state, policy)
+            plan = stage.plan(named, state, policy)
             if not plan.cost.tokens:
                 return None
-            done = carried_out(named, state, bounds, stage, policy, Tally(), plan)
+            done = carried_out(named, state, stage, policy, Tally(), plan)
             stage.show(done.state, Tally())
             hand_over(stage, done.state, served_by(done.plan, done.state), policy.audit)
     except KameraError as error:
@@ -104,4 +68,4 @@ def _departed(
         return None
     old = Holdings.of(stage.former.anchor, state, stage.former.backbone.live())
     own = Holdings.of(stage.former.anchor, done.state, stage.live).memory([old]).own
-    return Departed(state, count, done.state, stage), own
+    return Departure(state, count, done.state, stage), own

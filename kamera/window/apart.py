@@ -13,15 +13,14 @@ from kamera.engines import Engine
 from kamera.errors import AuditFailed, quote
 from kamera.patches import Anchor, Former, Losses, anchor_of, later_of
 from kamera.store import ChunkStore
-from kamera.window.bounds import Bounds, carried_out
-from kamera.window.naming import Named
+from kamera.window.naming import NamedRequest
 from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.slots import Resident
+from kamera.window.run import carried_out
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 
 
 def stage_of(
@@ -34,23 +33,25 @@ def stage_of(
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
     queue = None if served.tolerance is None else later_of(backbone)  # a proof asks questions
     former = Former(backbone, store, anchor, served.budget, queue, losses, served.tolerance)
+    stage = Stage(former, backbone.live(holds=True), Standing(backbone, anchor))
     if store.withheld.read(former.context) is not None:
-        return stage_apart(former)
-    return Stage(former, backbone.live(holds=True), Standing(backbone, anchor))
+        return stage_apart(stage)
+    return stage
 
 
-def stage_apart(former: Former) -> Stage:
+def stage_apart(stage: Stage) -> Stage:
     """The parts of a window on a new store in memory, its system prompt prefilled again."""
+    former = stage.former
     backbone, old = former.backbone, former.anchor
     store = ChunkStore.open("memory://", tenant=former.store.tenant, kv=former.store.kv)
     anchor = anchor_of(backbone, old.input_ids, old.tail, old.reopen, store)
     tolerance = None if former.prover is None else former.prover.tolerance
     losses = type(former.losses)()
     new = Former(backbone, store, anchor, former.budget, former.queue, losses, tolerance)
-    return Stage(new, backbone.live(holds=True), Standing(backbone, anchor))
+    return replace(stage, former=new, live=backbone.live(holds=True), standing=Standing(backbone, anchor))
 
 
-def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bounds) -> WindowState:
+def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:
     """``state`` with every chunk prefilled again on ``stage``, which is apart.
 
     Raises AuditFailed for a chunk whose encoding was not made here: it came from where the wrong KV did.
@@ -65,9 +66,9 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bound
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
     suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
-    policy, unbounded = ReusePolicy.exact(), replace(bounds, max_tokens=None)
+    policy, unbounded = ReusePolicy.exact(), stage.within(None, stage.rule)
     with stage.former.operation():
-        again = carried_out(Named(Restore()), suspect, unbounded, stage, policy, Tally()).state
+        again = carried_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
     return replace(again, residents=tuple(map(_unarchived, again.residents)))
 
 

@@ -25,9 +25,8 @@ from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Former, Guarantee, Worth, later_of
-from kamera.window.slots import Resident
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 from kamera.window.steps import Plan
 
 LOSSY = 0.25
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """What an audit measured: the error of ``part`` of a slot, relative, against its ``bound``.
 
     ``part`` "KV": served against prefilled again, the largest relative L2 error of a layer and channel.
@@ -80,7 +79,7 @@ class Served:
     kv: KV
 
 
-class Candidate(NamedTuple):
+class AuditCandidate(NamedTuple):
     """A slot that was served: its index, its tokens, and those that its audit runs."""
 
     slot: int
@@ -102,7 +101,7 @@ class Auditor:
         self._random = random.Random(0)
         self._slots = self._tokens = 0.0
 
-    def chosen(self, candidates: Sequence[Candidate], share: float) -> list[int]:
+    def chosen(self, candidates: Sequence[AuditCandidate], share: float) -> list[int]:
         """Indices of those of the ``candidates`` that are due; each is one more served slot."""
         if share == 1.0:
             return [candidate.slot for candidate in candidates]
@@ -153,11 +152,11 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
         later_of(stage.former.backbone).add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
 
 
-def _candidate(stage: Stage, state: WindowState, index: int) -> Candidate:
+def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
     """What `audited` runs for a slot: the slot, its canonical if it is served from one, the system prompt."""
     seat = state.seats.seats[index]
     anchor = stage.former.anchor.length if index == 0 else 0
-    return Candidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
+    return AuditCandidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
 
 
 def served_by(plan: Plan, state: WindowState) -> list[int]:
@@ -184,13 +183,13 @@ def run(stage: Stage, served: Served) -> None:
         store.withheld.add(context, str(wrong))
 
 
-def audited(stage: Stage, served: Served) -> list[Finding]:
+def audited(stage: Stage, served: Served) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
     former, resident = stage.former, served.state.residents[served.index]
     worth = served.state.worths[served.index]
     rounding = former.backbone.probe.tolerance
     found = [_anchor(former, resident, worth, rounding)] if served.index == 0 else []
-    shown = resident.shown
+    shown = resident.seat.shown
     if shown.canonical:
         found += _canonical(former, resident, worth, rounding)
     behind = stage.spans(served.state)[: served.index + 1]
@@ -199,25 +198,25 @@ def audited(stage: Stage, served: Served) -> list[Finding]:
     true = former.backbone.prefill(resident.facts.encoded, resident.positions, live)
     if worth == "exact":
         error = kv_distance(served.kv, true)
-        return [*found, Finding(resident.facts.chunk_id, worth, "KV", error, rounding)]
-    if resident.shown.sample is not None:
+        return [*found, AuditFinding(resident.facts.chunk_id, worth, "KV", error, rounding)]
+    if shown.sample is not None:
         first = LOSSY if former.context.lossy else rounding
         found += _sampled(resident, worth, served.kv, true, first)
     lacking = _lacking(former, resident, served.kv, true)
     bound = _lacking_bound(former, resident, worth)
     if bound is not None and lacking is not None:
-        found.append(Finding(resident.facts.chunk_id, worth, "patch", lacking, bound))
+        found.append(AuditFinding(resident.facts.chunk_id, worth, "patch", lacking, bound))
     return found
 
 
-def _anchor(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> Finding:
+def _anchor(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> AuditFinding:
     anchor = former.anchor
     true = former.backbone.prefill(Encoded(anchor.input_ids, {}, {}), anchor.positions)
     error = kv_distance(anchor.kv, true)
-    return Finding(resident.facts.chunk_id, worth, "system prompt", error, rounding)
+    return AuditFinding(resident.facts.chunk_id, worth, "system prompt", error, rounding)
 
 
-def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> list[Finding]:
+def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> list[AuditFinding]:
     """The canonical that is served, against one prefilled now; none for one behind another system prompt."""
     copy, facts = resident.shown, resident.facts
     positions = former.alone(facts)
@@ -228,10 +227,10 @@ def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: f
     true = former.backbone.prefill(facts.encoded, positions, live)
     lossy = copy.lossy or isinstance(copy.kv, CodedKV)
     bound = LOSSY if lossy else rounding
-    return [Finding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
+    return [AuditFinding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
 
 
-def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, bound: float) -> list[Finding]:
+def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, bound: float) -> list[AuditFinding]:
     """A sampled chunk: the layer that depends on no other token is within ``bound``, all is of its size."""
     (first, *_), chunk_id = [layer for layer in range(len(true)) if true[layer]], resident.facts.chunk_id
     alone = max(
@@ -240,16 +239,16 @@ def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, bound: 
     )
     whole = kv_distance(served, true)
     return [
-        Finding(chunk_id, worth, "first layer", alone, bound),
-        Finding(chunk_id, worth, "KV", whole, FAR),
+        AuditFinding(chunk_id, worth, "first layer", alone, bound),
+        AuditFinding(chunk_id, worth, "KV", whole, FAR),
     ]
 
 
 def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float | None:
     """Share of the deficit's energy that ``served`` lacks of ``true``; None if there was no deficit."""
-    copy = resident.shown
-    if not copy.canonical:
+    if not resident.seat.shown.canonical:
         return None
+    copy = resident.shown
     blind = relocate_kv(kv_copy(copy.kv), former.backbone.layout, resident.span.offset)
     deficit, left, size = 0.0, 0.0, 0.0
     for want, got, without in zip(true.parts, served.parts, blind.parts, strict=True):
@@ -272,9 +271,9 @@ def _lacking_bound(former: Former, resident: Resident, worth: Guarantee) -> floa
 
 def _energy(former: Former, resident: Resident) -> float | None:
     """Share of the deficit's energy that the stored patch says it keeps; None unless all of it is served."""
-    copy = resident.shown
+    copy, behind = resident.shown, resident.seat.shown.antecedents
     try:
-        record = former.store.get_patch(former.context, resident.facts.chunk_id, copy.antecedents)
+        record = former.store.get_patch(former.context, resident.facts.chunk_id, behind)
     except KameraError:
         return None
     if record is None or copy.patch is None or record.patch.rank != copy.patch.rank:

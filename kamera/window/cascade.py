@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kamera.ops import digest
-from kamera.window.bounds import Bounds
-from kamera.window.naming import Named
+from kamera.window.contents import serial
+from kamera.window.naming import NamedRequest
 from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Arrange, Evict, Newcomer
-from kamera.window.slots import Slot
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
+from kamera.window.window import KameraWindow
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,27 @@ class Cascade:
     plan: Plan
 
 
-def cascade(
-    bounds: Bounds, stage: Stage, state: WindowState, policy: ReusePolicy, slots: Sequence[Slot], index: int
+@serial
+def dependents(window: KameraWindow, slot: Slot | int) -> Cascade:
+    """The slots whose KV was conditioned on a chunk, and what a repair runs if it leaves or changes.
+
+    Runs nothing. The repair is that of ``on_leave="repair"`` (under a minimum of "exact", of "exact"),
+    whatever this window does with survivors. UnknownSlot for a slot that is not in the window.
+    """
+    stage = window._stage
+    with window.backbone.steady():
+        stage.former.check_fingerprint()
+        window._go_apart()
+        with stage.former.operation():
+            return _cascade(
+                window._stage, window._state, window.policy, window.slots, window._state.index(slot)
+            )
+
+
+def _cascade(
+    stage: Stage, state: WindowState, policy: ReusePolicy, slots: Sequence[Slot], index: int
 ) -> Cascade:
-    """The cascade behind the chunk at ``index`` of a window, which ``slots`` show. Runs nothing."""
+    """The cascade behind the chunk at ``index`` of a window, which ``slots`` show."""
     policy = replace(policy, on_leave="repair")
     gone, counts = slots[index], range(index + 1, len(slots) + 1)
     other = digest("kamera.changed.v1", gone.chunk_id)
@@ -58,9 +75,9 @@ def cascade(
     changes: list[Cost] = []
     for count in counts:  # a repair of the first chunks is the beginning of a repair of all
         there = state if count == len(slots) else replace(state, residents=state.residents[:count])
-        departures.append(bounds.plan(Named(Evict(index, bounds.rule)), stage, there, policy))
+        departures.append(stage.plan(NamedRequest(Evict(index, stage.rule)), there, policy))
         order = (*range(index), Newcomer(other, gone.length), *range(index + 1, count))
-        changes.append(bounds.plan(Named(Arrange(order), facts), stage, there, policy).cost)
+        changes.append(stage.plan(NamedRequest(Arrange(order), facts), there, policy).cost)
     left = [_beyond(*pair) for pair in pairwise(plan.cost for plan in departures)]
     changed = [_beyond(*pair) for pair in pairwise(changes)]
     behind = zip(slots[index + 1 :], left, changed, strict=True)

@@ -16,7 +16,6 @@ from kamera.ops import PatchBudget
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.store import ChunkStore, certificate_folders
 from kamera.window.certificate import Certificate, Grounds
-from kamera.window.grounds import grounds_of
 from kamera.window.policy import ReusePolicy
 
 _said: set[str] = set()
@@ -42,7 +41,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Search:
+class Permit:
     """The result of a search of directories: a certificate, or the reason for none in one line.
 
     ``denied`` are guarantees that another certificate, of the same backbone, found unsafe.
@@ -72,14 +71,14 @@ def agree(
                 f"the certificate of {held.model} does not serve here: {why}; run kamera certify again, or "
                 "leave it out"
             )
-        return _terms(backbone, policy, Search(held, ""))
+        return _terms(backbone, policy, Permit(held, ""))
     if not policy.certified or policy.minimum == "exact":
         return Terms(policy, replace(policy, tolerance=None))
     found = find_certificate(grounds_of(backbone, policy.budget), folders(store))
     return _terms(backbone, policy, found)
 
 
-def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Search:
+def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Permit:
     """The certificate in these directories that permits the most, strong guarantees counting first.
 
     Only files named for the fingerprint are read. A guarantee that any certificate of this backbone, under
@@ -106,11 +105,11 @@ def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Search:
                 denied.setdefault(guarantee, f"{path.name}: {held.refusal(guarantee)}")
     best = max((held for _, held in matching), key=lambda held: _serves(held, denied), default=None)
     if best is not None and any(_serves(best, denied)):
-        return Search(best, "", denied)
+        return Permit(best, "", denied)
     refusals += [f"{path.name}: {_nothing(held) or 'another found it unsafe'}" for path, held in matching]
     where = ", ".join(map(str, places)) or "any folder (this user has no home: set KAMERA_CERTIFICATES)"
     nothing = f"none of fingerprint {grounds.fingerprint[:12]} in {where}"
-    return Search(None, "; ".join(refusals) or nothing, denied)
+    return Permit(None, "; ".join(refusals) or nothing, denied)
 
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
@@ -144,7 +143,7 @@ def _nothing(held: Certificate) -> str | None:
     return None if held.safe else held.refusal("patched")
 
 
-def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
+def _terms(backbone: Engine, policy: ReusePolicy, found: Permit) -> Terms:
     """The terms of a policy under the certificate that was found, or under none."""
     held, wanted = found.certificate, _wanted(policy)
     command = _command(backbone, policy.budget)
@@ -179,7 +178,7 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
     return Terms(policy, served if proving else replace(served, tolerance=None), held, reasons)
 
 
-def _unsafe(found: Search, guarantee: Guarantee) -> bool:
+def _unsafe(found: Permit, guarantee: Guarantee) -> bool:
     """True if a certificate of this backbone found the guarantee unsafe, not merely untested."""
     held = {} if found.certificate is None else found.certificate.findings
     return guarantee in found.denied or (guarantee in held and held[guarantee].verdict == "unsafe")
@@ -219,3 +218,11 @@ def _say(message: str) -> None:
     if message not in _said:
         _said.add(message)
         warnings.warn(message, UncertifiedBackbone, stacklevel=5)
+
+
+def grounds_of(backbone: Engine, budget: PatchBudget) -> Grounds:
+    """The grounds of a measurement of ``backbone`` with patches of ``budget``."""
+    limits = backbone.limits
+    ends = [end for end in (limits.trained, limits.below) if end is not None]
+    last = min(ends) if ends else None
+    return Grounds(backbone.fingerprint, backbone.named.dtype, backbone.vocabulary, last, budget)

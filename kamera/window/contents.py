@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from typing import overload
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from kamera import forks
 from kamera.content import Chunk
-from kamera.engines import Account, Engine, Usage
-from kamera.errors import TraceError
-from kamera.patches import Anchor, Guarantee, weakest
+from kamera.engines import Account, Engine, Recipe, Usage
+from kamera.errors import StalePlan, TraceError
+from kamera.patches import Ahead, Anchor, Guarantee, later_of, weakest
 from kamera.store import ChunkStore, Context, memory_of
-from kamera.window.bounds import Bounds
-from kamera.window.certificate import Certificate
+from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.certified import Terms
-from kamera.window.events import Event, Listener, outcomes, tell
-from kamera.window.html import slot_table
+from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
-from kamera.window.naming import Pictures
-from kamera.window.policy import ReusePolicy
-from kamera.window.report import Report
-from kamera.window.slots import Slot
-from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.naming import NamedRequest, Names, Pictures
+from kamera.window.opening import stored_state
+from kamera.window.policy import PositionRule, ReusePolicy, policy_of
+from kamera.window.recipe import recipe_of
+from kamera.window.report import Report, slot_table
+from kamera.window.requests import Recall, Request, Slide
+from kamera.window.stage import Departure, Stage
+from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
-from kamera.window.thumbnails import thumbnails
 from kamera.window.trace import Trace, read_trace
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+Owner = TypeVar("Owner", bound="Contents")
+
+
+def serial(
+    operation: Callable[Concatenate[Owner, Given], Result],
+) -> Callable[Concatenate[Owner, Given], Result]:
+    """An operation that waits until those of other threads on the same window are over."""
+
+    @functools.wraps(operation)
+    def alone(self: Owner, /, *args: Given.args, **named: Given.kwargs) -> Result:
+        with self._lock, self._account.now(self.backbone):
+            return operation(self, *args, **named)
+
+    return alone
+
+
+PLANS = 8
+"""Plans of the present state whose chunks a window keeps for `KameraWindow.run`: the latest ones."""
 
 NOTEBOOK = 500
 """Operations of a page in a notebook."""
@@ -45,9 +68,9 @@ class Contents:
     """
 
     _stage: Stage
-    _bounds: Bounds
     _state: WindowState
     _terms: Terms
+    _ahead: Ahead[Departure]
     _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
@@ -55,6 +78,7 @@ class Contents:
     _listeners: tuple[Listener, ...]
     _name: str = ""  # in events
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
+    _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
     @property
     def backbone(self) -> Engine:
@@ -77,14 +101,9 @@ class Contents:
         return self._terms.served
 
     @property
-    def asked_policy(self) -> ReusePolicy:
-        """The policy it was opened with, whatever a certificate withholds."""
-        return self._terms.asked
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """The certificate under which it serves KV below exact; None if it needs none or has none."""
-        return self._terms.certificate
+    def terms(self) -> Terms:
+        """The policy it was opened with, the one it serves, and the certificate that permits it."""
+        return self._terms
 
     @property
     def anchor(self) -> Anchor:
@@ -94,7 +113,7 @@ class Contents:
     @property
     def max_tokens(self) -> int | None:
         """The bound on tokens of anchor and chunks together; None for no bound."""
-        return self._bounds.max_tokens
+        return self._stage.max_tokens
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -136,6 +155,53 @@ class Contents:
             self._listeners = tuple(heard for heard in self._listeners if heard is not listener)
 
         return end
+
+    @serial
+    def plan(self, request: Request, *, policy: ReusePolicy | None = None) -> Plan:
+        """The plan of a request (`kamera.window.requests`).
+
+        ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
+        of single chunks themselves (`kamera.reuse`).
+        """
+        with self.backbone.steady():
+            self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
+            self._go_apart()
+            with self._stage.former.operation():
+                named = self._names().of(request)
+                served = self.policy if policy is None else policy_of(policy)
+                plan = self._stage.plan(named, self._state, served)
+        self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
+        return plan
+
+    def plan_slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Plan:
+        """Plan of `slide`."""
+        return self.plan(Slide(n, positions))
+
+    def plan_recall(self, chunk: str | Slot | Chunk, *, move: bool = False) -> Plan:
+        """Plan of `recall`; the archived chunk is read, since its tokens determine its positions."""
+        return self.plan(Recall(chunk, move))
+
+    @serial
+    def recipe(self) -> Recipe:
+        """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
+
+        It is made of rows: no tensor is read, and nothing stored. `Recipe.missing` names the slots whose KV
+        is in this window's memory alone, until `keep` stores it.
+        """
+        self._check_backbone()
+        return recipe_of(self._stage.former, self._state)
+
+    @serial
+    def keep(self) -> Recipe:
+        """Store the KV that every slot shows; returns the recipe of the window, which misses nothing then.
+
+        Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or
+        sampled behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
+        """
+        self._check_backbone()
+        later_of(self.backbone).flush()
+        self._state, self._plans = stored_state(self._stage.former, self._state), ()
+        return recipe_of(self._stage.former, self._state)
 
     def __len__(self) -> int:
         return len(self._state.residents)
@@ -215,3 +281,45 @@ class Contents:
             texts=self._texts({slot.chunk_id for slot in before}),
         )
         tell(self._listeners, event)
+
+    def _names(self) -> Names:
+        return Names(self._stage.former, self._state)
+
+    def _own(self, plan: Plan, chunks: Sequence[Chunk]) -> tuple[Plan, NamedRequest]:
+        """A plan and its request. Raises StalePlan unless it is what this window would plan now.
+
+        One that this window made in its present state is taken as it is; any other is made again under the
+        window's own policy, and compared.
+        """
+        now = self._state.seats
+        for made, named in self._plans:
+            if made is plan and plan.before is now:
+                return made, named
+        what = f"the plan of {plan.operation} was made for another state of a window"
+        if len(plan.before.seats) != len(now.seats):
+            raise StalePlan(
+                f"{what}, of {len(plan.before.seats)} chunks; this one has {len(now.seats)}: plan anew"
+            )
+        if plan.policy != self.policy:
+            raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
+        named = self._names().again(plan.request, chunks)
+        again = self._stage.plan(named, self._state, self.policy)
+        if again.outline() != plan.outline():
+            raise StalePlan(f"{what}, or of its store: plan anew")
+        return again, named
+
+    def _check_backbone(self) -> None:
+        """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
+        self._stage.former.check_computation()
+        self._go_apart()
+
+    def _go_apart(self) -> None:
+        """If an audit has withheld the context, prefill the chunks again, apart from the store."""
+        former = self._stage.former
+        reason = former.store.withheld.reason(former.context)
+        if reason is None:
+            return
+        stage = stage_apart(self._stage)
+        state = prefilled_apart(stage, former, self._state)
+        self._stage, self._state = stage, state
+        self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")

@@ -9,40 +9,36 @@ from itertools import pairwise
 from kamera.content import Encoded
 from kamera.errors import quote
 from kamera.ops import CodedKV, kv_slice
-from kamera.patches import Facts
+from kamera.patches import Copy, Facts
+from kamera.window.contents import serial
 from kamera.window.places import Standing
-from kamera.window.planned import Planned
 from kamera.window.seats import new_number
-from kamera.window.serial import serial
-from kamera.window.slots import Resident, Slot
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, Slot, WindowState
+from kamera.window.window import KameraWindow
 
 
-class Cuttable(Planned):
-    """A window whose texts can be cut into parts."""
+@serial
+def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
+    """Make a text several chunks, cut before these of its tokens (ascending): no forward, no KV changes.
 
-    @serial
-    def cut(self, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
-        """Make a text several chunks, cut before these of its tokens (ascending): no forward, no KV changes.
-
-        Returns the slots of its parts. What was not prefilled in this window as it stands (a picture, a
-        patched or canonical chunk) is not cut, and its slot returned. ValueError for tokens that are not
-        inside.
-        """
-        index = self._state.index(slot)
-        whole = self._state.residents[index]
-        borders = [*pairwise([0, *at, whole.facts.length])]
-        if any(start >= stop for start, stop in borders):
-            raise ValueError(f"at {quote(at)} are no ascending tokens inside of {whole.facts.length}")
-        if not _is_plain(whole):
-            return (self.slots[index],)
-        label, parts = whole.facts.label, list[Facts]()
-        for start, stop in borders:
-            ids = whole.facts.encoded.input_ids[start:stop]
-            chunk = self.backbone.chunk_from_tensors(ids, label=label)
-            parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
-        self._state, self._plans = _cut(self._state, index, parts, self._stage.standing), ()
-        return self.slots[index : index + len(parts)]
+    Returns the slots of its parts. What was not prefilled in this window as it stands (a picture, a patched
+    or canonical chunk) is not cut, and its slot returned. ValueError for tokens that are not inside.
+    """
+    state = window._state
+    index = state.index(slot)
+    whole = state.residents[index]
+    borders = [*pairwise([0, *at, whole.facts.length])]
+    if any(start >= stop for start, stop in borders):
+        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {whole.facts.length}")
+    if not _is_plain(whole):
+        return (window.slots[index],)
+    label, parts = whole.facts.label, list[Facts]()
+    for start, stop in borders:
+        ids = whole.facts.encoded.input_ids[start:stop]
+        chunk = window.backbone.chunk_from_tensors(ids, label=label)
+        parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
+    window._state, window._plans = _cut(state, index, parts, window._stage.standing), ()
+    return window.slots[index : index + len(parts)]
 
 
 def _is_plain(resident: Resident) -> bool:
@@ -73,8 +69,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Stand
             archived=False,
             number=new_number(),
         )
-        kv = replace(copy, kv=kv_slice(copy.kv, start, stop), positions=places, antecedents=behind)
-        parts.append(Resident(part, own, kv))
+        parts.append(Resident(part, own, Copy(kv_slice(copy.kv, start, stop), places)))
         behind, start = (*behind, part.chunk_id), stop
     named = [part.chunk_id for part in facts]
     others = [_told(resident, whole.facts.chunk_id, named) for resident in state.residents[index + 1 :]]
@@ -88,4 +83,4 @@ def _told(resident: Resident, whole: str, parts: Sequence[str]) -> Resident:
         return resident
     behind = tuple(n for name in source.antecedents for n in (parts if name == whole else (name,)))
     seat = replace(resident.seat, source=replace(source, antecedents=behind))
-    return replace(resident, seat=seat, copy=replace(resident.copy, antecedents=behind))
+    return replace(resident, seat=seat)

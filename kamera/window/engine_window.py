@@ -19,12 +19,11 @@ from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, Windo
 from kamera.ops import Guarantee, at_least, ids_digest, prefilled_behind
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore, Context
-from kamera.window.leaving import footing, staying_behind
 from kamera.window.offers import Offers
 from kamera.window.policy import ReusePolicy
 from kamera.window.recipe import RecipeFacts, recipe
 from kamera.window.requests import Newcomer
-from kamera.window.seats import PatchName, Seat, Seats, Source, Spot
+from kamera.window.seats import PatchName, Seat, Seats, Source, Spot, footing, staying_behind
 
 Origin = Literal["canonical", "stored", "survivor", "computed"]
 """Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from kamera.content import Chunk, common_prefix
 from kamera.patches import Facts, Guarantee, prefilled_behind, weakest
-from kamera.window.leaving import footing, staying_behind
 from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Newcomer
-from kamera.window.seats import Seat, Seats, Source, Spot
+from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.state import WindowState
-from kamera.window.steps import Head
+from kamera.window.steps import TextHead
 
 SHORTEST_HEAD = 8
 """Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
@@ -126,10 +125,10 @@ def _text_of(facts: Facts) -> list[int]:
     return facts.encoded.input_ids.tolist() if plain else []
 
 
-class Taken(NamedTuple):
+class Takeover(NamedTuple):
     """KV that a text takes over: its heads, what it is conditioned on, and its worth in its new place."""
 
-    heads: tuple[Head, ...]
+    heads: tuple[TextHead, ...]
     antecedents: tuple[str, ...]
     guarantee: Guarantee
 
@@ -141,14 +140,14 @@ class Taken(NamedTuple):
 
 def taken_over(
     window: Seats, chunk: Newcomer, before: Seats, spot: Spot, policy: ReusePolicy
-) -> Taken | None:
+) -> Takeover | None:
     """What a text at ``spot`` behind ``before`` takes over of those that left, if it is served.
 
     Each part is a survivor or less, as a chunk that stays, and the rest of the text is conditioned on it.
     None if as much has exact KV at hand, as `head_in` finds it.
     """
     there: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
-    heads: list[Head] = []
+    heads: list[TextHead] = []
     worths: list[Guarantee] = ["survivor"]
     done, source = 0, None
     for index, tokens in chunk.takes:
@@ -157,28 +156,28 @@ def taken_over(
         if source.patched or source.lossy or source.home.shape or spot.shape:
             return None
         offset = tuple(to + done - at for to, at in zip(spot.low, source.home.low, strict=True))
-        heads.append(Head(seat.number, tokens, offset))
+        heads.append(TextHead(seat.number, tokens, offset))
         worths.append(staying_behind(seat, before).guarantee)
         done += tokens
     exact = head_in(window, chunk.heads, before, spot)
     if source is None or (exact is not None and exact.tokens >= done):
         return None
     worth = weakest([*worths, *((prefilled_behind(footing(before)),) if done < chunk.length else ())])
-    return Taken(tuple(heads), source.antecedents, worth) if policy.keeps(worth) else None
+    return Takeover(tuple(heads), source.antecedents, worth) if policy.keeps(worth) else None
 
 
-def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> Head | None:
+def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead | None:
     """The head, of a text at ``spot`` behind ``before``, that ``window`` holds exactly there; None without.
 
     What was said behind the window's chunks stands there whatever these are worth, until they change.
     """
     if not heads:
         return None
-    tokens, said, found = dict(heads), window.said, list[Head]()
+    tokens, said, found = dict(heads), window.said, list[TextHead]()
     if said is not None and said.chunk_id in tokens:
         here = said.spot.low == spot.low and not (said.spot.shape or spot.shape)
         if here and before.frame == window.frame and before.seats == window.seats:
-            return Head(said.number, tokens[said.chunk_id])
+            return TextHead(said.number, tokens[said.chunk_id])
     if footing(before) != "exact":
         return None
     for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
@@ -186,5 +185,5 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> Head | No
         here = held.antecedents == before.lineage and held.home.low == spot.low
         plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
         if here and plain:
-            found.append(Head(seat.number, tokens[seat.chunk_id]))
+            found.append(TextHead(seat.number, tokens[seat.chunk_id]))
     return max(found, key=lambda head: head.tokens, default=None)

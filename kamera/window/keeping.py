@@ -14,17 +14,15 @@ from kamera.patches import (
     Copy,
     Facts,
     Former,
-    Guarantee,
     Owed,
     Worth,
     archive_later,
     later_of,
     patch_dropped,
 )
-from kamera.window.seats import Seats
-from kamera.window.slots import Resident
+from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 from kamera.window.steps import Archive, Harvest
 
 
@@ -36,8 +34,8 @@ class RowLied(Exception):
 class Keeping:
     """The KV that a run of a plan has at hand by number of its seat, and the parts of it that are kept.
 
-    ``copies`` and ``cleans`` are what chunks stand on and show, ``whose`` their content, ``formed`` the
-    guarantee of what their copies were formed behind, and ``stood`` the seats before those that ran.
+    ``copies`` and ``cleans`` are what chunks stand on and show, ``rows`` what their copies were computed
+    behind, ``whose`` their content, and ``stood`` the seats before those that ran.
     """
 
     before: WindowState
@@ -46,7 +44,7 @@ class Keeping:
     cleans: dict[int, Copy] = field(init=False, default_factory=dict)
     unarchived: set[int] = field(init=False, default_factory=set)
     whose: dict[int, Facts] = field(init=False, default_factory=dict)
-    formed: dict[int, Guarantee] = field(init=False, default_factory=dict)
+    rows: dict[int, Seat] = field(init=False, default_factory=dict)
     stood: dict[int, Seats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,7 +53,7 @@ class Keeping:
             number = resident.seat.number
             self.whose[number] = resident.facts
             self.copies[number] = resident.copy
-            self.formed[number] = resident.seat.formed
+            self.rows[number] = resident.seat
             if resident.clean is not None:
                 self.cleans[number] = resident.clean
 
@@ -66,19 +64,19 @@ class Keeping:
 
     def harvest(self, number: int, base: str) -> None:
         """Form and store the patch of a chunk's prefill. Raises RowLied if that is not possible."""
-        facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]
         if number in self.unarchived:
             return
-        if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
+        facts, sample = self.whose[number], self.rows[number].source.sample
+        if not self.former.keep_patch(facts, self.copies[number], self._stood(number), base, sample):
             raise RowLied
 
     def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
         """Leave steps to later work: first all canonicals that they need, together."""
-        leaving, needed, harvests = list[tuple[Facts, Copy]](), list[Facts](), list[Harvest]()
+        leaving, needed, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
         for step in owed:
             facts = self.whose[step.number]
             if isinstance(step, Archive):
-                leaving.append((facts, self.copies[step.number]))
+                leaving.append((facts, self._canonical(step.number)))
                 continue
             harvests.append(step)
             if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
@@ -88,17 +86,12 @@ class Keeping:
             self._harvest_later(step.number, step.base)
 
     def _harvest_later(self, number: int, base: str) -> None:
-        facts, copy, formed, before = (
-            self.whose[number],
-            self.copies[number],
-            self.formed[number],
-            self._stood(number),
-        )
-        former = self.former
+        former, facts, copy = self.former, self.whose[number], self.copies[number]
+        before, sample = self._stood(number), self.rows[number].source.sample
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return former.owed_patch(facts, copy, formed, before, base)
+                return former.owed_patch(facts, copy, before, base, sample)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
         later_of(former.backbone).add(
@@ -110,12 +103,13 @@ class Keeping:
         there = self.stood.get(number)
         still = (0,) * len(self.before.frame)
         if there is not None:
-            return self.stage.before(self.assembled(there), still)
+            return self.stage.before(self.assembled(there), self.rows[number], still)
         at = next(i for i, r in enumerate(self.before.residents) if r.number == number)
         seat = self.before.residents[at].seat
         offset = seat.source.home.offset(seat.spot)
         assert offset is not None, "a plan seats no chunk where it cannot stand"
-        return self.stage.before(replace(self.before, residents=self.before.residents[:at]), offset)
+        front = replace(self.before, residents=self.before.residents[:at])
+        return self.stage.before(front, seat, offset)
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""
@@ -128,9 +122,15 @@ class Keeping:
         if facts.chunk_id in self.former.losses.unkept:
             self.unarchived.add(number)  # it is offered again when it leaves
 
-    def seated(self, number: int, facts: Facts, copy: Copy) -> None:
+    def _canonical(self, number: int) -> Copy | None:
+        """The copy of a chunk, if it is its canonical as the model computed it."""
+        copy, source = self.copies[number], self.rows[number].source
+        return copy if source.canonical and copy.patch is None and not copy.lossy else None
+
+    def seated(self, seat: Seat, facts: Facts, copy: Copy) -> None:
         """Note that a chunk stands on ``copy``, and shows it."""
-        self.whose[number], self.copies[number] = facts, copy
+        number = seat.number
+        self.whose[number], self.copies[number], self.rows[number] = facts, copy, seat
         self.cleans.pop(number, None)
 
     def assembled(self, seats: Seats) -> WindowState:

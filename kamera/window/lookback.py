@@ -1,4 +1,4 @@
-"""Search by likeness: the archived chunk that looks most like a picture (`docs/search.md`)."""
+"""Lookback by likeness: the archived chunk that looks most like a picture (`docs/search.md`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from kamera.content import Chunk, Content
-from kamera.errors import UnknownChunk, quote
-from kamera.patches import Facts, Former, settle
+from kamera.engines import LiveKV, Span
+from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk, quote
+from kamera.patches import Facts, Former, settle, text_positions
 from kamera.store import Hit, is_key, mean_features, whole_id
-from kamera.window.by_question import answering
 from kamera.window.report import Tally
-from kamera.window.requests import Search
-from kamera.window.slots import Resident, Slot
+from kamera.window.requests import Lookback
+from kamera.window.state import Resident, Slot
 
 
 def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
@@ -39,7 +39,7 @@ def named(former: Former, residents: Sequence[Resident], chunk: str | Slot | Chu
     return _whole(former, residents, chunk)
 
 
-def found(former: Former, residents: Sequence[Resident], search: Search, tally: Tally) -> str:
+def found(former: Former, residents: Sequence[Resident], search: Lookback, tally: Tally) -> str:
     """The id of the chunk that a search selects; a note tells it.
 
     By likeness: of the chunks not in the window, the one that looks most like it. By question: of all
@@ -136,3 +136,34 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
 
 def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
     return mean_features(input_ids, tensors, former.backbone.vision_tokens)
+
+
+MOST = 256
+"""Maximum of archived chunks that a question is asked of: the latest ones."""
+
+
+def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
+    """The ``k`` chunks archived behind the former's anchor that answer ``question`` best, best first.
+
+    ``question`` are token ids ``[tokens]``. The score is the highest probability among first tokens of the
+    answer, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={quote(k)} hits: ask for at least 1")
+    settle(former)
+    rows = former.store.ls("canonical", context=former.context)[-MOST:]
+    behind = former.backbone.live()
+    with former.operation():
+        hits = [Hit(row.chunk_id, _certainty(former, row.chunk_id, question, behind)) for row in rows]
+    return sorted((hit for hit in hits if hit.score > 0.0), key=lambda hit: -hit.score)[:k]
+
+
+def _certainty(former: Former, chunk_id: str, question: torch.Tensor, behind: LiveKV) -> float:
+    try:
+        facts = former.known(chunk_id)
+    except (UnknownChunk, IncompatibleChunk, CorruptChunk):
+        return 0.0
+    backbone, canonical = former.backbone, former.canonical(facts)
+    behind.show([former.anchor_span, Span(canonical.kv, None, (0,) * backbone.axes)], room=question.shape[0])
+    positions = text_positions(backbone, former.anchor.input_ids, [facts], question)
+    return float(backbone.ask(question, positions, behind).float().softmax(-1).max())

@@ -30,15 +30,14 @@ from kamera.window.requests import (
     Request,
     Slide,
 )
-from kamera.window.slots import Slot
-from kamera.window.state import WindowState, indices
+from kamera.window.state import Slot, WindowState, indices
 
 Pictures = Mapping[str, Image.Image]
 """The first picture of chunks, by id."""
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedRequest:
     """A request with names alone, the facts of its incoming chunks by id, and those still to encode.
 
     The facts of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
@@ -49,6 +48,10 @@ class Named:
     coming: Mapping[str, Facts] = field(default_factory=dict)
     unseen: Mapping[str, Chunk] = field(default_factory=dict)
     pictures: Pictures = field(default_factory=dict)
+
+    def facts(self, state: WindowState) -> dict[str, Facts]:
+        """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
+        return {**self.coming, **{r.facts.chunk_id: r.facts for r in state.residents}}
 
     def encoded(self, former: Former) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
@@ -65,7 +68,7 @@ class Names:
         self._former = former
         self._state = state
 
-    def of(self, request: Request) -> Named:
+    def of(self, request: Request) -> NamedRequest:
         """A request with names alone. Raises ValueError, or a named error, for one that cannot be meant."""
         match request:
             case Append():
@@ -74,16 +77,16 @@ class Names:
                 return self._recall(chunk, move)
             case Slide(n, rule):
                 check_rule(rule)
-                return Named(Slide(self._number(n), rule))
+                return NamedRequest(Slide(self._number(n), rule))
             case Evict(slot, rule):
                 check_rule(rule)
-                return Named(Evict(self._state.index(slot), rule))
+                return NamedRequest(Evict(self._state.index(slot), rule))
             case Reorder(permutation):
-                return Named(Reorder(self._order(permutation)))
+                return NamedRequest(Reorder(self._order(permutation)))
             case Condition(slot, on):
                 if not isinstance(on, bool):
                     raise ValueError(f"on {quote(on)} is neither True nor False")
-                return Named(Condition(self._state.index(slot), on))
+                return NamedRequest(Condition(self._state.index(slot), on))
             case Insert(index, content, on_leave):
                 count = len(self._state.residents)
                 if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= count:
@@ -103,9 +106,9 @@ class Names:
             case Assemble():
                 return self._assemble(request)
             case _:
-                return Named(request)
+                return NamedRequest(request)
 
-    def again(self, request: Request, chunks: Sequence[Chunk]) -> Named:
+    def again(self, request: Request, chunks: Sequence[Chunk]) -> NamedRequest:
         """A request that has names already, with the ``chunks`` that it names.
 
         Raises UnknownChunk for a newcomer that is not among them.
@@ -150,7 +153,7 @@ class Names:
             raise UnknownChunk(f"the plan names slot {index} of a window of {count}")
         return Here(index)
 
-    def _append(self, request: Append) -> Named:
+    def _append(self, request: Append) -> NamedRequest:
         if request.archive not in ("now", "later", None):
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
@@ -159,10 +162,10 @@ class Names:
         newcomer = _newcomer(chunk, facts, heads)
         return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
-    def _recall(self, chunk: Any, move: bool) -> Named:
+    def _recall(self, chunk: Any, move: bool) -> NamedRequest:
         chunk_id = named(self._former, self._state.residents, chunk)
         facts = self._here(chunk_id) or self._former.known(chunk_id)
-        return Named(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
+        return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 
     def _number(self, n: int) -> int:
         count = len(self._state.residents)
@@ -190,7 +193,7 @@ class Names:
         operation: Any,
         archive: bool = True,
         recurring: tuple[str, ...] = (),
-    ) -> Named:
+    ) -> NamedRequest:
         """``wanted``: `Here` for chunks of the window, contents for others."""
         if on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {quote(on_leave)} is none of keep, repair, exact")
@@ -221,7 +224,7 @@ class Names:
         request = Arrange(tuple(items), on_leave, (), operation, archive, recurring)
         return _named(request, list(found.values()), heads)
 
-    def _assemble(self, request: Assemble) -> Named:
+    def _assemble(self, request: Assemble) -> NamedRequest:
         """A chunk that stands in the window is named by its slot; one given twice counts once."""
         if request.order not in ("free", "given"):
             raise ValueError(f'order {quote(request.order)} is neither "free" nor "given"')
@@ -289,7 +292,7 @@ def _newcomer(chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
 
 def _named(
     request: Request, found: Sequence[tuple[Chunk, Facts | None]], heads: Mapping[str, Heads]
-) -> Named:
+) -> NamedRequest:
     def media(chunk: Chunk) -> dict[str, torch.Tensor]:
         return {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
 
@@ -301,4 +304,4 @@ def _named(
     for name, others in heads.items():
         coming[name] = dataclasses.replace(coming[name], heads=others)
     unseen = {chunk.id: chunk for chunk, facts in found if facts is None}
-    return Named(request, coming, unseen, {c.id: c.picture for c, _ in found if c.picture is not None})
+    return NamedRequest(request, coming, unseen, {c.id: c.picture for c, _ in found if c.picture is not None})

@@ -18,10 +18,9 @@ from kamera.patches import (
     weakest,
 )
 from kamera.store import ObjectInfo
-from kamera.window.leaving import footing
 from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Newcomer
-from kamera.window.seats import Seat, Seats
+from kamera.window.seats import Seat, Seats, footing
 from kamera.window.steps import Offer, Rows
 
 

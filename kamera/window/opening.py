@@ -13,17 +13,16 @@ from kamera.ops import SampleSize
 from kamera.patches import Copy, Former, Losses, anchor_of, canonical_of, guarantee_named
 from kamera.store import CanonicalRecord, ChunkStore, Context, conditioned
 from kamera.window.apart import stage_of
-from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
-from kamera.window.naming import Named
-from kamera.window.policy import ReusePolicy
+from kamera.window.naming import NamedRequest
+from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
+from kamera.window.run import carried_out
 from kamera.window.seats import PatchName, Seat, Source
-from kamera.window.slots import Resident
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 
 
 class WindowParts(NamedTuple):
@@ -31,7 +30,6 @@ class WindowParts(NamedTuple):
 
     terms: Terms
     stage: Stage
-    bounds: Bounds
     state: WindowState
 
 
@@ -39,7 +37,7 @@ def open_recipe(
     backbone: Engine,
     store: ChunkStore,
     recipe: Recipe,
-    bounds: Bounds,
+    bounds: tuple[int | None, PositionRule],
     policy: ReusePolicy,
     certificate: Certificate | str | os.PathLike[str] | None,
 ) -> WindowParts:
@@ -55,46 +53,38 @@ def open_recipe(
     losses = Losses()
     anchor = anchor_of(backbone, ids, recipe.tail, recipe.reopen, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
-    stage = stage_of(backbone, store, anchor, terms.served, losses)
+    stage = stage_of(backbone, store, anchor, terms.served, losses).within(*bounds)
     pairs = zip(recipe.parts, materials, strict=True)
     residents = tuple(_resident(stage, part, material) for part, material in pairs)
     state = WindowState(residents, recipe.shift, (0,) * backbone.axes)
     with stage.former.operation():
-        state = carried_out(Named(Restore()), state, bounds, stage, terms.served, Tally()).state
-    return WindowParts(terms, stage, bounds, state)
+        state = carried_out(NamedRequest(Restore()), state, stage, terms.served, Tally()).state
+    return WindowParts(terms, stage, state)
 
 
 def _resident(stage: Stage, part: Part, material: StoredPart) -> Resident:
     former, record = stage.former, material.record
     facts = former.encodings.behind(record)
-    copy = Copy(
-        former.backbone.place(record.kv),
-        record.positions,
-        material.patch,
-        part.made,
-        part.antecedents,
-        part.base == "canonical",
-        record.loss is not None,
-        sample=SampleSize.from_info(dict(record.info)),
-        content=record.content,
-    )
+    lossy, proof, sample = record.loss is not None, None, SampleSize.from_info(dict(record.info))
+    kv = former.backbone.place(record.kv)
+    copy = Copy(kv, record.positions, material.patch, lossy, content=record.content)
     home, name, size = stage.standing.spot(facts, record.positions), None, 0
     if part.patch is not None and material.patch is not None:
         row, size = part.patch, material.patch.nbytes
         name = PatchName(row.kind, row.antecedents, row.base, row.formed, row.created)
         info = former.catalogue.patch(row.chunk_id, row.antecedents, row.kind, row.base)
         if info is not None:
-            copy = replace(copy, proof=info.proof if row.rank is None else None, sample=info.sample)
+            proof, sample = info.proof if row.rank is None else None, info.sample
     source = Source(
         home,
-        copy.antecedents,
-        copy.guarantee,
-        copy.canonical,
-        copy.lossy,
+        part.antecedents,
+        part.made,
+        part.base == "canonical",
+        lossy,
         material.patch is not None,
         size,
-        copy.proof,
-        copy.sample,
+        proof,
+        sample,
         name,
     )
     formed = guarantee_named(str(record.info.get("formed", "exact")))
@@ -102,12 +92,12 @@ def _resident(stage: Stage, part: Part, material: StoredPart) -> Resident:
     return Resident(facts, seat, copy)
 
 
-def kept(former: Former, state: WindowState) -> WindowState:
+def stored_state(former: Former, state: WindowState) -> WindowState:
     """``state`` with all KV that it shows stored: canonicals, and what else there is by its content."""
     made: list[Resident] = []
     for resident in state.residents:
-        shown = resident.shown
-        if shown.canonical and shown.lossy == former.context.lossy:
+        shown, source = resident.shown, resident.seat.shown
+        if source.canonical and source.lossy == former.context.lossy:
             if shown.patch is None and not former.catalogue.has_canonical(resident.facts.chunk_id):
                 former.archive(resident.facts, shown)
             made.append(resident)
@@ -121,7 +111,7 @@ def kept(former: Former, state: WindowState) -> WindowState:
 
 
 def _conditioned(former: Former, resident: Resident) -> CanonicalRecord:
-    copy = resident.shown
-    record = canonical_of(former, resident.facts, copy)
-    told = {"formed": resident.seat.formed, **({} if copy.sample is None else copy.sample.to_info())}
-    return conditioned(replace(record, info={**record.info, **told}), copy.antecedents)
+    source = resident.seat.shown
+    record = canonical_of(former, resident.facts, resident.shown)
+    told = {"formed": resident.seat.formed, **({} if source.sample is None else source.sample.to_info())}
+    return conditioned(replace(record, info={**record.info, **told}), source.antecedents)

@@ -14,29 +14,29 @@ from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, SampleSize, check_groups
-from kamera.patches import Copy, Facts, Former, Losses, anchor_of
+from kamera.patches import Copy, Facts, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window.apart import stage_of
-from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.file import FILE, LAYOUT, VERSION, Saved, Tensors, publish, read_saved, well_formed
-from kamera.window.naming import Named
+from kamera.window.naming import NamedRequest
 from kamera.window.opening import WindowParts
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
+from kamera.window.run import carried_out
 from kamera.window.seats import PatchName, Seat, Source
-from kamera.window.slots import Resident
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 
 
-def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, asked: ReusePolicy) -> str:
+def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
     """Write a window to the directory ``path``, as `publish` does; its digest.
 
     ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
     """
+    former = stage.former
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
@@ -45,8 +45,8 @@ def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, 
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
         "policy": asked.to_info(),
-        "max_tokens": bounds.max_tokens,
-        "positions": bounds.rule,
+        "max_tokens": stage.max_tokens,
+        "positions": stage.rule,
         "tail": former.anchor.tail,
         "reopen": former.anchor.reopen,
         "shift": list(state.shift),
@@ -72,7 +72,7 @@ def load_window(
     with well_formed(path / FILE):
         made_by, tenant = str(document["fingerprint"]), document["tenant"]
         policy = ReusePolicy(**document["policy"])
-        bounds = Bounds(document["max_tokens"], document["positions"])
+        bounds = (document["max_tokens"], document["positions"])
         begun = (tensors["anchor/ids"], document["tail"], document["reopen"])
     if made_by != backbone.fingerprint:
         raise IncompatibleChunk(
@@ -88,7 +88,7 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
-    stage = stage_of(backbone, store, anchor, served, losses)
+    stage = stage_of(backbone, store, anchor, served, losses).within(*bounds)
     former = stage.former
     with well_formed(path / FILE):
         residents = tuple(
@@ -97,8 +97,8 @@ def load_window(
         state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
     if terms.withheld:
         with former.operation():
-            state = carried_out(Named(Restore()), state, bounds, stage, served, Tally()).state
-    return WindowParts(terms, stage, bounds, state)
+            state = carried_out(NamedRequest(Restore()), state, stage, served, Tally()).state
+    return WindowParts(terms, stage, state)
 
 
 def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
@@ -107,7 +107,9 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
     tensors[f"{name}/positions"] = resident.positions
     tensors |= {f"{name}/inputs/{k}": v for k, v in encoded.position_inputs.items()}
     tensors |= {f"{name}/embeds/{k}": v for k, v in encoded.tensors.items()}
-    copies = {"copy": resident.copy} | ({} if resident.clean is None else {"clean": resident.clean})
+    copies = {"copy": (resident.copy, resident.seat.source)}
+    if resident.clean is not None and resident.seat.clean is not None:
+        copies["clean"] = (resident.clean, resident.seat.clean)
     return {
         "chunk_id": resident.facts.chunk_id,
         "label": resident.facts.label,
@@ -115,11 +117,11 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
         "formed": resident.seat.formed,
         "archived": resident.seat.archived,
         "patch": None if resident.seat.source.name is None else asdict(resident.seat.source.name),
-        "copies": {k: _put_copy(tensors, f"{name}/{k}", c) for k, c in copies.items()},
+        "copies": {k: _put_copy(tensors, f"{name}/{k}", *c) for k, c in copies.items()},
     }
 
 
-def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
+def _put_copy(tensors: Tensors, name: str, copy: Copy, source: Source) -> dict[str, Any]:
     tensors[f"{name}/positions"] = copy.positions
     coded = copy.kv if isinstance(copy.kv, CodedKV) else None
     for i, held in enumerate(() if coded is None else coded.codes.parts):
@@ -132,9 +134,9 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         for channel, low in factors.items():
             tensors |= {f"{name}/patch/{i}/{channel}/{factor}": t for factor, t in low.tensors().items()}
     return {
-        "guarantee": copy.guarantee,
-        "antecedents": list(copy.antecedents),
-        "canonical": copy.canonical,
+        "guarantee": source.guarantee,
+        "antecedents": list(source.antecedents),
+        "canonical": source.canonical,
         "lossy": copy.lossy,
         "coded": None if coded is None else coded_header(coded),
         "groups": [list(layers) for layers in copy.kv.groups],
@@ -142,8 +144,8 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         if copy.patch is None
         else [{n: list(low.ranks) for n, low in block.items()} for block in blocks],
         "info": {
-            **({} if copy.proof is None else copy.proof.to_info()),
-            **({} if copy.sample is None else copy.sample.to_info()),
+            **({} if source.proof is None else source.proof.to_info()),
+            **({} if source.sample is None else source.sample.to_info()),
         },
     }
 
@@ -155,43 +157,28 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Sta
         _under(tensors, f"{name}/embeds/"),
     )
     facts = Facts(chunk["chunk_id"], encoded, chunk["label"])
-    copies = {
-        k: _get_copy(tensors, f"{name}/{k}", c, stage.former.backbone) for k, c in chunk["copies"].items()
-    }
-    clean, told = copies.get("clean"), chunk["patch"]
+    pairs = {k: _get_copy(tensors, f"{name}/{k}", c, facts, stage) for k, c in chunk["copies"].items()}
+    (copy, source), (clean, shown) = pairs["copy"], pairs.get("clean", (None, None))
+    told = chunk["patch"]
     named = None if told is None else PatchName(**told | {"antecedents": tuple(told["antecedents"])})
     seat = Seat(
         facts.chunk_id,
         facts.length,
         stage.standing.spot(facts, tensors[f"{name}/positions"]),
-        replace(_source(facts, copies["copy"], stage), name=named),
+        replace(source, name=named),
         chunk["guarantee"],
         chunk["formed"],
         # the store may be another than the one it was archived in
         chunk["archived"] and stage.former.catalogue.holds(facts.chunk_id),
-        None if clean is None else _source(facts, clean, stage),
+        shown,
     )
-    return Resident(facts, seat, copies["copy"], clean)
+    return Resident(facts, seat, copy, clean)
 
 
-def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
-    home = stage.standing.spot(facts, copy.positions)
-    patched = copy.patch is not None
-    size = 0 if copy.patch is None else copy.patch.nbytes
-    return Source(
-        home,
-        copy.antecedents,
-        copy.guarantee,
-        copy.canonical,
-        copy.lossy,
-        patched,
-        size,
-        copy.proof,
-        copy.sample,
-    )
-
-
-def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:
+def _get_copy(
+    tensors: Tensors, name: str, copy: dict[str, Any], facts: Facts, stage: Stage
+) -> tuple[Copy, Source]:
+    backbone = stage.former.backbone
     groups = check_groups(copy["groups"])
     channels = [[c.name for c in backbone.layout[layers[0]].channels] for layers in groups]
     positions = tensors[f"{name}/positions"]
@@ -212,17 +199,18 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engin
             for i, (names, block) in enumerate(zip(channels, copy["ranks"], strict=True))
         ]
         patch = Patch(Blocks(factors, groups))
-    return Copy(
-        backbone.place(kv),
-        positions,
-        patch,
-        copy["guarantee"],
+    source = Source(
+        stage.standing.spot(facts, positions),
         tuple(copy["antecedents"]),
+        copy["guarantee"],
         copy["canonical"],
         copy["lossy"],
+        patch is not None,
+        0 if patch is None else patch.nbytes,
         Proof.from_info(copy["info"]),
         SampleSize.from_info(copy["info"]),
     )
+    return Copy(backbone.place(kv), positions, patch, copy["lossy"]), source
 
 
 def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:

@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.patches import Guarantee
-from kamera.window.leaving import footing
 from kamera.window.planner import Planner
 from kamera.window.policy import ReusePolicy
-from kamera.window.price import Price
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
-from kamera.window.seats import Seat, Seats
-from kamera.window.steps import Limits, Prefill, Sample, Step, View
+from kamera.window.seats import Seat, Seats, footing
+from kamera.window.steps import Limits, Prefill, Price, Sample, Step, View
 
 EXACT_UP_TO = 8
 """Number of chunks up to which every state is walked; for more, the `BEAM` most promising of each length."""
@@ -65,12 +63,12 @@ def placed(request: Request, view: View, items: Sequence[Item]) -> list[Item]:
     chunks; for more it is never dearer than the order given. Later work is not counted. Without an order that
     the policy admits, the order given, whose plan is refused by name.
     """
-    walk = _Walk(request, view, tuple(items))
+    walk = _OrderWalk(request, view, tuple(items))
     return [items[i] for i in walk.best()]
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Ordered:
     """Chunks in order by index, as a plan would seat them, and what it ran for them.
 
     ``stands``: all of them stand as they stood.
@@ -110,7 +108,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _OrderWalk:
     request: Request
     view: View
     items: tuple[Item, ...]
@@ -124,7 +122,7 @@ class _Walk:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _exact(self, most: float) -> _Line | None:
+    def _exact(self, most: float) -> _Ordered | None:
         """The best order, over all states that run at most so many tokens."""
         lines = [self._start]
         for _ in self.items:
@@ -132,7 +130,7 @@ class _Walk:
             lines = self._merged(line for line in steps if line.run[0] <= most)
         return min(lines, key=lambda line: line.rank, default=None)
 
-    def _beam(self) -> _Line | None:
+    def _beam(self) -> _Ordered | None:
         """The best order that the most promising states lead to, or the order given."""
         lines = [self._start]
         ends = [self._start]  # the order given
@@ -145,7 +143,7 @@ class _Walk:
         found = [line for line in whole if line is not None and len(line.order) == len(self.items)]
         return min(found, key=lambda line: line.rank, default=None)
 
-    def _at_most(self, line: _Line) -> tuple[int, tuple[int, ...]]:
+    def _at_most(self, line: _Ordered) -> tuple[int, tuple[int, ...]]:
         """The tokens that a line comes to if each other chunk takes a forward."""
         return line.run[0] + sum(self.items[i].length for i in self._rest(line)), line.order
 
@@ -154,8 +152,8 @@ class _Walk:
         return tuple(range(len(self.items)))
 
     @property
-    def _start(self) -> _Line:
-        return _Line((), Seats.home((), len(self.view.seats.frame)), (), (0, 0), stands=True)
+    def _start(self) -> _Ordered:
+        return _Ordered((), Seats.home((), len(self.view.seats.frame)), (), (0, 0), stands=True)
 
     @cached_property
     def _policies(self) -> tuple[ReusePolicy, ReusePolicy]:
@@ -195,11 +193,11 @@ class _Walk:
             for policy in self._policies
         )
 
-    def _rest(self, line: _Line) -> list[int]:
+    def _rest(self, line: _Ordered) -> list[int]:
         there = set(line.order)
         return [i for i in self._given if i not in there]
 
-    def _steps(self, lines: Iterable[_Line], restricted: bool) -> Iterable[_Line]:
+    def _steps(self, lines: Iterable[_Ordered], restricted: bool) -> Iterable[_Ordered]:
         """Each line with each of the other chunks; ``restricted``: only where an order is still named."""
         for line in lines:
             for i in self._rest(line):
@@ -209,14 +207,14 @@ class _Walk:
                 if longer is not None:
                     yield longer
 
-    def _longer(self, line: _Line, i: int) -> _Line | None:
+    def _longer(self, line: _Ordered, i: int) -> _Ordered | None:
         """A line with one more chunk, priced by the planner; None if the policy refuses it there."""
         item, here = self.items[i], self.view.seats.seats
         at = len(line.order)
         stands = line.stands and at < len(here) and here[at] is item
         if stands and (self.view.policy.minimum != "exact" or here[at].guarantee == "exact"):
             (spot,) = self.view.limits.places.compact([*line.seats.chunk_ids, item.chunk_id])[at:]
-            return _Line((*line.order, i), line.seats.joined(here[at].at(spot)), (), line.run, stands=True)
+            return _Ordered((*line.order, i), line.seats.joined(here[at].at(spot)), (), line.run, stands=True)
         tokens, forwards = line.run
         planner = Planner(
             self.request,
@@ -234,16 +232,16 @@ class _Walk:
         except PolicyRefused:
             return None
         run = planner.price.tokens, planner.price.forwards
-        return _Line((*line.order, i), line.seats.joined(seat), tuple(planner.steps), run, stands=False)
+        return _Ordered((*line.order, i), line.seats.joined(seat), tuple(planner.steps), run, stands=False)
 
-    def _finished(self, line: _Line) -> _Line | None:
+    def _finished(self, line: _Ordered) -> _Ordered | None:
         """A line with all others in the order given: behind one that no row names, any costs as much."""
-        done: _Line | None = line
+        done: _Ordered | None = line
         for i in self._rest(line):
             done = None if done is None else self._longer(done, i)
         return done
 
-    def _named(self, line: _Line, i: int) -> bool:
+    def _named(self, line: _Ordered, i: int) -> bool:
         """True if chunk ``i`` may be served behind a line, or another one behind both."""
         names = (line.seats.chunk_ids, line.seats.lineage)
         if line.stands or any(name in self._orders[i] for name in names):
@@ -251,22 +249,22 @@ class _Walk:
         longer = [(*name, self.items[i].chunk_id) for name in names]
         return any(name in self._begun[j] for name in longer for j in self._rest(line) if j != i)
 
-    def _merged(self, lines: Iterable[_Line]) -> list[_Line]:
+    def _merged(self, lines: Iterable[_Ordered]) -> list[_Ordered]:
         """Of the lines in one state, the best."""
-        best: dict[_State, _Line] = {}
+        best: dict[_State, _Ordered] = {}
         for line in lines:
             state = self._state(line)
             if state not in best or line.rank < best[state].rank:
                 best[state] = line
         return list(best.values())
 
-    def _state(self, line: _Line) -> _State:
+    def _state(self, line: _Ordered) -> _State:
         rest = self._rest(line)
         both = (line.seats.chunk_ids, line.seats.lineage)
         names = tuple(name if any(name in self._begun[i] for i in rest) else None for name in both)
         return _State(frozenset(line.order), footing(line.seats), line.stands, line.follows, line.runs, names)
 
-    def _promise(self, line: _Line) -> tuple[int, Run, tuple[int, ...]]:
+    def _promise(self, line: _Ordered) -> tuple[int, Run, tuple[int, ...]]:
         """The fewest tokens that a line may come to, then what it has run."""
         names = (line.seats.chunk_ids, line.seats.lineage)
         lost = 0

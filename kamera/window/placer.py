@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
-from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
+from kamera.patches import Guarantee, names_of, prefilled_behind, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.window.heads import head_in, taken_over
-from kamera.window.leaving import SHORTEST_KEPT, footing
 from kamera.window.offers import Offers
 from kamera.window.policy import ReusePolicy
-from kamera.window.price import Price
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at
-from kamera.window.seats import Seat, Seats, Source, Spot, new_number
+from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number
 from kamera.window.steps import (
     Archive,
     Clean,
@@ -23,6 +21,7 @@ from kamera.window.steps import (
     Offer,
     Place,
     Prefill,
+    Price,
     Reason,
     Rows,
     Sample,
@@ -130,7 +129,7 @@ class Placer:
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
     ) -> Source | tuple[Source, Offer | None] | None:
         """The best KV that is admitted: one at hand, or a canonical; None if a forward is needed."""
-        base, glue = self.base(chunk.chunk_id), self.limits.glue(chunk.chunk_id)
+        base, glue = self.base(chunk.chunk_id), chunk.chunk_id in self.limits.glue
         glue &= base is None and (
             self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
         )
@@ -164,7 +163,7 @@ class Placer:
         policy, rows = self.policy, self.rows
         if policy.minimum == "exact" or not (policy.patches or policy.moves):
             return "policy"
-        if self.limits.glue(chunk.chunk_id):
+        if chunk.chunk_id in self.limits.glue:
             return "glue"
         there = self.base(chunk.chunk_id)
         anchor = "" if there is None else there.context.anchor
@@ -228,7 +227,7 @@ class Placer:
         else from its stored canonical.
         """
         samples, formed = self.limits.samples, footing(before)
-        glue = self.limits.glue(chunk.chunk_id)
+        glue = chunk.chunk_id in self.limits.glue
         if glue and chunk.length < SHORTEST_KEPT:
             return None
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
@@ -325,7 +324,7 @@ class Placer:
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
-        if seat.source.canonical or self.limits.glue(seat.chunk_id) or not self.patches:
+        if seat.source.canonical or seat.chunk_id in self.limits.glue or not self.patches:
             return  # nothing was prefilled, or nothing is kept of it
         behind, formed = seat.source.antecedents, seat.formed
         if seat.source.sample is not None:
@@ -333,9 +332,8 @@ class Placer:
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor
         offers = self._offers
-        if worth_harvesting(
-            lambda behind: offers.stored(seat, behind, base), behind, formed, leading=bool(base)
-        ):
+        stored = (offers.stored(seat, names, base) for names in names_of(behind))
+        if worth_harvesting(stored, behind, formed, leading=bool(base)):
             if later:
                 self.owed.append(Harvest(seat.number, base, later=True))
                 if not (base or self.rows.has_canonical(seat.chunk_id)):

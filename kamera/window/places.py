@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from kamera.ops import tensor_digest
 from kamera.patches import Anchor, Facts, compact_positions, extents_of, text_positions
 from kamera.window.seats import Offset, Spot
 
-_HELD = 4096  # chunks, at 24 bytes per token
+_MOST = 4096  # chunks, at 24 bytes per token
 
 
 class _Pattern(NamedTuple):
@@ -24,7 +24,7 @@ class _Pattern(NamedTuple):
     high: Offset
 
 
-class _Stood(NamedTuple):
+class _PlaceInRow(NamedTuple):
     """A chunk's spot in a row behind the anchor, and where the next one begins, per axis."""
 
     chunk_id: str
@@ -40,7 +40,7 @@ class Standing:
         self.anchor = anchor
         self._patterns: OrderedDict[tuple[str, str], _Pattern] = OrderedDict()
         self._sums: OrderedDict[str, tuple[Offset, Offset]] = OrderedDict()
-        self._row: tuple[_Stood, ...] = ()
+        self._row: tuple[_PlaceInRow, ...] = ()
 
     def spot(self, facts: Facts, positions: torch.Tensor) -> Spot:
         """The spot of a chunk at ``positions`` ``[axes, tokens]``."""
@@ -71,7 +71,7 @@ class Standing:
             low, advance = self._sum(facts)
             spot = _spot(tuple(map(add, at, low)), self._pattern(facts, ""), "")
             at = tuple(map(add, at, advance))
-            row.append(_Stood(facts.chunk_id, spot, at))
+            row.append(_PlaceInRow(facts.chunk_id, spot, at))
         if len(row) > 1:  # a chunk alone is asked for between rows
             self._row = tuple(row)
         return [stood.spot for stood in row]
@@ -105,22 +105,6 @@ class Standing:
         return held
 
 
-class Known:
-    """`Standing` for chunks named by their ids, as plans use it."""
-
-    def __init__(self, standing: Standing, facts: Mapping[str, Facts]) -> None:
-        self._standing = standing
-        self._facts = facts
-
-    def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
-        """Spots of chunks one after another behind the anchor."""
-        return self._standing.compact([self._facts[i] for i in chunk_ids])
-
-    def behind(self, chunk_ids: Sequence[str]) -> Offset:
-        """Position of a text token behind the chunks, per axis."""
-        return self._standing.behind([self._facts[i] for i in chunk_ids])
-
-
 def _patterned(pattern: torch.Tensor) -> _Pattern:
     return _Pattern(pattern, tuple(pattern.amax(1).tolist()))
 
@@ -131,6 +115,6 @@ def _spot(low: Sequence[int], pattern: _Pattern, shape: str) -> Spot:
 
 def _remember(held: OrderedDict, key: object, value: object):  # type: ignore[no-untyped-def,type-arg]
     held[key] = value
-    while len(held) > _HELD:
+    while len(held) > _MOST:
         held.popitem(last=False)
     return value

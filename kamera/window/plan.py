@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from kamera.window.leaving import SHORTEST_KEPT
 from kamera.window.placement import fitting, placed
 from kamera.window.planner import Planner
 from kamera.window.requests import (
@@ -26,7 +25,7 @@ from kamera.window.requests import (
     Slide,
     Without,
 )
-from kamera.window.seats import Seat, Seats
+from kamera.window.seats import SHORTEST_KEPT, Seat, Seats
 from kamera.window.steps import Archive, Plan, Prefill, View
 
 
@@ -125,7 +124,7 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
         return
     owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
-        short = planner.limits.glue(seat.chunk_id) and seat.length < SHORTEST_KEPT
+        short = seat.chunk_id in planner.limits.glue and seat.length < SHORTEST_KEPT
         known = seat.chunk_id in owed or short or seat.source.canonical
         if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
             continue

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.window.leaving import staying_behind, survivor_of
 from kamera.window.placer import Placer
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule
 from kamera.window.requests import Newcomer
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
-from kamera.window.seats import Seat, Seats, Spot
+from kamera.window.seats import Seat, Seats, Spot, staying_behind, survivor_of
 from kamera.window.steps import (
     Keep,
     Place,
@@ -47,7 +46,7 @@ class Planner(Placer):
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later(self.limits.form),
+            self.price.later(self.limits.places),
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ class Planner(Placer):
         return new
 
     def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
-        """The seats after `KameraWindow.arrange`."""
+        """The seats after `Arrange`."""
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1

@@ -14,20 +14,16 @@ from kamera.content import Chunk, Content, Encoded
 from kamera.ops import KV, kv_copy
 from kamera.patches import Worth, later_of, prove_again
 from kamera.store import Hit
-from kamera.window.apart import prefilled_apart, stage_apart
-from kamera.window.asking import ANSWER, Asker, Question
+from kamera.window.asking import ANSWER, Asker, Inquiry, Question, Response
 from kamera.window.audit import hand_over
-from kamera.window.bounds import carried_out
-from kamera.window.by_question import answering
-from kamera.window.contents import Contents
-from kamera.window.inquiry import Inquiry, Response
-from kamera.window.lookback import candidates
-from kamera.window.naming import Named
-from kamera.window.policy import OnLeave, ReusePolicy
+from kamera.window.contents import Contents, serial
+from kamera.window.lookback import answering, candidates
+from kamera.window.naming import NamedRequest
+from kamera.window.policy import ReusePolicy
 from kamera.window.report import Report, SlotReport, Tally
-from kamera.window.requests import Arrange, Request, Without
-from kamera.window.serial import serial
-from kamera.window.slots import Shown, Slot, moved
+from kamera.window.requests import Request, Without
+from kamera.window.run import carried_out
+from kamera.window.state import ShownSpan, Slot, moved
 from kamera.window.steps import Plan
 
 Ids = torch.Tensor | Sequence[int]
@@ -99,17 +95,14 @@ class Questions(Contents):
     def respond(
         self,
         question: Question,
-        order: Sequence[Slot | Content | Chunk] | Plan,
-        *,
-        on_leave: OnLeave = "repair",
-        among: Sequence[Chunk] = (),
+        request: Request | Plan,
         **options: Any,
     ) -> Response:
-        """`arrange`, and the answer to a question behind it: new chunks and question share a forward.
+        """`KameraWindow.run`, and the answer to a question behind it: new chunks share its forward.
 
         The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
-        `generate`, of one sequence. A `Plan` in place of an order is run as by `KameraWindow.run`. An error
-        leaves the window as it was. Raises the errors of `arrange`, `run` and `generate`.
+        `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
+        `generate`.
         """
         with self._lock, self._account.now(self.backbone):
             self.backbone.check_sampling(options)
@@ -118,7 +111,6 @@ class Questions(Contents):
                 raise ValueError(f"num_return_sequences={several}: a response is one answer")
             ids = self._asker().question_ids(question)
             inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
-            request = order if isinstance(order, Plan) else Arrange(order, on_leave, among)
             report, rows = self._answered(request, inquiry)
             assert rows is not None, "an inquiry is answered"
             self._heard(ids)
@@ -181,7 +173,7 @@ class Questions(Contents):
         return kv_copy(self._stage.live.read(index + 1))  # behind the anchor
 
     @serial
-    def shown(self) -> tuple[Shown, ...]:
+    def shown(self) -> tuple[ShownSpan, ...]:
         """The anchor and each slot as the live cache shows them, in order."""
         self._check_backbone()
         self._stage.show(self._state, Tally())
@@ -189,7 +181,8 @@ class Questions(Contents):
         parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, self._state.frame))]
         parts += [(resident.facts.encoded, resident.positions) for resident in self._state.residents]
         return tuple(
-            Shown(encoded, positions, kv_copy(live.read(i))) for i, (encoded, positions) in enumerate(parts)
+            ShownSpan(encoded, positions, kv_copy(live.read(i)))
+            for i, (encoded, positions) in enumerate(parts)
         )
 
     @serial
@@ -253,28 +246,10 @@ class Questions(Contents):
         return Asker(self._stage, self._state)
 
     def _without(self, index: int, policy: ReusePolicy) -> Asker:
-        stage = replace(self._stage, live=self.backbone.live())
-        bounds = replace(self._bounds, max_tokens=None)
-
+        stage = replace(self._stage, live=self.backbone.live(), max_tokens=None)
         with stage.former.operation():
-            named = Named(Without(index))
-            return Asker(stage, carried_out(named, self._state, bounds, stage, policy, Tally()).state)
-
-    def _check_backbone(self) -> None:
-        """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
-        self._stage.former.check_computation()
-        self._go_apart()
-
-    def _go_apart(self) -> None:
-        """If an audit has withheld the context, prefill the chunks again, apart from the store."""
-        former = self._stage.former
-        reason = former.store.withheld.reason(former.context)
-        if reason is None:
-            return
-        stage = stage_apart(former)
-        state = prefilled_apart(stage, former, self._state, self._bounds)
-        self._stage, self._state = stage, state
-        self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")
+            named = NamedRequest(Without(index))
+            return Asker(stage, carried_out(named, self._state, stage, policy, Tally()).state)
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""

@@ -62,7 +62,7 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
     """The recipe of a window in ``state``."""
     ids = {r.facts.chunk_id: tuple(r.facts.encoded.input_ids.tolist()) for r in state.residents}
     stands = {
-        r.number: Stands(r.shown.antecedents, r.shown.content)
+        r.number: Stands(r.seat.shown.antecedents, r.shown.content)
         for r in state.residents
         if _is_kept(former, r.seat, r.shown)
     }
@@ -83,7 +83,7 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
 def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
     if not copy.content:
         return False
-    named = (seat.chunk_id, copy.antecedents, "conditioned", copy.content)
+    named = (seat.chunk_id, seat.shown.antecedents, "conditioned", copy.content)
     return former.store.has(replace(former.context, kv="as-is"), *named)
 
 

@@ -15,7 +15,7 @@ import torch
 from kamera.content import Chunk, Content
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule
-from kamera.window.slots import Slot
+from kamera.window.state import Slot
 
 MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
@@ -49,7 +49,7 @@ class Append:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class Lookback:
     """A recall by likeness to a picture, or by a question: token ids ``[tokens]``.
 
     See `KameraWindow.recall`. It looks into the store, and is planned as the `Recall` of what it finds.
@@ -112,7 +112,15 @@ class Replace:
 
 @dataclass(frozen=True)
 class Arrange:
-    """See `KameraWindow.arrange`. ``order`` names slots by themselves, or when it is planned by index.
+    """Make the window hold these slots of its own and these new chunks, in this order.
+
+    Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
+    ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are survivors,
+    or ``near`` behind a new chunk that they never attended to. "repair" and "exact" are those of
+    `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them. Chunks are encoded once;
+    a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from where they
+    differ. Raises WindowFull, and the errors of `KameraWindow.append`. ``order`` names slots by themselves,
+    or when it is planned by index.
 
     ``archive=False`` is for the segments of a conversation, which nobody recalls by their ids: what leaves is
     not archived, and texts of fewer than `GLUE` tokens are glue: prefilled with their neighbours, and nothing
@@ -133,7 +141,21 @@ class Arrange:
 
 @dataclass(frozen=True)
 class Assemble:
-    """See `KameraWindow.assemble`. ``chunks`` are each given once, when it is planned by index."""
+    """Make the window hold these chunks, in the order in which the least is run.
+
+    ``chunks`` are ids of stored chunks or the beginnings of them (a string is never text here), slots,
+    chunks, or contents; one that stands in the window keeps the KV it has there where it can. Slots that are
+    not named leave, as in `Arrange`, whose costs and refusals these are under "repair". When it is planned
+    they are each given once, those of the window by index.
+
+    ``max_tokens`` bounds anchor and chunks together, beside the window's own bound. Of more chunks than fit,
+    those given first stand: each, in turn, if it still fits; the notes name the others. WindowFull if none
+    fits.
+
+    ``order`` "free": the fewest tokens are run, then the fewest forwards; of equal orders the one nearest to
+    that given. It is decided from rows: exactly for eight chunks, by a search for more, which is never dearer
+    than the order given. "given" keeps that order. Later work is not counted.
+    """
 
     chunks: Sequence[str | Slot | Content | Chunk] | tuple[int | Newcomer, ...]
     max_tokens: int | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from kamera.engines import PositionLimits
 from kamera.ops import PatchBudget
 from kamera.patches import Near
 from kamera.store import Context, ObjectInfo
@@ -38,11 +39,11 @@ class NamedRows:
     patches: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
 
     def assembled(self, tokens: dict[str, int], order: Placing) -> Assembled:
-        """A new window of these chunks (their ``tokens`` by id), as `KameraWindow.assemble` places them.
+        """A new window of these chunks (their ``tokens`` by id), as `Assemble` places them.
 
         Each chunk's forward counts: none is joined to its neighbour's.
         """
-        limits = Limits(0, 2**31, None, "compact", False, _anywhere, _Row(tokens))
+        limits = Limits(0, PositionLimits(), None, "compact", False, _Row(tokens))
         chunks = tuple(Newcomer(name, length) for name, length in tokens.items())
         made = plan(Assemble(chunks, order=order), View(Seats.home((), 1), self, _POLICY, limits))
         return Assembled(made.after.chunk_ids, made.cost)
@@ -127,6 +128,5 @@ class _Row:
     def behind(self, chunk_ids: Sequence[str]) -> Offset:
         return (sum(self.tokens[name] for name in chunk_ids),)
 
-
-def _anywhere(spot: Spot) -> None:
-    """Every place will do."""
+    def form(self, chunk_id: str) -> None:
+        return None

@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -28,28 +29,63 @@ from kamera.patches import (
     prefilled_behind,
     text_positions,
 )
-from kamera.window.inquiry import Inquiry, Ran, last_run
+from kamera.window.asking import Inquiry, last_run
 from kamera.window.keeping import Keeping, RowLied
-from kamera.window.leaving import footing
+from kamera.window.naming import NamedRequest
+from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.sampling import design_of
-from kamera.window.seats import Seat, Source
-from kamera.window.slots import Resident, moved
+from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState, moved
 from kamera.window.steps import (
     Archive,
     Clean,
     Harvest,
-    Head,
     Keep,
     Place,
     Plan,
     Prefill,
     Sample,
     Step,
+    TextHead,
     sample_group,
 )
+
+
+class Done(NamedTuple):
+    """A plan that was run, the window after it, and the answer's tokens if a question was asked."""
+
+    plan: Plan
+    state: WindowState
+    answer: torch.Tensor | None = None
+
+
+def carried_out(
+    named: NamedRequest,
+    before: WindowState,
+    stage: Stage,
+    policy: ReusePolicy,
+    tally: Tally,
+    plan: Plan | None = None,
+    inquiry: Inquiry | None = None,
+) -> Done:
+    """Run a request by its ``plan``, which is made here if none is given.
+
+    An unseen chunk is encoded only when the plan has shown that it can come. If an object is missing or
+    differs from its row, the row is refused and the request planned again.
+    """
+    plan = plan or stage.plan(named, before, policy)
+    tally.passed("plan")
+    facts = {**named.facts(before), **named.encoded(stage.former)}
+    tally.passed("encode")
+    while True:
+        try:
+            done = run(plan, before, facts, stage, tally, inquiry)
+            tally.passed("run")
+            return done
+        except RowLied:
+            plan = stage.plan(named, before, policy)
 
 
 def run(
@@ -59,17 +95,17 @@ def run(
     stage: Stage,
     tally: Tally,
     inquiry: Inquiry | None = None,
-) -> Ran:
+) -> Done:
     """Run a plan; returns the window after it, and with an ``inquiry`` the answer behind it.
 
     ``facts`` by id, of every chunk that the plan seats; ``before`` is not changed. Raises RowLied for a patch
     that differs from its row, always before the answer, and the errors of forwards and puts.
     """
-    return _Run(before, stage, plan, facts, tally, inquiry).done()
+    return _PlanRun(before, stage, plan, facts, tally, inquiry).done()
 
 
 @dataclass
-class _Run(Keeping):
+class _PlanRun(Keeping):
     plan: Plan
     facts: Mapping[str, Facts]
     tally: Tally
@@ -77,7 +113,7 @@ class _Run(Keeping):
     answer: Continuation | None = None
     placed: set[int] = field(default_factory=set)
 
-    def done(self) -> Ran:
+    def done(self) -> Done:
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
@@ -107,7 +143,7 @@ class _Run(Keeping):
         self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
-            return Ran(self.assembled(self.plan.after), None)
+            return Done(self.plan, self.assembled(self.plan.after))
         if self.answer is None:
             self._ask(self.assembled(self.plan.after), self.inquiry)
         return self._answered(self.inquiry)
@@ -143,31 +179,28 @@ class _Run(Keeping):
                 base = self.copies[seat.number] if step.own else self.former.canonical(facts)
                 offset = step.base.home.offset(seat.spot)
                 assert offset is not None, "a plan samples no chunk that does not move as a whole"
-                completion = design_of(self.former, facts.chunk_id, base).completion(
-                    step.size.tokens, positions
-                )
+                design = design_of(self.former, facts.chunk_id, base, step.base.canonical)
+                completion = design.completion(step.size.tokens, positions)
                 parts.append(Sampling(encoded, positions, len(spans), completion))
                 spans.append(Span(base.kv, base.patch, offset))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
         made = iter(engine.sample(parts, live))
         for step in group:
-            seat, source, facts = step.seat, step.seat.source, self.facts[step.seat.chunk_id]
+            seat, facts = step.seat, self.facts[step.seat.chunk_id]
             head = heads.get(seat.number)
             if head is None:
                 kv = next(made)
             else:
                 kv = kv_copy(head) if kv_tokens(head) == seat.length else kv_concat([head, next(made)])
             positions = self.stage.standing.positions(facts, seat.spot)
-            fixed = (None, source.guarantee, source.antecedents, source.canonical)
-            self._ran_at(step, facts, Copy(kv, positions, *fixed, sample=source.sample))
+            self._ran_at(step, facts, Copy(kv, positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
-        self.seated(seat.number, facts, copy)
+        self.seated(seat, facts, copy)
         self.former.catalogue.met(facts.chunk_id, seat.source.antecedents)
-        self.formed[seat.number] = seat.formed
         self.stood[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
         self.former.store.metrics.served(seat.guarantee, computed=True, new=new)
@@ -194,15 +227,7 @@ class _Run(Keeping):
             canonical = based
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
-        copy = replace(
-            _anew(canonical),
-            patch=patch,
-            guarantee=source.guarantee,
-            antecedents=source.antecedents,
-            proof=source.proof,
-            sample=source.sample,
-        )
-        self.seated(seat.number, facts, copy)
+        self.seated(seat, facts, replace(_anew(canonical), patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
     def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
@@ -230,9 +255,7 @@ class _Run(Keeping):
                 *kvs[1:],
             )
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
-            source = step.seat.source
-            copy = Copy(kv, positions, None, source.guarantee, source.antecedents, source.canonical)
-            self._ran_at(step, fact, copy)
+            self._ran_at(step, fact, Copy(kv, positions))
 
     def _ran(
         self, spans: Sequence[Span], encoded: Sequence[Encoded], places: Sequence[torch.Tensor]
@@ -277,12 +300,12 @@ class _Run(Keeping):
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
 
-    def _answered(self, inquiry: Inquiry) -> Ran:
+    def _answered(self, inquiry: Inquiry) -> Done:
         """The window after the plan, with the question and the answer's first tokens behind its chunks."""
         assert self.answer is not None, "the question was asked"
         state, answer = self.assembled(self.plan.after), self.answer
         if answer.tail is None:
-            return Ran(state, answer.tokens)
+            return Done(self.plan, state, answer.tokens)
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
@@ -293,8 +316,8 @@ class _Run(Keeping):
         spot = self.stage.standing.spot(facts, positions)
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
-        copy = Copy(answer.tail, positions, None, source.guarantee, source.antecedents, canonical=False)
-        return Ran(state.saying(Resident(facts, seat, copy)), answer.tokens)
+        said = Resident(facts, seat, Copy(answer.tail, positions))
+        return Done(self.plan, state.saying(said), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
@@ -305,7 +328,7 @@ class _Run(Keeping):
             joined.append(step)
         return joined
 
-    def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[Head]) -> KV | None:
+    def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[TextHead]) -> KV | None:
         """KV of a chunk's first tokens, taken over from its ``heads``; None without one."""
         found: list[KV] = []
         layout, done = self.former.backbone.layout, 0

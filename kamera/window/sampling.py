@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kamera import forks
@@ -14,7 +14,7 @@ from kamera.store import Context
 from kamera.window.policy import ReusePolicy
 from kamera.window.state import WindowState
 
-_HELD = 8
+_MOST = 8
 """Canonicals whose designs are held for the run of a plan: the plan has read them, and the run reads anew."""
 
 _lock = forks.Lock()
@@ -22,17 +22,17 @@ _own: weakref.WeakKeyDictionary[Copy, Design] = weakref.WeakKeyDictionary()
 _canonical: OrderedDict[tuple[Context, str, bool], Design] = OrderedDict()
 
 
-def design_of(former: Former, chunk_id: str, copy: Copy) -> Design:
-    """The design of a chunk's copy: held with the copy, that of one of the last canonicals by its name."""
+def design_of(former: Former, chunk_id: str, copy: Copy, canonical: bool) -> Design:
+    """The design of a chunk's copy: held with it, or that of one of the last canonicals by its name."""
     name = (former.context, chunk_id, copy.lossy)
     with _lock:
-        design = _canonical.get(name) if copy.canonical else _own.get(copy)
+        design = _canonical.get(name) if canonical else _own.get(copy)
     if design is None:
         design = Design.of(token_kernel(copy.kv, former.backbone.layout, copy.positions))
         with _lock:
-            if copy.canonical:
+            if canonical:
                 _canonical[name] = design
-                while len(_canonical) > _HELD:
+                while len(_canonical) > _MOST:
                     _canonical.popitem(last=False)
             else:
                 _own[copy] = design
@@ -51,14 +51,14 @@ class Sampler:
     state: WindowState
     policy: ReusePolicy
     facts: Mapping[str, Facts]
-    glue: Callable[[str], bool] = lambda _: False
+    glue: frozenset[str] = frozenset()
     _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
     def own(self, number: int) -> SampleSize | None:
         """As `Samples.own`."""
         if number not in self._sizes:
             resident = self.state.residents_by_number[number]
-            self._sizes[number] = self._size(resident.facts, resident.copy)
+            self._sizes[number] = self._size(resident.facts, resident.copy, resident.seat.source.canonical)
         return self._sizes[number]
 
     def stored(self, chunk_id: str) -> SampleSize | None:
@@ -66,12 +66,12 @@ class Sampler:
         if chunk_id not in self._sizes:
             facts = self.facts[chunk_id]
             copy = self.former.stored_canonical(facts)
-            self._sizes[chunk_id] = None if copy is None else self._size(facts, copy)
+            self._sizes[chunk_id] = None if copy is None else self._size(facts, copy, canonical=True)
         return self._sizes[chunk_id]
 
-    def _size(self, facts: Facts, copy: Copy) -> SampleSize | None:
+    def _size(self, facts: Facts, copy: Copy, canonical: bool) -> SampleSize | None:
         if not self.former.backbone.can_sample(facts.encoded):
             return None
         share = None if self.policy.share == "auto" else self.policy.share
-        share = MOST if self.glue(facts.chunk_id) else share  # few of a short text's tokens are alike
-        return design_of(self.former, facts.chunk_id, copy).size(share, self.policy.max_error)
+        share = MOST if facts.chunk_id in self.glue else share  # few of a short text's tokens are alike
+        return design_of(self.former, facts.chunk_id, copy, canonical).size(share, self.policy.max_error)

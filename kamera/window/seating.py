@@ -51,7 +51,7 @@ def far(limits: Limits, frame: Offset, extent: int) -> bool:
 
     Half of the model's positions is reserved for questions and answers: no frame takes any of them.
     """
-    return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.last // 2)
+    return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.reach.last // 2)
 
 
 def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
@@ -77,7 +77,7 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     """The spot of the next chunk; a window that drifted to the position limit is compacted first."""
     *spots, last = limits.places.compact([*state.chunk_ids, chunk.chunk_id])
     spot = last.moved(state.shift)
-    if any(state.shift) and spot.top >= limits.last:
+    if any(state.shift) and spot.top >= limits.reach.last:
         seats = [seat.at(s) for seat, s in zip(state.seats, spots, strict=True)]
         state, spot = Seats.home(seats, len(state.shift)), last
     elif far(limits, state.frame, spot.top):
@@ -85,7 +85,7 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
         seats = [seat.at(seat.spot.moved(back)) for seat in state.seats]
         state = Seats(tuple(seats), state.shift, (0,) * len(back))
     spot = spot.moved(state.frame)
-    limits.check(spot)
+    limits.reach.check(spot.top)
     return state, spot
 
 
@@ -115,4 +115,4 @@ def check_stands(limits: Limits, seat: Seat) -> None:
             f"chunk {seat.chunk_id[:12]} does not move as a whole: its tokens shift against each "
             "other at the new place (a clip cut out of a longer one?); append it anew"
         )
-    limits.check(seat.spot)
+    limits.reach.check(seat.spot.top)

@@ -1,24 +1,42 @@
-"""The parts of a window that act on its plans."""
+"""The parts of a window that make its plans and act on them, within its bounds."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kamera.engines import LiveKV, Span
-from kamera.patches import Before, Former
+from kamera.patches import Before, Facts, Former
+from kamera.window.naming import NamedRequest
 from kamera.window.places import Standing
+from kamera.window.plan import plan as planned
+from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
+from kamera.window.requests import Arrange
+from kamera.window.sampling import Sampler
+from kamera.window.seats import Offset, Seat, Spot, is_glue
 from kamera.window.state import WindowState
+from kamera.window.steps import Limits, Plan, View
+from kamera.window.writing import standing
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The parts that act on plans: the former, the live cache, and the positions of chunks."""
+    """The former, the live cache, and the positions of chunks.
+
+    ``max_tokens`` bounds anchor and chunks together (None: no bound), ``rule`` is that of slides.
+    """
 
     former: Former
     live: LiveKV
     standing: Standing
+    max_tokens: int | None = None
+    rule: PositionRule = "compact"
+
+    def within(self, max_tokens: int | None, rule: PositionRule) -> Stage:
+        """The same parts under other bounds."""
+        return replace(self, max_tokens=max_tokens, rule=rule)
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
         """Make the live cache show ``state``, with room for ``behind`` more tokens."""
@@ -28,8 +46,68 @@ class Stage:
         """The spans of the anchor and of the chunks of ``state``."""
         return [Span(self.former.anchor.kv, None, state.frame), *[r.span for r in state.residents]]
 
-    def before(self, state: WindowState, offset: tuple[int, ...]) -> Before:
-        """What stands before a chunk that comes next, ``offset`` from where its KV was computed."""
+    def before(self, state: WindowState, seat: Seat, offset: Offset) -> Before:
+        """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
         shift = tuple(map(operator.add, state.shift, state.frame))
         chunks = tuple(resident.facts for resident in state.residents)
-        return Before(tuple(self.spans(state)), chunks, offset, shift)
+        names, formed = seat.source.antecedents, seat.formed
+        return Before(names, formed, tuple(self.spans(state)), chunks, offset, shift)
+
+    def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
+        """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
+        request, facts = named.request, named.facts(state)
+        glue = frozenset[str]()
+        if isinstance(request, Arrange) and not request.archive and policy.forms == "returning":
+            glue = frozenset(chunk_id for chunk_id, chunk in facts.items() if is_glue(chunk))
+        limits = self.limits(state, facts, policy, glue)
+        return planned(request, View(state.seats, self.former.catalogue, policy, limits))
+
+    def limits(
+        self,
+        state: WindowState,
+        facts: Mapping[str, Facts],
+        policy: ReusePolicy,
+        glue: frozenset[str] = frozenset(),
+    ) -> Limits:
+        """The limits of a plan for ``state``; ``facts`` of its chunks by id, ``glue`` as in `Limits`."""
+        former = self.former
+        return Limits(
+            anchor=former.anchor.length,
+            reach=former.backbone.limits,
+            max_tokens=self.max_tokens,
+            rule=self.rule,
+            lossy=former.context.lossy,
+            places=_Places(self, facts),
+            standing=standing(self.live, former.anchor.kv, state),
+            phased=former.backbone.phased_bytes_per_token,
+            joins=former.backbone.joins,
+            glue=glue,
+            samples=Sampler(former, state, policy, facts, glue) if policy.samples else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Departure:
+    """A window ``before`` it and after its ``count`` oldest chunks have left, on a live cache of its own."""
+
+    before: WindowState
+    count: int
+    state: WindowState
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The `Places` of a plan: of chunks by their ids."""
+
+    stage: Stage
+    facts: Mapping[str, Facts]
+
+    def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
+        return self.stage.standing.compact([self.facts[i] for i in chunk_ids])
+
+    def behind(self, chunk_ids: Sequence[str]) -> Offset:
+        return self.stage.standing.behind([self.facts[i] for i in chunk_ids])
+
+    def form(self, chunk_id: str) -> Hashable | None:
+        return self.stage.former.form_of(self.facts[chunk_id])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from kamera.engines import Stand
+from kamera.engines import PositionLimits, Stand
 from kamera.ops import PatchBudget, Proof, SampleSize
-from kamera.patches import Guarantee, Near
+from kamera.patches import Guarantee, Near, in_groups
 from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule, ReusePolicy
-from kamera.window.requests import Request
+from kamera.window.requests import Newcomer, Request
 from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
 
 Reason = Literal[
@@ -50,10 +50,11 @@ class Rows(Protocol):
 
 
 class Places(Protocol):
-    """Positions of chunks behind the anchor, given their ids."""
+    """Positions of chunks behind the anchor, given their ids, and their ``form`` as in `Former.form_of`."""
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]: ...
     def behind(self, chunk_ids: Sequence[str]) -> Offset: ...
+    def form(self, chunk_id: str) -> Hashable | None: ...
 
 
 class Samples(Protocol):
@@ -72,26 +73,23 @@ class Samples(Protocol):
 class Limits:
     """The limits of a window.
 
-    ``anchor`` is the number of its tokens, ``last`` the first position that the model lacks. ``check`` raises
-    NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
+    ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` is true of the id of a
-    text that is glue (`is_glue`), in a request whose chunks are parts of a conversation; ``form``, by id, is
-    that of `Former.form_of`. ``samples`` is given under a policy that samples.
+    bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` are the ids of texts
+    that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is given
+    under a policy that samples.
     """
 
     anchor: int
-    last: int
+    reach: PositionLimits
     max_tokens: int | None
     rule: PositionRule
     lossy: bool
-    check: Callable[[Spot], None]
     places: Places
     standing: tuple[Stand, ...] = ()
     phased: int = 0
     joins: bool = False
-    glue: Callable[[str], bool] = lambda _: False
-    form: Callable[[str], Hashable | None] = lambda _: None
+    glue: frozenset[str] = frozenset()
     samples: Samples | None = None
 
 
@@ -151,7 +149,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Head:
+class TextHead:
     """KV of a chunk's next ``tokens``: that of the first of the chunk in seat ``number`` before an operation.
 
     It is moved by ``offset`` positions per axis from where it was computed; () for none.
@@ -173,7 +171,7 @@ class Prefill:
     seat: Seat
     before: Seats
     new: bool = False
-    heads: tuple[Head, ...] = ()
+    heads: tuple[TextHead, ...] = ()
     joined: bool = False
     reason: Reason = ""
 
@@ -318,3 +316,36 @@ class Plan:
         from kamera.window.plan_json import plan_from_json
 
         return plan_from_json(text)
+
+
+@dataclass
+class Price:
+    """Forwards, and tokens in them: of the operation, and of what it leaves for later work."""
+
+    forwards: int = 0
+    tokens: int = 0
+    owed: list[Seat] = field(default_factory=list)
+
+    def ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
+        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
+        self.forwards += chunk.length > head and not joined
+        self.tokens += chunk.length - head
+
+    def sampled(self, tokens: int, joined: bool) -> None:
+        """Count a forward of some ``tokens`` of a chunk, unless it is ``joined`` to another."""
+        self.forwards += not joined
+        self.tokens += tokens
+
+    def owes(self, seat: Seat) -> None:
+        """Count a canonical that is prefilled as later work."""
+        self.owed.append(seat)
+
+    def now(self, encodes: int, turned: int, patched: int) -> Cost:
+        """The operation's cost, with its vision encodes and the bytes it turns and patches."""
+        return Cost(self.forwards, self.tokens, encodes, turned, patched)
+
+    def later(self, places: Places) -> Cost:
+        """The cost of what is left: chunks of one form share a forward."""
+        seats = list({seat.chunk_id: seat for seat in self.owed}.values())
+        groups = in_groups((places.form(s.chunk_id), s.length, s) for s in seats) if seats[1:] else seats
+        return Cost(len(groups), sum(seat.length for seat in seats))

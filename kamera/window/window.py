@@ -16,32 +16,31 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine, Recipe
 from kamera.errors import WindowFull
-from kamera.patches import Losses, form_orbit, later_of, prefill_anchor
+from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window import requests
-from kamera.window.anticipating import Departures
+from kamera.window.anticipating import leaving
 from kamera.window.apart import check_parts, stage_of
-from kamera.window.asking import Question
-from kamera.window.assembling import Assembling
+from kamera.window.asking import Inquiry, Question
 from kamera.window.audit import hand_over, served_by
-from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
-from kamera.window.inquiry import Inquiry
+from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found, note_duplicate
 from kamera.window.naming import check_rule
 from kamera.window.opening import WindowParts, open_recipe
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
+from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.requests import MIN_SCORE, Append, Recall, Request, Search
-from kamera.window.serial import serial
-from kamera.window.slots import Slot
-from kamera.window.state import WindowState
+from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
+from kamera.window.run import carried_out
+from kamera.window.stage import Stage
+from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Plan
 from kamera.window.trace import Trace
 
 
-class KameraWindow(Assembling):
+class KameraWindow(Questions):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
@@ -79,7 +78,7 @@ class KameraWindow(Assembling):
         self._listeners = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
-        self._account, self._notes, self._ahead = Account(), [], Departures(backbone)
+        self._account, self._notes, self._ahead = Account(), [], Ahead(backbone)
         with self._account.now(backbone):
             anchor = prefill_anchor(backbone, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
@@ -87,8 +86,8 @@ class KameraWindow(Assembling):
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            self._stage = stage_of(backbone, store, anchor, self._terms.served, losses)
-        self._bounds = Bounds(max_tokens, positions)
+            stage = stage_of(backbone, store, anchor, self._terms.served, losses)
+            self._stage = stage.within(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
 
@@ -142,7 +141,7 @@ class KameraWindow(Assembling):
         if chunk_id is not None:
             return self._perform_on_slot(Recall(chunk_id, move))
         ids = None if question is None else self._asker().question_ids(question)
-        return self._perform_on_slot(Search(like, ids, min_score, move))
+        return self._perform_on_slot(Lookback(like, ids, min_score, move))
 
     @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
@@ -176,36 +175,17 @@ class KameraWindow(Assembling):
 
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
-        """Put a chunk before the slot at ``index``; chunks behind it are treated as in `arrange`."""
+        """Put a chunk before the slot at ``index``; chunks behind it are treated as in `Arrange`."""
         return self._answered(requests.Insert(index, content, on_leave))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
-        """Replace a chunk, which leaves, with another; chunks behind it are treated as in `arrange`."""
+        """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
         return self._answered(requests.Replace(slot, content, on_leave))[0]
 
     @serial
-    def arrange(
-        self,
-        order: Sequence[Slot | Content | Chunk],
-        *,
-        on_leave: OnLeave = "repair",
-        among: Sequence[Chunk] = (),
-    ) -> Report:
-        """Make the window hold these slots of its own and these new chunks, in this order.
-
-        Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
-        ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are
-        survivors, or ``near`` behind a new chunk that they never attended to. "repair" and "exact" are those
-        of `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them. Chunks are encoded
-        once; a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from
-        where they differ. Raises WindowFull, and the errors of `append`.
-        """
-        return self._answered(requests.Arrange(order, on_leave, among))[0]
-
-    @serial
-    def run(self, plan: Plan, *, chunks: Sequence[Chunk] = ()) -> Report:
-        """Do what a plan shows: one that `plan` or a ``plan_…`` made for the window as it is.
+    def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
+        """Do what a plan shows, one that `plan` made for the window as it is, or what a request asks for.
 
         A plan out of JSON, or of another window, is made again and compared; ``chunks`` are those that it
         brings. Raises StalePlan for one that is not what this window would do now, UnknownChunk for a chunk
@@ -238,7 +218,7 @@ class KameraWindow(Assembling):
         """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
-        branch._account, branch._notes, branch._ahead = Account(), [], Departures(self.backbone)
+        branch._account, branch._notes, branch._ahead = Account(), [], Ahead(self.backbone)
         branch._name = ""
         live = self.backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
@@ -262,7 +242,7 @@ class KameraWindow(Assembling):
 
         for chunk_id in self._state.chunk_ids:  # other later work goes on
             self._stage.former.settle(chunk_id)
-        return save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
+        return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod
     def load(
@@ -309,7 +289,7 @@ class KameraWindow(Assembling):
         """
         check_rule(positions)
         check_parts(backbone, store)
-        asked, bounds = policy_of(policy, on_leave), Bounds(max_tokens, positions)
+        asked, bounds = policy_of(policy, on_leave), (max_tokens, positions)
         window = cls._blank(backbone, trace)
         with window._account.now(backbone):
             return window._standing(open_recipe(backbone, store, recipe, bounds, asked, certificate))
@@ -321,20 +301,20 @@ class KameraWindow(Assembling):
         """A window that has an account, and nothing else yet."""
         window = cls.__new__(cls)
         window._lock, window._family = forks.Lock("this window"), weakref.WeakSet([window])
-        window._account, window._notes, window._ahead = Account(), [], Departures(backbone)
+        window._account, window._notes, window._ahead = Account(), [], Ahead(backbone)
         window._listeners = () if trace is None else (Trace(trace),)
         return window
 
     def _standing(self, opened: WindowParts) -> KameraWindow:
         """The window with what was read for it, shown."""
-        self._terms, self._stage, self._bounds, self._state = opened
+        self._terms, self._stage, self._state = opened
         self._stage.show(self._state, Tally())
         hand_over(self._stage, self._state, range(len(self)), self.policy.audit)
         return self
 
     def _answered(
         self,
-        request: Request | Search | Plan,
+        request: Request | Lookback | Plan,
         inquiry: Inquiry | None = None,
         *,
         chunks: Sequence[Chunk] = (),
@@ -345,7 +325,7 @@ class KameraWindow(Assembling):
         """
         with self._counting() as tally:
             former, given = self._stage.former, None
-            if isinstance(request, Search):
+            if isinstance(request, Lookback):
                 request = Recall(found(former, self._state.residents, request, tally), request.move)
             if isinstance(request, Plan):
                 given, named = self._own(request, chunks)
@@ -353,7 +333,7 @@ class KameraWindow(Assembling):
                 named = self._names().of(request)
             policy = self.policy if given is None else given.policy
             start, stage = self._start(named.request, given)
-            done = carried_out(named, start, self._bounds, stage, policy, tally, given, inquiry)
+            done = carried_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             match plan.request:
                 case Append(near_duplicate=float(least)):
@@ -369,7 +349,21 @@ class KameraWindow(Assembling):
         self._tell(plan, report, old, named.pictures)
         return report, answer
 
-    def _perform_on_slot(self, request: Request | Search) -> SlotReport:
+    def _start(self, request: Request, plan: Plan | None) -> tuple[WindowState, Stage]:
+        """Where an operation starts: the window as it is, or without the chunks that leave for it."""
+        ahead, here = self._ahead.take(), (self._state, self._stage)
+        match request:
+            case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
+                if ahead is None or plan is not None or ahead.before is not self._state:
+                    return here
+                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.chunk_ids
+                if in_view or leaving(self._stage, self._state, self.policy, chunk) != ahead.count:
+                    return here
+                return ahead.state, ahead.stage
+            case _:
+                return here
+
+    def _perform_on_slot(self, request: Request | Lookback) -> SlotReport:
         """The report of an edit by which a chunk arrives or leaves."""
         report = self._answered(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"

@@ -35,7 +35,7 @@ def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
 
 def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Bytes:
     """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one."""
-    walk = _Walk(limits, before)
+    walk = _Shows(limits, before)
     group: list[Prefill | Sample] = []
     for i, step in enumerate(steps):
         if isinstance(step, Prefill | Sample) and not step.joined:
@@ -61,7 +61,7 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
     return walk.written
 
 
-class _Walk:
+class _Shows:
     def __init__(self, limits: Limits, before: Seats) -> None:
         self.limits = limits
         self.here: Sequence[Stand] = limits.standing

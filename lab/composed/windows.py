@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from kamera.ops import Deltas, Patch, kv_of, mean_deficit, patch_of
-from kamera.patches.orderings import orderings
+from kamera.patches.orbit import orderings
 from kamera.testbed import Episode, World
 from lab.composed.compose import compose, terms_of, triples_of
 from lab.composed.rules import Order, Rule, Terms, differing, fold, linear

@@ -131,4 +131,5 @@ def before_of(scene: Scene) -> Before:
     """What stands before the target."""
     still = (0,) * scene.backbone.axes
     chunks = tuple(Facts(c.id, scene.backbone.encode(c), c.label) for c in scene.antecedents)
-    return Before((Span(scene.context, None, still),), chunks, still, still)
+    names, spans = tuple(c.id for c in scene.antecedents), (Span(scene.context, None, still),)
+    return Before(names, "exact", spans, chunks, still, still)

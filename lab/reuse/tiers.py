@@ -25,6 +25,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
 from kamera.engines.hf import Backbone
 from kamera.reuse import Arrangement, Calibration
+from kamera.window import Arrange
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
 from lab.reuse.sweep import Case, derive, run
@@ -123,7 +124,7 @@ def served(
         return KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
 
     fresh = window(ReusePolicy.exact(), ChunkStore.open("memory://"))
-    fresh.arrange(chunks)
+    fresh.run(Arrange(chunks))
     reference = fresh.next_token_logits_of([q.text for q in questions])
     for service, policy in (
         ("exact", ReusePolicy.exact()),
@@ -135,9 +136,9 @@ def served(
         for chunk in (*stage.chunks(MAIN), stage.chunk(TARGET)):
             if service == "exact":  # an exact policy reuses what stays in its own window
                 break
-            window(PATCHED, store).arrange([chunk])  # every canonical
+            window(PATCHED, store).run(Arrange([chunk]))  # every canonical
         held = window(PATCHED if service != "exact" else policy, store)
-        held.arrange([*stage.chunks(MAIN), stage.chunk(TARGET)])
+        held.run(Arrange([*stage.chunks(MAIN), stage.chunk(TARGET)]))
         if service == "exact":
             live = held.fork()
             same = 0
@@ -148,7 +149,7 @@ def served(
             tier: str = outcome.admissions[-1].tier
         elif service == "unguarded":
             live = window(policy, store)
-            live.arrange(chunks)
+            live.run(Arrange(chunks))
             tier = live.slots[-1].guarantee
         else:
             live = window(policy, store)

@@ -8,7 +8,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.content import Chunk
-from kamera.window import OnLeave
+from kamera.window import Arrange, OnLeave
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Windowed:
         """Slide where the window is full, then append."""
         if len(self.kept) == self.window:
             if self.on_leave == "repair":
-                self.kept.arrange(self.kept.slots[1:], on_leave="repair")
+                self.kept.run(Arrange(self.kept.slots[1:], on_leave="repair"))
             else:
                 self.kept.slide()
         self.kept.append(chunk)

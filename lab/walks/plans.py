@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.window import Plan
+from kamera.window import Append, Arrange, Evict, Plan, Reorder
 from lab.replay.scripts import picture_of
 
 ROUNDS = 31
@@ -27,15 +27,17 @@ def plans(backbone: Backbone, slots: int, rounds: int = ROUNDS) -> Iterator[tupl
     window.flush()
     order = list(window.slots)
     requests: dict[str, Callable[[], Plan]] = {
-        "append, new": lambda: window.plan_append(new),
+        "append, new": lambda: window.plan(Append(new)),
         "recall": lambda: window.plan_recall(first.id),
         "slide": window.plan_slide,
-        "evict the middle one": lambda: window.plan_evict(slots // 2),
-        "reorder the last two": lambda: window.plan_reorder(
-            [*range(slots - 2), slots - 1, slots - 2],
+        "evict the middle one": lambda: window.plan(Evict(slots // 2)),
+        "reorder the last two": lambda: window.plan(
+            Reorder(
+                [*range(slots - 2), slots - 1, slots - 2],
+            )
         ),
-        "arrange, one new behind": lambda: window.plan_arrange([*order, new]),
-        "arrange, the oldest gone, one new behind": lambda: window.plan_arrange([*order[1:], new]),
+        "arrange, one new behind": lambda: window.plan(Arrange([*order, new])),
+        "arrange, the oldest gone, one new behind": lambda: window.plan(Arrange([*order[1:], new])),
     }
     for name, make in requests.items():
         make()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from kamera.content import Encoded
 from kamera.engines.extent import Extents, behind, standing
 from kamera.errors import IncompatibleChunk
-from kamera.patches.chunks import Facts
-from kamera.patches.standing import compact_positions, text_positions
+from kamera.patches.chunks import Facts, compact_positions, text_positions
 from tests.models import samples, tiny
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "gemma3", "llava", "kimi_k25")

@@ -18,6 +18,7 @@ from kamera import Backbone, KameraWindow, ReusePolicy
 from kamera.engines.hf import Observer, steps
 from kamera.engines.hf.hooks import hooked
 from kamera.sessions.sampling import Seeded
+from kamera.window import Arrange
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
 
@@ -121,9 +122,9 @@ def test_an_answer_keeps_the_kv_of_its_row():
     def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
         window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
         options = {**GREEDY, "max_new_tokens": 4, "logits_processor": [gate.once()]}
-        answer = window.respond(QUESTION, window.slots, **options).answer
+        answer = window.respond(QUESTION, Arrange(window.slots), **options).answer
         exchange = backbone.chunk_from_tensors(torch.cat([QUESTION, answer]), label="exchange")
-        report = window.arrange([*window.slots, exchange])
+        report = window.run(Arrange([*window.slots, exchange]))
         return report.tokens_recomputed, window.next_token_logits(QUESTION)
 
     alone = [turn(count, Gate(1)) for count in (1, 2)]

@@ -339,13 +339,8 @@ def behind_all(engine: SmallEngine, *chunks: Facts, system: Sequence[int] = tupl
     return kv_slice(made, len(ids) - chunks[-1].length, len(ids))
 
 
-def conditioned(former: Former, *chunks: Facts) -> Copy:
-    """The last of these chunks, prefilled behind the others."""
+def conditioned(former: Former, *chunks: Facts) -> tuple[Copy, Before]:
+    """The last of these chunks, prefilled behind the others, and what stands there."""
     line = Line(former)
     line.stand(chunks[:-1])
-    return line.prefill(chunks[-1])
-
-
-def nothing_before(former: Former) -> Before:
-    """A place where no patch has to prove itself."""
-    return Line(former).before
+    return line.prefill(chunks[-1]), line.before

@@ -17,7 +17,6 @@ from tests.patches.engine import (
     behind_all,
     conditioned,
     former_of,
-    nothing_before,
     picture,
     text,
 )
@@ -35,7 +34,7 @@ def test_a_canonical_is_prefilled_behind_the_anchor_alone_and_only_once(engine, 
     assert (work.forwards, work.tokens) == (1, A.length)
     assert worst(first.kv, behind_all(engine, A)) <= 1e-5
     assert all(torch.equal(first.kv[i][n], again.kv[i][n]) for i in range(2) for n in "kv")
-    assert (first.guarantee, first.antecedents, first.canonical) == ("exact", (), True)
+    assert (first.patch, first.lossy) == (None, False)
 
 
 def test_another_former_of_the_same_context_reads_what_one_has_stored(engine, store, former):
@@ -59,8 +58,8 @@ def test_a_canonical_in_codes_is_patched_and_what_was_just_computed_is_exact(eng
         former = former_of(engine, store)
         fresh = former.leading(A)
         coded = former.leading(A)
-    assert (fresh.guarantee, fresh.lossy) == ("exact", False)
-    assert (coded.guarantee, coded.lossy) == ("patched", True)
+    assert not fresh.lossy
+    assert coded.lossy
     assert worst(fresh.kv, behind_all(engine, A)) <= 1e-5
 
 
@@ -95,7 +94,7 @@ def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
             former.canonical(A)
         assert losses.unkept == {A.chunk_id}
         assert "no room" in notes[0]
-        assert former.keep_patch(A, conditioned(former, B, A), "exact", nothing_before(former))
+        assert former.keep_patch(A, *conditioned(former, B, A))
         assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
         store.refused = ()
         former.archive(A, former.canonical(A))

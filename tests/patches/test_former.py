@@ -20,7 +20,6 @@ from tests.patches.engine import (
     behind_all,
     conditioned,
     former_of,
-    nothing_before,
     text,
 )
 
@@ -29,7 +28,8 @@ A, B, C = text(1), text(2), text(3, tokens=9)
 
 def harvested(former, *chunks, formed="exact") -> None:
     """Harvest the patch of the last chunk behind the others."""
-    former.harvest(chunks[-1], conditioned(former, *chunks), formed, nothing_before(former))
+    copy, before = conditioned(former, *chunks)
+    former.harvest(chunks[-1], copy, replace(before, formed=formed))
 
 
 def served(former, facts, *antecedents, offset: int = 0):
@@ -42,7 +42,7 @@ def served(former, facts, *antecedents, offset: int = 0):
 
 
 def test_the_small_engine_computes_chunk_by_chunk_what_it_computes_at_once(engine, former):
-    kv = conditioned(former, A, B, C).kv
+    kv = conditioned(former, A, B, C)[0].kv
     assert worst(kv, behind_all(engine, A, B, C)) <= 1e-5
     alone = behind_all(engine, C)
     assert worst(kv, apply_patch(alone, None, LAYOUT, [A.length + B.length])) > 0.1, "it absorbs a lot"
@@ -163,9 +163,9 @@ def test_a_patch_behind_exact_kv_stays_even_if_it_is_too_small(engine, store):
 
 def test_a_patch_behind_these_very_chunks_serves_their_survivors_too(store, former):
     harvested(former, A, B)
-    copy = conditioned(former, A, B)
+    copy, before = conditioned(former, A, B)
     lineage = (survivor(A.chunk_id, "l" * 32),)
-    former.harvest(B, replace(copy, antecedents=lineage), "survivor", nothing_before(former))
+    former.harvest(B, copy, replace(before, names=lineage, formed="survivor"))
     assert [row.antecedents for row in store.ls("exact")] == [(A.chunk_id,)]
 
 
@@ -182,11 +182,11 @@ def test_a_row_that_says_something_else_is_refused_for_the_operation(former):
 
 
 def test_a_chunk_whose_tokens_shift_against_each_other_is_refused(former):
-    copy = conditioned(former, A, B)
+    copy, before = conditioned(former, A, B)
     bent = copy.positions.clone()
     bent[0, -1] += 1
     with pytest.raises(NotRelocatable, match=f"chunk {B.chunk_id[:12]} does not move as a whole"):
-        former.keep_patch(B, replace(copy, positions=bent), "exact", nothing_before(former))
+        former.keep_patch(B, replace(copy, positions=bent), before)
 
 
 def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(engine, store, former):
@@ -196,8 +196,7 @@ def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(e
     anchor = base.context.anchor
     assert anchor == former.context.anchor
     with engine.measure() as work:
-        copy = conditioned(other, A, B)
-        assert other.keep_patch(B, copy, "exact", nothing_before(other), anchor)
+        assert other.keep_patch(B, *conditioned(other, A, B), anchor)
     assert work.forwards == 2, "A and B behind it, and no canonical of B"
     patch = other.patch(B, [A.chunk_id], "exact", "exact", anchor)
     got = apply_patch(other.based(B, anchor).kv, patch, LAYOUT, [4 + A.length - 3])
@@ -209,7 +208,7 @@ def test_a_base_that_is_gone_is_refused_and_nothing_is_formed(engine, store, for
     other = former_of(engine, store, system=[7, 8])
     assert other.catalogue.base(B.chunk_id) is not None
     with other.operation():
-        assert not other.keep_patch(B, conditioned(other, A, B), "exact", nothing_before(other), "gone")
+        assert not other.keep_patch(B, *conditioned(other, A, B), "gone")
         assert other.catalogue.base(B.chunk_id) is None
     assert store.ls("exact") == []
 
@@ -266,5 +265,5 @@ def test_a_line_in_a_store_of_codes_begins_with_what_the_model_computed(engine):
         former = former_of(engine, coded)
         former.canonical(A)
         first = Line(former).append(A)
-    assert (first.lossy, first.guarantee) == (False, "exact")
+    assert not first.lossy
     assert worst(first.kv, behind_all(engine, A)) <= 1e-5

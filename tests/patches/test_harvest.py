@@ -9,7 +9,7 @@ import pytest
 
 from kamera.ops import GUARANTEES, PatchBudget, Proof, guarantee_named, outranks, sketch
 from kamera.ops.proof import KV_BOUND, NEAR_EXACT
-from kamera.patches import Stored, stored_patch, worth_harvesting
+from kamera.patches import Stored, names_of, stored_patch, worth_harvesting
 from kamera.store import ChunkStore, ObjectInfo, survivor
 from tests.store.builders import patch
 
@@ -18,7 +18,8 @@ SURVIVORS = ("a", survivor("b", "l" * 32))
 
 
 def worth(formed, stored=None, antecedents=CHUNKS, **options) -> bool:
-    return worth_harvesting((stored or {}).get, antecedents, formed, **options)
+    found = ((stored or {}).get(names) for names in names_of(antecedents))
+    return worth_harvesting(found, antecedents, formed, **options)
 
 
 def test_a_prefill_behind_kv_down_to_a_survivors_is_worth_a_patch():
@@ -55,11 +56,13 @@ def test_a_patch_behind_the_chunks_themselves_spares_that_of_their_survivors():
     assert worth("exact", {SURVIVORS: Stored("survivor", True)}, SURVIVORS)
 
 
-def test_what_is_stored_is_asked_for_once_a_key():
-    asked: list[tuple[str, ...]] = []
-    for antecedents in (CHUNKS, SURVIVORS):
-        worth_harvesting(asked.append, antecedents, "exact")
-    assert asked == [CHUNKS, SURVIVORS, CHUNKS]
+def test_what_is_stored_is_looked_up_once_a_name_and_only_where_it_decides():
+    for antecedents, looked_up in ((CHUNKS, [CHUNKS]), (SURVIVORS, [SURVIVORS, CHUNKS])):
+        assert list(names_of(antecedents)) == looked_up
+    for formed, stored in (("blind", None), ("survivor", Stored("exact", False))):
+        left = iter((stored, Stored("exact", True)))
+        assert not worth_harvesting(left, SURVIVORS, formed)
+        assert len(list(left)) == (2 if formed == "blind" else 1)
 
 
 def row(**info) -> ObjectInfo:

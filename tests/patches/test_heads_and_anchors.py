@@ -56,7 +56,7 @@ def test_a_head_of_other_tokens_or_places_is_none(change):
 @pytest.mark.parametrize(("tokens", "run"), [(0, 9), (5, 4), (9, 0)])
 def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
     former = former_of(engine, store)
-    whole = conditioned(former, LONG)
+    whole, _ = conditioned(former, LONG)
     head = kv_slice(whole.kv, 0, tokens)
     with engine.measure() as work:
         kv, written = continued(
@@ -69,7 +69,7 @@ def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
 
 def test_a_head_taken_over_is_the_callers_own(engine, store):
     former = former_of(engine, store)
-    whole = conditioned(former, LONG)
+    whole, _ = conditioned(former, LONG)
     kept = kv_copy(whole.kv)
     got = continued(engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), whole.kv)
     for layer in got.kv:

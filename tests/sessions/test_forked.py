@@ -92,7 +92,7 @@ def test_a_save_under_way_holds_up_no_other_thread(tmp_path, monkeypatch):
 
 def test_a_window_that_another_thread_was_changing_is_refused_in_a_child(monkeypatch):
     from kamera import ChunkStore
-    from kamera.window import bounds as module
+    from kamera.window import run as module
 
     backbone = speaking("headers")
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "be brief")

@@ -8,7 +8,7 @@ from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
 from kamera.errors import UnknownChunk
 from kamera.sessions.showing import Admitting
-from kamera.window import GLUE
+from kamera.window import GLUE, Arrange, Evict
 from tests.window.rig import watching
 
 DEFAULT = ReusePolicy(certified=True, audit=0.0)
@@ -88,9 +88,9 @@ def test_what_a_user_put_into_a_window_can_be_recalled_in_another_process(
         elif how == "replace":
             window.replace(1, new)
         else:
-            window.arrange([window[0], new, window[1]])
+            window.run(Arrange([window[0], new, window[1]]))
         chunk_id = window[-1 if how == "append" else 1].chunk_id
-        assert window.plan_evict(_at(window, chunk_id)).later.forwards >= 1
+        assert window.plan(Evict(_at(window, chunk_id))).later.forwards >= 1
         window.evict(_at(window, chunk_id))
     with ChunkStore.open(tmp_path / "store") as store:
         later = KameraWindow(backbone, store, testbed.SYSTEM, policy=DEFAULT)

@@ -7,7 +7,7 @@ import pytest
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
 from kamera.reuse import Reuser
-from kamera.window import GUARANTEES, Plan, bounds, run
+from kamera.window import GUARANTEES, Plan, run, stage
 from tests.sessions.test_price import OPTIONS, shown
 
 POLICIES = {
@@ -31,7 +31,7 @@ def frames() -> list:
 def seen(monkeypatch) -> dict[str, list[Plan]]:
     """The plans that windows make, and those that are run; both still do what they do."""
     made, ran = list[Plan](), list[Plan]()
-    planned, acted = bounds.planned, bounds.run
+    planned, acted = stage.planned, run.run
 
     def making(request, view):
         made.append(planned(request, view))
@@ -41,9 +41,8 @@ def seen(monkeypatch) -> dict[str, list[Plan]]:
         ran.append(plan)
         return acted(plan, *rest)
 
-    monkeypatch.setattr(bounds, "planned", making)
-    monkeypatch.setattr(bounds, "run", running)
-    assert acted is run.run
+    monkeypatch.setattr(stage, "planned", making)
+    monkeypatch.setattr(run, "run", running)
     return {"made": made, "ran": ran}
 
 

@@ -14,6 +14,7 @@ from kamera.edits import policies
 from kamera.errors import StoreError
 from kamera.patches import later_of
 from kamera.store.disk import syncing
+from kamera.window import Arrange
 from tests.models import tiny
 from tests.window.rig import watching
 
@@ -250,7 +251,7 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     own, chunks = rig(family)
     window = KameraWindow(own, ChunkStore.open("memory://"), SYSTEM, policy=ReusePolicy.exact())
     with watching(own) as seen:
-        report = window.arrange(chunks)
+        report = window.run(Arrange(chunks))
     assert seen.forwards == report.forwards
     assert report.forwards == 1 or not own.joins
     plain = Prefilled(own, chunks)

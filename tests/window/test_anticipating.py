@@ -10,6 +10,7 @@ import torch
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.patches import later_of
+from kamera.window import Append, Arrange, anticipate
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, Prefilled, Snapshot, make, rig, watching
@@ -33,7 +34,7 @@ def full(backbone, chunks: list[Chunk], policy=EXACT, **options: Any) -> KameraW
 
 
 def prepared(window: KameraWindow) -> KameraWindow:
-    window.anticipate()
+    anticipate(window)
     window.flush()
     return window
 
@@ -92,10 +93,10 @@ def test_a_wrong_guess_changes_nothing(operation):
                     one.evict(1)
                     report = one.append(chunks[3])
                 case "plan":
-                    report = one.run(one.plan_append(chunks[3]))
+                    report = one.run(one.plan(Append(chunks[3])))
                 case _:
                     _, report = one.respond(
-                        QUESTION, [*one.slots[1:], chunks[3]], max_new_tokens=1, do_sample=False
+                        QUESTION, Arrange([*one.slots[1:], chunks[3]]), max_new_tokens=1, do_sample=False
                     )
         return seen.spans, report
 

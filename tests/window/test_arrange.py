@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kamera import ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownSlot, WindowFull
+from kamera.window import Arrange
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import QUESTION, Prefilled, make, rig
@@ -47,7 +48,7 @@ def test_any_arrangement_equals_a_reprefill(data):
     for _ in range(3):
         order = data.draw(st.permutations(range(5)))[: data.draw(st.integers(1, 5))]
         slots = {s.chunk_id: s for s in window.slots}
-        report = window.arrange([slots.get(chunks[i].id, chunks[i]) for i in order])
+        report = window.run(Arrange([slots.get(chunks[i].id, chunks[i]) for i in order]))
         held = [chunks[i] for i in order]
         assert apart(window, held) <= CLOSE
         assert report.vision_encodes == 0 or any(c.id not in slots for c in held)
@@ -58,7 +59,7 @@ def test_a_kept_chunk_says_what_it_lacks():
     backbone, (a, b, c, d) = rig("qwen2_5_vl")
     window = make(backbone, None, a, b, c)
     slots = window.slots
-    report = window.arrange([slots[0], slots[2]], on_leave="keep")
+    report = window.run(Arrange([slots[0], slots[2]], on_leave="keep"))
     assert report.forwards == 0 and [s.guarantee for s in window.slots] == ["exact", "survivor"]
     window.insert(1, d, on_leave="keep")
     assert [s.guarantee for s in window.slots][::2] == ["exact", "near"]
@@ -68,7 +69,7 @@ def test_exact_prefills_behind_what_was_less():
     backbone, (a, b, c, d) = rig("qwen2_5_vl")
     window = make(backbone, None, a, b, c)
     window.slide()
-    window.arrange([*window.slots, d], on_leave="exact")
+    window.run(Arrange([*window.slots, d], on_leave="exact"))
     assert {s.guarantee for s in window.slots} == {"exact"}
     assert apart(window, [b, c, d]) <= CLOSE
 
@@ -76,7 +77,7 @@ def test_exact_prefills_behind_what_was_less():
 def test_a_window_of_exact_chunks_keeps_no_survivor():
     backbone, (a, b, c, _) = rig("qwen2_5_vl")
     window = make(backbone, None, a, b, c, policy=EXACT)
-    window.arrange(window.slots[1:], on_leave="keep")
+    window.run(Arrange(window.slots[1:], on_leave="keep"))
     assert [s.guarantee for s in window.slots] == ["exact", "exact"]
     assert apart(window, [b, c]) <= CLOSE
 
@@ -86,7 +87,7 @@ def test_a_removed_chunk_is_archived_and_can_be_recalled():
     window = make(backbone)
     window.append(a)
     window.append(b, archive="later")
-    report = window.arrange([window.slots[0], c])
+    report = window.run(Arrange([window.slots[0], c]))
     assert [s.chunk_id for s in report.evicted] == [b.id]
     assert window.recall(b.id).vision_encodes == 0
 
@@ -98,13 +99,13 @@ def test_a_wrong_arrangement_changes_nothing(wrong):
     other = make(backbone, None, c).slots[0]
     before, slots = window.next_token_logits(QUESTION), window.slots
     calls = {
-        "twice": (InvalidPermutation, lambda: window.arrange([slots[0], slots[0]])),
-        "stranger": (UnknownSlot, lambda: window.arrange([slots[0], other])),
+        "twice": (InvalidPermutation, lambda: window.run(Arrange([slots[0], slots[0]]))),
+        "stranger": (UnknownSlot, lambda: window.run(Arrange([slots[0], other]))),
         "index": (ValueError, lambda: window.insert(7, d)),
         "rule": (ValueError, lambda: window.insert(0, d, on_leave="maybe")),
         "room": (
             WindowFull,
-            lambda: window.arrange([*slots, c, d, backbone.chunk_from_tensors(range(3, 30))]),
+            lambda: window.run(Arrange([*slots, c, d, backbone.chunk_from_tensors(range(3, 30))])),
         ),
     }
     error, call = calls[wrong]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
-from kamera.window import Cost, Plan, read_trace
+from kamera.window import Arrange, Assemble, Cost, Plan, Replace, dependents, read_trace
 from tests.window.rig import FULL_RANK, SYSTEM, is_a_reprefill, live, make, rig, same_bits, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always", on_miss="form", certified=False)
@@ -46,10 +46,10 @@ def test_an_assembly_runs_what_its_plan_showed_and_no_order_runs_less(random: Ra
     window.flush()
     there = {slot.chunk_id: slot for slot in window.slots}
     costs = [
-        ran(window.plan_arrange([there.get(c.id, c) for c in order]).cost)
+        ran(window.plan(Arrange([there.get(c.id, c) for c in order])).cost)
         for order in itertools.permutations(chunks)
     ]
-    shown = window.plan_assemble(chunks)
+    shown = window.plan(Assemble(chunks))
     assert ran(shown.cost) == min(costs)
     with watching(backbone) as seen:
         report = window.run(shown)
@@ -65,11 +65,11 @@ def test_a_stored_order_is_assembled_from_ids_without_a_forward_or_an_encode():
     window = make(backbone, store, policy=SERVING)
     ids = [chunk.id for chunk in chunks]
     with watching(backbone) as seen:
-        report = window.assemble(ids)
+        report = window.run(Assemble(ids))
     assert (spent(seen), seen.encodes, report.tokens_recomputed) == ((0, 0), 0, 0)
     assert [ids.index(slot.chunk_id) for slot in window.slots] == [2, 0, 3, 1]
     with watching(backbone) as seen:
-        window.assemble([*ids, ids[0], window[1]], order="given")  # one that is given twice stands once
+        window.run(Assemble([*ids, ids[0], window[1]], order="given"))  # one that is given twice stands once
     assert spent(seen) != (0, 0)
     assert [slot.chunk_id for slot in window.slots] == ids
 
@@ -79,7 +79,7 @@ def test_a_chunk_of_the_window_keeps_its_kv_and_others_leave():
     window = make(backbone, None, *chunks[:3], policy=SERVING)
     window.flush()
     first, kv = window[0], live(window, 0)
-    report = window.assemble([chunks[3], window[0]])
+    report = window.run(Assemble([chunks[3], window[0]]))
     assert [slot.chunk_id for slot in window.slots] == [chunks[0].id, chunks[3].id]
     assert window[0].number == first.number and same_bits(live(window, 0), kv)
     assert {slot.chunk_id for slot in report.evicted} == {chunks[1].id, chunks[2].id}
@@ -89,20 +89,20 @@ def test_a_chunk_of_the_window_keeps_its_kv_and_others_leave():
 def test_chunks_that_do_not_fit_are_named_and_the_first_ones_stand():
     backbone, chunks = rig("qwen2_5_vl", 4)
     window = make(backbone, None, policy=SERVING, max_tokens=4 + 2 * 12 + 5)
-    report = window.assemble(chunks)
+    report = window.run(Assemble(chunks))
     assert {slot.chunk_id for slot in window.slots} == {chunks[i].id for i in (0, 1, 3)}
     assert any(f"do not fit: {chunks[2].id[:12]}" in note for note in report.notes)
-    window.assemble(chunks, max_tokens=4 + 12)
+    window.run(Assemble(chunks, max_tokens=4 + 12))
     assert [slot.chunk_id for slot in window.slots] == [chunks[0].id]
     with pytest.raises(WindowFull, match="none of 4 chunks fits"):
-        window.assemble(chunks, max_tokens=6)
+        window.run(Assemble(chunks, max_tokens=6))
     assert len(window) == 1
 
 
 def test_a_plan_that_was_written_down_runs_and_brings_stored_chunks_by_their_ids():
     backbone, chunks = rig("qwen2_5_vl", 4)
     window = make(backbone, filled([(1, 0)], chunks, backbone), policy=SERVING)
-    shown = window.plan_assemble([chunks[0].id, chunks[1].id, chunks[2]])
+    shown = window.plan(Assemble([chunks[0].id, chunks[1].id, chunks[2]]))
     window.run(Plan.from_json(shown.to_json()), chunks=[chunks[2]])
     assert tuple(slot.chunk_id for slot in window.slots) == shown.after.chunk_ids
     assert shown.after.chunk_ids == (chunks[1].id, chunks[0].id, chunks[2].id)
@@ -120,21 +120,21 @@ def test_a_plan_that_was_written_down_runs_and_brings_stored_chunks_by_their_ids
 def test_an_assembly_that_cannot_be_meant_is_refused(chunks, options, says):
     backbone, _ = rig("qwen2_5_vl", 1)
     with pytest.raises(ValueError, match=says):
-        make(backbone).assemble(chunks, **options)
+        make(backbone).run(Assemble(chunks, **options))
 
 
 def test_a_string_is_the_id_of_a_stored_chunk_and_never_text():
     backbone, chunks = rig("qwen2_5_vl", 2)
     window = make(backbone, None, chunks[0])
     with pytest.raises(UnknownChunk):
-        window.assemble([chunks[0], "no such chunk"])
+        window.run(Assemble([chunks[0], "no such chunk"]))
     assert [slot.chunk_id for slot in window.slots] == [chunks[0].id]
 
 
 def test_a_trace_tells_which_chunks_an_assembly_placed(tmp_path):
     backbone, chunks = rig("qwen2_5_vl", 4)
     window = make(backbone, None, *chunks[:2], policy=SERVING, trace=tmp_path / "t")
-    window.assemble([*chunks[:2], chunks[2]])
+    window.run(Assemble([*chunks[:2], chunks[2]]))
     *_, event = read_trace(tmp_path / "t")
     assert (event.operation, event.placed, len(event.report.slots)) == ("assemble", 2, 3)
 
@@ -152,7 +152,7 @@ def test_a_cascade_is_what_a_departure_with_a_repair_runs(policy, stored):
         window.flush()
         slots = window.slots
         with watching(backbone) as seen:
-            cascade = window.dependents(index)
+            cascade = dependents(window, index)
         assert (spent(seen), window.slots) == ((0, 0), slots)
         assert [d.slot for d in cascade.dependents] == list(slots[index + 1 :])
         tokens = [d.left.tokens for d in cascade.dependents]
@@ -171,11 +171,11 @@ def test_a_cascade_is_what_a_changed_chunk_costs_those_behind_it(policy):
     backbone, chunks = rig("qwen2_5_vl", 4)
     window = make(backbone, None, *chunks[:3], policy=policy)
     window.flush()
-    cascade = window.dependents(1)
+    cascade = dependents(window, 1)
     other = backbone.chunk_from_tensors(chunks[3].input_ids.repeat(2))
     first = make(backbone, None, chunks[0], policy=policy)
     first.flush()
-    whole, own = window.plan_replace(1, other).cost, first.plan_arrange([first[0], other]).cost
+    whole, own = window.plan(Replace(1, other)).cost, first.plan(Arrange([first[0], other])).cost
     assert ran(cascade.changed) == (whole.tokens - own.tokens, whole.forwards - own.forwards)
     assert [d.slot.chunk_id for d in cascade.dependents] == [chunks[2].id]
     assert cascade.dependents[0].changed == cascade.changed
@@ -188,8 +188,8 @@ def test_a_blind_chunk_stands_on_nothing():
     window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="blind", certified=False))
     for chunk in chunks:
         window.append(chunk)
-    cascade = window.dependents(0)
+    cascade = dependents(window, 0)
     assert cascade.dependents == () and window[2].guarantee == "blind"
     assert cascade.left.tokens > 0, "a repair prefills blind chunks too"
     with pytest.raises(UnknownSlot):
-        window.dependents(7)
+        dependents(window, 7)

@@ -13,7 +13,7 @@ from kamera.engines.hf.witness import _few
 from kamera.errors import AuditFailed
 from kamera.ops import kernels, kv_map
 from kamera.store.metrics import Metrics
-from kamera.window.audit import Auditor, Candidate, Served, _candidate, audited, auditor_of
+from kamera.window.audit import AuditCandidate, Auditor, Served, _candidate, audited, auditor_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_reprefill, make, rig, watching
 
@@ -91,9 +91,9 @@ def test_audits_are_later_work_on_the_account_and_in_no_report():
     assert sum(report.forwards for report in reports) + anchor + question == usage.now.forwards
 
 
-def slots(*tokens: int, runs: int = 1) -> list[Candidate]:
+def slots(*tokens: int, runs: int = 1) -> list[AuditCandidate]:
     """Served slots of so many tokens, whose audits run ``runs`` times as many."""
-    return [Candidate(i, n, runs * n) for i, n in enumerate(tokens)]
+    return [AuditCandidate(i, n, runs * n) for i, n in enumerate(tokens)]
 
 
 def test_a_share_of_all_windows_slots_is_audited():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.window import Arrange, cut
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Prefilled, rig, watching
@@ -30,7 +31,7 @@ def test_a_cut_changes_no_bit_and_runs_nothing(family):
     window, a, b = window_of(family)
     want = window.next_token_logits(QUESTION)
     with watching(window.backbone, probes=True) as seen:
-        parts = window.cut(1, [3, 8])
+        parts = cut(window, 1, [3, 8])
     assert seen.forwards == 0
     assert [slot.length for slot in parts] == [3, 5, 4]
     assert [slot.start - parts[0].start for slot in parts] == [0, 3, 8]
@@ -44,10 +45,10 @@ def test_a_cut_changes_no_bit_and_runs_nothing(family):
 def test_what_stands_behind_a_cut_is_exact_and_what_a_part_leaves_is_repaired(family):
     window, a, b = window_of(family)
     with watching(window.backbone, probes=True) as seen:
-        parts = window.cut(1, [5])
-        window.arrange([*window.slots])
+        parts = cut(window, 1, [5])
+        window.run(Arrange([*window.slots]))
     assert seen.forwards == 0, "all that stand know the parts as antecedents"
-    window.arrange([window[0], parts[0], window[3]])
+    window.run(Arrange([window[0], parts[0], window[3]]))
     first = window.backbone.chunk_from_tensors(IDS[:5])
     assert (
         relative(window.next_token_logits(QUESTION), Prefilled(window.backbone, [a, first, b]).logits) <= 1e-4
@@ -56,12 +57,12 @@ def test_what_stands_behind_a_cut_is_exact_and_what_a_part_leaves_is_repaired(fa
 
 def test_a_part_stays_as_the_survivor_that_the_whole_would_be():
     window, a, _ = window_of("qwen2_5_vl", STREAMING)
-    window.arrange([window[1], window[2]], on_leave="keep")
-    parts = window.cut(0, [5])
+    window.run(Arrange([window[1], window[2]], on_leave="keep"))
+    parts = cut(window, 0, [5])
     assert {slot.guarantee for slot in parts} == {"survivor"}
     assert parts[1].antecedents == (a.id, parts[0].chunk_id)
     with watching(window.backbone, probes=True) as seen:
-        window.arrange([parts[0], window[2]], on_leave="keep")
+        window.run(Arrange([parts[0], window[2]], on_leave="keep"))
         window.flush()
     assert seen.forwards == 1, "the part that left is archived later"
     assert {slot.guarantee for slot in window} == {"survivor"}
@@ -69,7 +70,7 @@ def test_a_part_stays_as_the_survivor_that_the_whole_would_be():
 
 def test_a_part_is_archived_when_it_leaves_and_a_cut_window_is_saved(tmp_path):
     window, *_ = window_of("qwen2_5_vl")
-    parts = window.cut(1, [5])
+    parts = cut(window, 1, [5])
     want = window.next_token_logits(QUESTION)
     window.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", window.backbone, ChunkStore.open("memory://"))
@@ -77,20 +78,20 @@ def test_a_part_is_archived_when_it_leaves_and_a_cut_window_is_saved(tmp_path):
     window.evict(parts[1])
     assert window.recall(parts[1].chunk_id).slot.length == 7
     fork = window.fork()
-    fork.cut(1, [2])
+    cut(fork, 1, [2])
     assert len(fork) == len(window) + 1, "a fork is cut alone"
 
 
 def test_a_picture_and_a_canonical_are_not_cut():
     window, *_ = window_of("qwen2_5_vl")
-    assert window.cut(0, [3]) == (window[0],) and window.cut(2, [3]) == (window[2],)
+    assert cut(window, 0, [3]) == (window[0],) and cut(window, 2, [3]) == (window[2],)
     window.condition(1, False)
-    assert window.cut(1, [3]) == (window[1],), "it shows its canonical"
+    assert cut(window, 1, [3]) == (window[1],), "it shows its canonical"
     window.condition(1, True)
     alone = KameraWindow(window.backbone, ChunkStore.open("memory://"), SYSTEM, policy=EXACT)
     alone.append(window.backbone.chunk_from_tensors(IDS))
-    assert len(alone.cut(0, [3])) == 1, "a leading text is its canonical"
+    assert len(cut(alone, 0, [3])) == 1, "a leading text is its canonical"
     for outside in ([0], [12], [5, 5], [8, 3]):
         with pytest.raises(ValueError, match="ascending tokens inside"):
-            window.cut(1, outside)
+            cut(window, 1, outside)
     assert len(window) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.patches.standing import compact_positions
+from kamera.patches.chunks import compact_positions
 from kamera.window import seating
 from tests.engines.compare import relative, worst
 from tests.models import tiny

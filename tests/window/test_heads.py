@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import Chunk, ChunkStore, ReusePolicy
+from kamera.window import Arrange, Replace
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig
@@ -37,7 +38,7 @@ def test_an_edited_text_is_prefilled_from_its_first_change(family, policy):
     backbone, (a, b, *_) = rig(family)
     window = make(backbone, None, a, text(backbone, WHOLE), policy=policy)
     new = edited(backbone)
-    planned = window.plan_replace(1, new)
+    planned = window.plan(Replace(1, new))
     report = window.replace(1, new)
     assert (report.forwards, report.tokens_recomputed) == (planned.cost.forwards, planned.cost.tokens)
     assert report.tokens_recomputed == 7 * (1 if policy is EXACT else 2)  # in context, and for the store
@@ -80,7 +81,7 @@ def test_behind_another_context_nothing_of_it_is_taken():
     for order in ([b, new], [a, b, new]):
         branch = window.fork()
         held = {slot.chunk_id: slot for slot in branch.slots}
-        report = branch.arrange([held.get(chunk.id, chunk) for chunk in order])
+        report = branch.run(Arrange([held.get(chunk.id, chunk) for chunk in order]))
         assert report.tokens_recomputed >= b.num_tokens + new.num_tokens
         assert off(branch, order) <= 1e-4
 
@@ -92,14 +93,14 @@ def test_patched_kv_is_not_taken_and_a_short_head_at_its_own_place_alone():
     window = make(backbone, store, a, b, whole, policy=FORM)
     assert window.slots[2].guarantee == "patched"
     new = edited(backbone)
-    assert window.plan_replace(2, new).heads == {}
+    assert window.plan(Replace(2, new)).heads == {}
     window.replace(2, new)
     assert off(window, [a, b, new]) <= 1e-4
     exact = make(backbone, None, a, whole, policy=EXACT)
-    assert list(exact.plan_replace(1, edited(backbone, head=8)).heads.values()) == [8]
+    assert list(exact.plan(Replace(1, edited(backbone, head=8))).heads.values()) == [8]
     short = edited(backbone, head=7)
-    assert list(exact.plan_replace(1, short).heads.values()) == [7], "at the place of what it replaces"
-    assert exact.plan_arrange([exact[0], b, short]).heads == {}
+    assert list(exact.plan(Replace(1, short)).heads.values()) == [7], "at the place of what it replaces"
+    assert exact.plan(Arrange([exact[0], b, short])).heads == {}
 
 
 def test_after_a_slide_a_head_stands_where_it_was_computed():
@@ -107,7 +108,7 @@ def test_after_a_slide_a_head_stands_where_it_was_computed():
     window = make(backbone, None, a, b, text(backbone, WHOLE), policy=FORM)
     window.slide()  # the text is a survivor, and still knows a
     new = edited(backbone)
-    assert window.plan_replace(1, new).heads == {}
+    assert window.plan(Replace(1, new)).heads == {}
     window.replace(1, new, on_leave="exact")
     assert off(window, [b, new]) <= 1e-4
 
@@ -133,7 +134,7 @@ def test_any_edits_of_texts_equal_a_reprefill(data):
         for slot in reversed(window.slots):
             held[slot.chunk_id] = slot
         order = [held.pop(c.id, c) for c in chunks]
-        planned = window.plan_arrange(order)
-        report = window.arrange(order)
+        planned = window.plan(Arrange(order))
+        report = window.run(Arrange(order))
         assert report.tokens_recomputed == planned.cost.tokens
         assert off(window, chunks) <= 1e-4

@@ -14,7 +14,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
 from kamera.patches import later_of
 from kamera.window import Report, SlotReport, Trace, WindowMemory, read_trace
-from kamera.window.html import slot_table
+from kamera.window.report import slot_table
 from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Snapshot, guarantees, make, rig, watching
 from tests.window.test_errors import assert_refused

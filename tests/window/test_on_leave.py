@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.window import requests
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
 
 REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", forms="always")
@@ -29,7 +30,7 @@ def of_five() -> ChunkStore:
 def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
     """What the chunks that stay are worth, and the forwards that costs; a plan says the same before."""
     given = () if way == "slide" else (0,)
-    planned = getattr(window, f"plan_{way}")(*given)
+    planned = window.plan(getattr(requests, way.title())(*given))
     with watching(window.backbone) as seen:
         report = getattr(window, way)(*given)
     assert planned.cost.forwards == report.forwards == seen.forwards

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.engines import PositionLimits
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.window import Cost, ReusePolicy
 from kamera.window.placement import BEAM, EXACT_UP_TO
@@ -76,11 +77,12 @@ class Line:
     def behind(self, chunk_ids: Sequence[str]) -> tuple[int, ...]:
         return (ANCHOR + sum(LENGTHS[name] for name in chunk_ids),)
 
+    def form(self, chunk_id: str) -> None:
+        """Each runs alone."""
+
 
 def limits(max_tokens: int | None = None, joins: bool = True) -> Limits:
-    return Limits(
-        ANCHOR, 2**31, max_tokens, "compact", False, lambda spot: None, Line(), phased=8, joins=joins
-    )
+    return Limits(ANCHOR, PositionLimits(), max_tokens, "compact", False, Line(), phased=8, joins=joins)
 
 
 def new(names: Sequence[str]) -> list[Newcomer]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kamera import window
+from kamera.engines import PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
 from kamera.ops import PatchBudget, Proof
 from kamera.window import ReusePolicy
@@ -89,9 +90,15 @@ class Line:
     def behind(self, chunk_ids: Sequence[str]) -> tuple[int, ...]:
         return (ANCHOR + LENGTH * len(chunk_ids),)
 
+    def form(self, chunk_id: str) -> None:
+        """Each runs alone."""
 
-def limits(max_tokens: int | None = None, last: int = 2**31, check=lambda spot: None) -> Limits:
-    return Limits(ANCHOR, last, max_tokens, "compact", False, check, Line())
+
+NO_LIMIT = PositionLimits()
+
+
+def limits(max_tokens: int | None = None, reach: PositionLimits = NO_LIMIT) -> Limits:
+    return Limits(ANCHOR, reach, max_tokens, "compact", False, Line())
 
 
 def standing(*names: str, **changed: Seat) -> Seats:
@@ -310,12 +317,9 @@ def test_a_chunk_that_changes_shape_does_not_move():
 
 
 def test_a_position_past_the_limit_is_refused_at_planning():
-    def check(spot: Spot) -> None:
-        if spot.top >= 20:
-            raise NotRelocatable("too far")
-
-    with pytest.raises(NotRelocatable):
-        decided(Append(new("b"), "now"), standing("a"), everything("a"), POLICY, limits(check=check))
+    reach = PositionLimits(below=20, reason="too far")
+    with pytest.raises(NotRelocatable, match="too far"):
+        decided(Append(new("b"), "now"), standing("a"), everything("a"), POLICY, limits(reach=reach))
 
 
 def test_a_plan_changes_nothing_it_was_given():

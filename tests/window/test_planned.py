@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, PolicyRefused, UnknownChunk, WindowFull
+from kamera.window import Append, Arrange, Condition, Evict, Insert, Reorder, Replace, requests
 from kamera.window.steps import Cost
 from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
 
@@ -78,7 +79,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
         verb, given_, options = asked(window, chunks, operation)
         window.flush()  # a plan tells of the store as it is, which later work still changes
         try:
-            planned = getattr(window, f"plan_{verb}")(*given_, **options)
+            planned = window.plan(getattr(requests, verb.title())(*given_, **options))
         except (KameraError, ValueError, IndexError) as error:
             with pytest.raises(type(error)):
                 getattr(window, verb)(*given_, **options)
@@ -111,15 +112,15 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         slots, held = window.slots, store.ls()
         with watching(backbone) as seen:
             plans = [
-                window.plan_append(chunks[3]),
+                window.plan(Append(chunks[3])),
                 window.plan_recall(chunks[1].id),
                 window.plan_slide(),
-                window.plan_evict(1),
-                window.plan_reorder([2, 1, 0]),
-                window.plan_insert(0, chunks[3]),
-                window.plan_replace(0, chunks[3]),
-                window.plan_arrange([window[2], chunks[3]]),
-                window.plan_condition(1, False),
+                window.plan(Evict(1)),
+                window.plan(Reorder([2, 1, 0])),
+                window.plan(Insert(0, chunks[3])),
+                window.plan(Replace(0, chunks[3])),
+                window.plan(Arrange([window[2], chunks[3]])),
+                window.plan(Condition(1, False)),
             ]
         assert (seen.forwards, seen.encodes) == (0, 0)
         assert (window.slots, store.ls()) == (slots, held)
@@ -147,4 +148,4 @@ def test_exact_only_behind_a_clean_view_is_refused_in_the_plan():
     window = make(backbone, None, *chunks[:2], policy=POLICIES["exact"])
     window.condition(1, False)
     with pytest.raises(PolicyRefused):
-        window.plan_append(chunks[2])
+        window.plan(Append(chunks[2]))

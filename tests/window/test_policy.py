@@ -11,7 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
 from kamera.patches import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.patches.near import divergence
-from kamera.patches.orderings import balanced, how_many, orderings
+from kamera.patches.orbit import balanced, how_many, orderings
 from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
 from tests.engines.compare import worst

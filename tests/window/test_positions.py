@@ -10,7 +10,7 @@ import torch
 from kamera import Backbone, ReusePolicy
 from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
-from kamera.patches.standing import compact_positions
+from kamera.patches.chunks import compact_positions
 from kamera.window import seating
 from kamera.window.state import WindowState
 from tests.engines.compare import relative, worst

@@ -16,6 +16,7 @@ from kamera.patches import Worth, later_of
 from kamera.patches.identity import EVERY
 from kamera.store import Context, StoreAdmin, probe_text
 from kamera.store.probes import compare
+from kamera.window import Append
 from tests.engines import changes
 from tests.models import processors, samples, tiny
 from tests.window.rig import QUESTION, inventory, make, same_bits, watching
@@ -185,7 +186,7 @@ def test_plans_are_no_occasion_for_a_probe():
     window = make(backbone)
     with watching(backbone, probes=True) as seen:
         for _ in range(2 * EVERY):
-            window.plan_append(backbone.chunk_from_tensors(torch.arange(5, 9)))
+            window.plan(Append(backbone.chunk_from_tensors(torch.arange(5, 9))))
         window.flush()
         assert seen.forwards == 0
         for _ in range(EVERY):

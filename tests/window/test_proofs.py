@@ -15,6 +15,7 @@ from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
 from kamera.ops.proof import KV_BOUND
 from kamera.patches import Prover, prefill_anchor
 from kamera.patches.proving import DOUBLINGS
+from kamera.window import Append
 from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.engines.compare import worst
@@ -305,7 +306,7 @@ def test_proofs_are_later_work_and_in_no_report(pieces):
     probe = window.usage().later
     window.next_token_logits(QUESTION)
     for chunk in (a, b, c):
-        plan = window.plan_append(chunk)
+        plan = window.plan(Append(chunk))
         report = window.append(chunk)
         assert (report.forwards, report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
     window.flush()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kamera import Chunk, KameraWindow, ReusePolicy
 from kamera.errors import NonFiniteKV, WindowFull
+from kamera.window import Arrange
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -54,7 +55,7 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     backbone, chunks = rig(family)
     window = make(backbone, policy=EXACT)
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, chunks[:3], **OPTIONS)
+        answer, report = window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     plain = Prefilled(backbone, chunks[:3])
     assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()
     assert seen.forwards == report.forwards + NEW - (1 if backbone.joins else 0)
@@ -65,7 +66,7 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     text = said_by(window)
     following = [text, chunks[3]]
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, [*window.slots, *following], **OPTIONS)
+        answer, report = window.respond(QUESTION, Arrange([*window.slots, *following]), **OPTIONS)
     rest = text.num_tokens - (len(QUESTION) + NEW - 1) + chunks[3].num_tokens
     assert report.tokens_recomputed == rest
     assert sum(seen.spans) == rest + len(QUESTION) + NEW - 1
@@ -82,8 +83,8 @@ def test_an_answer_in_other_ways_than_token_by_token_takes_a_forward_of_its_own(
     given = {**OPTIONS, **options}
     both = make(backbone, policy=EXACT), make(backbone, policy=EXACT)
     torch.manual_seed(0)
-    answer, report = both[0].respond(QUESTION, chunks, **given)
-    both[1].arrange(chunks)
+    answer, report = both[0].respond(QUESTION, Arrange(chunks), **given)
+    both[1].run(Arrange(chunks))
     torch.manual_seed(0)
     assert answer.tolist() == both[1].generate(QUESTION, **given).tolist()
     assert off(both[0], chunks) <= ROUNDING
@@ -95,7 +96,7 @@ def test_a_response_is_one_answer():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
     with watching(backbone) as seen, pytest.raises(ValueError, match="num_return_sequences=2"):
-        window.respond(QUESTION, chunks, num_return_sequences=2, num_beams=2)
+        window.respond(QUESTION, Arrange(chunks), num_return_sequences=2, num_beams=2)
     assert (seen.forwards, len(window)) == (0, 0)
 
 
@@ -103,7 +104,7 @@ def test_an_unchanged_window_answers_without_a_prefill_and_goes_on_from_what_was
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks, policy=EXACT)
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, window.slots, **OPTIONS)
+        answer, report = window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
     assert (report.forwards, report.tokens_recomputed) == (0, 0)
     assert seen.spans == [len(QUESTION), *[1] * (NEW - 1)]
     assert answer.tolist() == window.generate(QUESTION, **OPTIONS).tolist()
@@ -130,9 +131,9 @@ def test_an_answer_that_breaks_off_leaves_the_window_as_it_was():
             pass
 
     with pytest.raises(OSError, match="the client is gone"):
-        window.respond(QUESTION, [*window.slots, *chunks[1:]], streamer=Torn(), **OPTIONS)
+        window.respond(QUESTION, Arrange([*window.slots, *chunks[1:]]), streamer=Torn(), **OPTIONS)
     assert before.matches(window)
-    answer, _ = window.respond(QUESTION, [*window.slots, *chunks[1:]], **OPTIONS)
+    answer, _ = window.respond(QUESTION, Arrange([*window.slots, *chunks[1:]]), **OPTIONS)
     assert answer.tolist() == Prefilled(backbone, chunks).generate(**OPTIONS)[0].tolist()
 
 
@@ -149,11 +150,11 @@ def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_
             pass
 
     bad = [*window.slots, backbone.chunk_from_tensors([9, OVERFLOWS, 10])]
-    assert_refused(window, lambda: window.respond(QUESTION, bad, streamer=Streamer(), **OPTIONS))
+    assert_refused(window, lambda: window.respond(QUESTION, Arrange(bad), streamer=Streamer(), **OPTIONS))
     assert len(heard) == len(SYSTEM) + 3 + 3 + len(QUESTION), "the prompt, and no token of an answer"
     with pytest.raises(NonFiniteKV):
         window.append(backbone.chunk_from_tensors([9, OVERFLOWS]))
-    window.respond(torch.tensor([9, OVERFLOWS]), window.slots, **OPTIONS)
+    window.respond(torch.tensor([9, OVERFLOWS]), Arrange(window.slots), **OPTIONS)
     assert window._state.said is None
 
 
@@ -161,7 +162,7 @@ def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_
 def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
     backbone, chunks = rig("llama_mqa")
     window = make(backbone, policy=EXACT if change != "condition" else None)
-    window.respond(QUESTION, chunks[:3], **OPTIONS)
+    window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
     given = {
         "slide": (),
@@ -184,7 +185,7 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
     room = len(SYSTEM) + sum(c.num_tokens for c in chunks[:3]) + 2
     lax = ReusePolicy(minimum="survivor", rank=64)
     window = make(backbone, policy=lax, max_tokens=room, positions="keep", on_leave="keep")
-    window.respond(QUESTION, chunks[:3], **OPTIONS)
+    window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
     spot = window._state.said.seat.spot.low
     report = window.append(text)
@@ -197,7 +198,7 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
 def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
-    window.respond(QUESTION, chunks[:2], **OPTIONS)
+    window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
     without = window.fork()
     without._state = dataclasses.replace(without._state, said=None)
     held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
@@ -215,7 +216,7 @@ def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
 def test_a_withheld_context_takes_over_nothing_that_was_said_before():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
-    window.respond(QUESTION, chunks[:2], **OPTIONS)
+    window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
     text = said_by(window)
     window.store.withheld.add(window.context, "an audit, says the test")
     assert window.append(text).tokens_recomputed >= text.num_tokens
@@ -226,7 +227,7 @@ def test_a_window_that_is_full_refuses_before_anything_runs():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT, max_tokens=len(SYSTEM) + chunks[0].num_tokens)
     with watching(backbone) as seen, pytest.raises(WindowFull):
-        window.respond(QUESTION, chunks[:2], **OPTIONS)
+        window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
     assert (seen.forwards, len(window)) == (0, 0)
 
 
@@ -235,7 +236,7 @@ def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_
     lax = ReusePolicy(minimum="survivor", rank=64)
     window = make(backbone, None, *chunks[:3], policy=lax)
     window.slide()
-    window.respond(QUESTION, [*window.slots, chunks[3]], on_leave="keep", **OPTIONS)
+    window.respond(QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
     text, apart = said_by(window), window.fork()
     apart._state = dataclasses.replace(apart._state, said=None)
     assert window.append(text).tokens_recomputed == 2
@@ -268,9 +269,9 @@ def test_any_turns_and_edits_equal_a_reprefill(data):
         for slot in reversed(window.slots):
             held[slot.chunk_id] = slot
         given_ = [held.pop(c.id, c) for c in order]
-        planned = window.plan_arrange(given_)
+        planned = window.plan(Arrange(given_))
         question = samples.text_ids(data.draw(st.integers(1, 3)), seed=data.draw(st.integers(20, 23)))
-        answer, report = window.respond(question, given_, **OPTIONS)
+        answer, report = window.respond(question, Arrange(given_), **OPTIONS)
         assert (report.forwards, report.tokens_recomputed) == (planned.cost.forwards, planned.cost.tokens)
         plain = Prefilled(backbone, order, question)
         assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, StalePlan, UnknownChunk
-from kamera.window import Append, Arrange, Plan, Slide
+from kamera.window import Append, Arrange, Evict, Plan, Reorder, Slide, requests
 from tests.engines.compare import worst
 from tests.window.rig import FULL_RANK, QUESTION, make
 from tests.window.test_planned import OPERATIONS, POLICIES, asked, pieces
@@ -36,7 +36,7 @@ def test_a_plan_that_is_run_leaves_what_its_operation_leaves(name, operations, w
         verb, given_, options = asked(here, chunks, operation)
         here.flush(), there.flush()
         try:
-            plan = getattr(there, f"plan_{verb}")(*given_, **options)
+            plan = there.plan(getattr(requests, verb.title())(*given_, **options))
         except (KameraError, ValueError, IndexError) as error:
             with pytest.raises(type(error)):
                 getattr(here, verb)(*given_, **options)
@@ -88,7 +88,7 @@ def test_a_plan_with_any_one_value_changed_is_refused_or_does_the_same():
     """Of a written plan nothing is believed: what runs is what the window itself would do."""
     backbone, chunks = pieces()
     window = make(backbone, None, *chunks[:3], policy=ReusePolicy(rank=FULL_RANK))
-    text = window.plan_evict(1).to_json()
+    text = window.plan(Evict(1)).to_json()
     expected = window.fork()
     expected.run(Plan.from_json(text))
     document = json.loads(text)
@@ -109,7 +109,7 @@ def test_a_plan_with_any_one_value_changed_is_refused_or_does_the_same():
 def test_a_plan_of_another_state_is_stale():
     backbone, chunks = pieces()
     window = make(backbone, None, *chunks[:3])
-    slide, order = window.plan_slide(), window.plan_reorder([2, 0, 1])
+    slide, order = window.plan_slide(), window.plan(Reorder([2, 0, 1]))
     window.run(order)
     before = facts(window)
     for stale in (slide, order, Plan.from_json(slide.to_json())):

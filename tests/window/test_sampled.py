@@ -12,6 +12,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Sampling, Span
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
+from kamera.window import Append, Arrange, Assemble
 from kamera.window.audit import Served, audited
 from kamera.window.steps import Plan, Sample
 from tests.engines.compare import worst
@@ -90,7 +91,7 @@ def test_what_is_prefilled_between_samples_shares_their_forward():
     backbone, chunks = rig("qwen2_5_vl", 5)
     window = make(backbone, None, *chunks[:4], policy=POLICY)
     with watching(backbone) as seen:
-        window.arrange([window[0], chunks[4], window[2], window[3]])
+        window.run(Arrange([window[0], chunks[4], window[2], window[3]]))
     wanted = chunks[4].num_tokens + count(chunks[2].num_tokens) + count(chunks[3].num_tokens)
     assert (seen.forwards, seen.tokens) == (1, wanted)
     assert guarantees(window) == ["exact", "exact", "sampled", "sampled"]
@@ -267,7 +268,7 @@ def test_a_plan_runs_nothing_where_the_stored_canonical_is_damaged(tmp_path):
         path.write_bytes(data)
         window = make(backbone, store, chunks[0], policy=POLICY)
         with watching(backbone) as seen:
-            plan = window.plan_append(chunks[1])
+            plan = window.plan(Append(chunks[1]))
         assert seen.forwards == 0
         assert [type(step).__name__ for step in plan.steps] == ["Prefill", "Keep"]
         assert window.append(chunks[1]).slot.guarantee == "exact"
@@ -298,6 +299,6 @@ def test_a_plan_of_many_orders_reads_and_compares_each_chunk_once(monkeypatch):
     # the process holds the last designs, which another test may have made of the same chunks
     monkeypatch.setattr("kamera.window.sampling._canonical", OrderedDict())
     window = make(backbone, store, policy=POLICY)
-    report = window.assemble(chunks)
+    report = window.run(Assemble(chunks))
     assert guarantees(window) == ["exact"] + ["sampled"] * 4
     assert (report.forwards, len(made)) == (1, 5), "once a chunk, for the plan and its run"

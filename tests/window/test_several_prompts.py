@@ -10,6 +10,7 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
+from kamera.window import Append
 from kamera.window.steps import Cost, Harvest, Place
 from tests.models import tiny
 from tests.store.builders import file_of, flip
@@ -63,7 +64,7 @@ def test_a_picture_is_encoded_once_for_all_prompts(family, store):
     window(backbone, store, PLANNER, *chunks[:2])
     other = window(backbone, store, GROUNDER)
     for chunk in chunks[:2]:
-        assert other.plan_append(chunk).cost.encodes == 0
+        assert other.plan(Append(chunk)).cost.encodes == 0
         with watching(backbone) as seen:
             assert other.append(chunk).vision_encodes == seen.encodes == 0
     assert torch.equal(logits(other), unshared(backbone, GROUNDER, *chunks[:2]))
@@ -110,7 +111,7 @@ def test_a_canonical_without_its_encoding_is_a_named_miss(pieces, store):
     StoreAdmin(store).delete(lost)
     with pytest.raises(UnknownChunk, match=r"the encoding of chunk .* append its content again"):
         made.recall(chunks[0].id)
-    planned = made.plan_append(chunks[0]).cost
+    planned = made.plan(Append(chunks[0])).cost
     report = made.append(chunks[0])
     assert report.vision_encodes == planned.encodes == 1
     made.flush()
@@ -240,14 +241,14 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
     size = StoreAdmin(store).stats().bytes
     first = window(backbone, store, GROUNDER, policy=PATCHED)
     for i, chunk in enumerate(chunks[:2]):
-        plan = first.plan_append(chunk)
+        plan = first.plan(Append(chunk))
         assert [s.base[:8] for s in plan.steps if isinstance(s, Harvest)] == [tensor_anchor(store)]
         report = first.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (1, 0, "exact"), i
         assert plan.cost == Cost(1, chunk.num_tokens, 0)
     later = window(backbone, store, GROUNDER, policy=PATCHED)
     for chunk in chunks[:2]:
-        plan = later.plan_append(chunk)
+        plan = later.plan(Append(chunk))
         assert [s.patch.base[:8] for s in plan.steps if isinstance(s, Place)] == [tensor_anchor(store)]
         report = later.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (0, 0, "patched")
@@ -282,7 +283,7 @@ def test_no_base_of_another_tenant_or_form(other, pieces, tmp_path):
     options = {"tenant": "acme"} if other == "tenant" else {"kv": "int8"}
     with ChunkStore.open(tmp_path / "s", **options) as theirs:
         made = window(backbone, theirs, GROUNDER, policy=PATCHED)
-        assert not [s for s in made.plan_append(chunks[0]).steps if isinstance(s, Harvest) and s.base]
+        assert not [s for s in made.plan(Append(chunks[0])).steps if isinstance(s, Harvest) and s.base]
         report = made.append(chunks[0])
         assert report.slot.guarantee == "exact" and report.vision_encodes == (other == "tenant")
 

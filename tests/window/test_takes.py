@@ -9,7 +9,7 @@ from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.ops import kv_concat, kv_slice, kv_tokens, relocate_kv
-from kamera.window import Plan
+from kamera.window import Arrange, Plan
 from tests.engines.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, GREEDY, QUESTION, guarantees, live, make, rig
@@ -44,8 +44,8 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
     layout, axes, new = window.backbone.layout, window.backbone.axes, whole(window)
     old = [live(window, i) for i in range(4)]
     starts = [slot.position for slot in window.slots]
-    plan = window.plan_arrange([new, window[3]], on_leave="keep")
-    report = window.arrange([new, window[3]], on_leave="keep")
+    plan = window.plan(Arrange([new, window[3]], on_leave="keep"))
+    report = window.run(Arrange([new, window[3]], on_leave="keep"))
     assert (report.forwards, report.tokens_recomputed) == (1, len(MORE))
     assert (plan.cost.forwards, plan.cost.tokens) == (1, len(MORE))
     assert plan.cost.bytes_turned == report.bytes_rotated
@@ -66,11 +66,11 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
     window, chunks = opened(family)
-    window.respond(QUESTION, window.slots, **OPTIONS)
+    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said
     spoken = text(window.backbone, said.facts.encoded.input_ids, MORE)
     there = window.slots[-1].position, said.positions
-    report = window.arrange([*window.slots[:2], window[3], spoken], on_leave="keep")
+    report = window.run(Arrange([*window.slots[:2], window[3], spoken], on_leave="keep"))
     assert (report.forwards, report.tokens_recomputed) == (1, len(MORE))
     slot = window.slots[-1]
     assert (slot.guarantee, slot.antecedents) == ("survivor", tuple(c.id for c in chunks))
@@ -83,7 +83,7 @@ def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
 def test_a_plan_that_takes_over_runs_from_json():
     window, _ = opened("qwen2_5_vl")
     new = whole(window)
-    plan = window.plan_arrange([new, window[3]], on_leave="keep")
+    plan = window.plan(Arrange([new, window[3]], on_leave="keep"))
     assert list(plan.heads.values()) == [len(FIRST) + len(SECOND)]
     again = Plan.from_json(plan.to_json())
     branch = window.fork()
@@ -103,7 +103,7 @@ def test_a_plan_that_takes_over_runs_from_json():
 )
 def test_nothing_is_taken_over_where_survivors_are_not_served(policy, on_leave):
     window, _ = opened("llama_mqa", policy)
-    plan = window.plan_arrange([whole(window), window[3]], on_leave=on_leave)
+    plan = window.plan(Arrange([whole(window), window[3]], on_leave=on_leave))
     assert sum(plan.heads.values()) <= len(FIRST), "what is exact in its place, at most"
 
 
@@ -111,15 +111,15 @@ def test_other_tokens_and_tokens_from_elsewhere_are_not_taken():
     window, _ = opened("llama_mqa")
     backbone = window.backbone
     other = text(backbone, MORE, FIRST, SECOND)
-    assert window.plan_arrange([other, window[3]], on_leave="keep").heads == {}
-    plan = window.plan_arrange([window[0], window[1], text(backbone, SECOND, MORE)], on_leave="keep")
+    assert window.plan(Arrange([other, window[3]], on_leave="keep")).heads == {}
+    plan = window.plan(Arrange([window[0], window[1], text(backbone, SECOND, MORE)], on_leave="keep"))
     assert list(plan.heads.values()) == [len(SECOND)], "in its place"
     for more, tokens in ((1, [len(SECOND)]), (5, [])):
         before_it = [text(backbone, SECOND, *[MORE] * more), window[0], window[1]]
-        plan = window.plan_arrange(before_it, on_leave="keep")
+        plan = window.plan(Arrange(before_it, on_leave="keep"))
         assert list(plan.heads.values()) == tokens, "from elsewhere if that is half of it"
     twice = [text(backbone, FIRST, MORE), text(backbone, FIRST, SECOND), window[3]]
-    plan = window.plan_arrange(twice, on_leave="keep")
+    plan = window.plan(Arrange(twice, on_leave="keep"))
     assert sum(plan.heads.values()) == len(FIRST), "no token twice"
 
 
@@ -127,14 +127,14 @@ def test_a_text_that_begins_alike_does_not_hide_the_answer_behind_it():
     """The step that leaves has an answer, too, in the form of the next one."""
     backbone, (a, *_) = rig("llama_mqa")
     window = make(backbone, None, text(backbone, FIRST), a, policy=LAX)
-    window.respond(QUESTION, window.slots, **OPTIONS)
+    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said.facts.encoded.input_ids
     window = make(backbone, None, text(backbone, FIRST), text(backbone, said[:5], MORE), a, policy=LAX)
-    window.respond(QUESTION, window.slots, **OPTIONS)
+    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
     spoken = window._state.said.facts.encoded.input_ids
     new = text(backbone, spoken, MORE)
     for stays in ([], [window[2]]):  # behind the new text: nothing, or what was in front of the answer
-        plan = window.plan_arrange([window[0], new, *stays], on_leave="keep")
+        plan = window.plan(Arrange([window[0], new, *stays], on_leave="keep"))
         assert list(plan.heads.values()) == [len(spoken)]
 
 
@@ -144,7 +144,7 @@ def test_what_is_taken_over_is_never_stored_as_a_patch():
     policy = ReusePolicy(minimum="near", rank=FULL_RANK, certified=False, forms="always", tolerance=None)
     window = make(backbone, store, a, text(backbone, FIRST), b, text(backbone, SECOND), policy=policy)
     new = text(backbone, FIRST, SECOND, MORE)
-    window.arrange([window[0], new], on_leave="keep")
+    window.run(Arrange([window[0], new], on_leave="keep"))
     assert window.slots[1].guarantee == "survivor"
     window.evict(1)
     window.flush()

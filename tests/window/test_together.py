@@ -10,6 +10,7 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import Observer
 from kamera.engines.hf.hooks import hooked
+from kamera.window import Arrange, Reorder
 from tests.engines.compare import worst
 from tests.window.rig import SYSTEM, borne, rig, watching
 
@@ -78,9 +79,9 @@ def test_experts_run_each_chunk_alone(family, forwards):
     own, chunks = rig(family, 5)
     window = window_of(own, chunks[:4])
     lengths = {slot.length for slot in window.slots[1:4]}
-    plan = window.plan_arrange([window[0]])
+    plan = window.plan(Arrange([window[0]]))
     with watching(own, probes=True) as seen:
-        window.arrange([window[0]])
+        window.run(Arrange([window[0]]))
         window.flush()
     assert len(lengths) == 1 and seen.forwards == plan.later.forwards == forwards
 
@@ -88,9 +89,9 @@ def test_experts_run_each_chunk_alone(family, forwards):
 def test_chunks_of_two_lengths_are_two_forwards(shipped, frames):
     notes = ["value of tag 1?", "value of tag 2?"]
     window = window_of(shipped, [*frames[:3], *notes])
-    plan = window.plan_arrange([window[0]])
+    plan = window.plan(Arrange([window[0]]))
     with watching(shipped, probes=True) as seen:
-        window.arrange([window[0]])
+        window.run(Arrange([window[0]]))
         window.flush()
     assert plan.later.forwards == seen.forwards == 2
 
@@ -103,7 +104,7 @@ def test_patches_that_are_owed_together_share_the_forward_of_their_canonicals(sh
         window.append(frame)
     window.reorder([0, 2, 3, 1])
     window.flush()
-    plan = window.plan_reorder([0, 3, 1, 2])
+    plan = window.plan(Reorder([0, 3, 1, 2]))
     with watching(shipped, probes=True) as seen:
         report = window.run(plan)
         now = seen.forwards

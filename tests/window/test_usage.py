@@ -12,6 +12,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import Observer
 from kamera.engines.hf.hooks import hooked
 from kamera.patches import later_of, proving
+from kamera.window import Append, Arrange, Reorder
 from tests.window.rig import QUESTION, SYSTEM, borne, rig, watching
 
 DEFAULT = ReusePolicy(certified=True)
@@ -79,14 +80,14 @@ def test_questions_and_orbits(shipped, frames):
         window.form_orbit(1)
         window.insert(1, "a note of the guard")
         window.replace(1, "another note of the guard")
-        window.plan_append(frames[3])
-        window.run(window.plan_reorder([3, 2, 1, 0]))
+        window.plan(Append(frames[3]))
+        window.run(window.plan(Reorder([3, 2, 1, 0])))
         window.evict(0)
         window.recall(question="What is the value of tag 3?")
         window.search(frames[0])
         window.is_load_bearing(1, "What is the value of tag 3?", max_new_tokens=2)
         window.next_token_logits_of(["which?", "where?"])
-        window.respond("And now?", [*window.slots, frames[3]], **OPTIONS)
+        window.respond("And now?", Arrange([*window.slots, frames[3]]), **OPTIONS)
         window.generate("What is new?", keep=True, **OPTIONS)
         window.flush()
     assert borne(seen, window.usage())

@@ -10,6 +10,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, UncertifiedBackbone
+from kamera.window import Arrange
 from tests.window.certificates import ALL_SAFE, but, certificate, finding
 from tests.window.rig import guarantees, is_a_reprefill, make, rig
 
@@ -93,7 +94,7 @@ def test_a_window_too_small_repairs_what_stays_by_itself(pieces):
 def test_arrange_repairs_what_it_may_not_keep(pieces):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, b, c, policy=NO_SURVIVORS)
-    window.arrange([*window.slots[1:]], on_leave="keep")
+    window.run(Arrange([*window.slots[1:]], on_leave="keep"))
     assert "survivor" not in guarantees(window)
     assert is_a_reprefill(window, [b, c])
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
-from kamera.window import KameraWindow, OnLeave, ReusePolicy
+from kamera.window import Arrange, KameraWindow, OnLeave, ReusePolicy
 
 
 class Windowed:
-    """A `KameraWindow` over a store of its own; ``on_leave`` as in `KameraWindow.arrange`."""
+    """A `KameraWindow` over a store of its own; ``on_leave`` as in `kamera.window.Arrange`."""
 
     rehearsed = False
 
@@ -40,7 +40,7 @@ class Windowed:
         """One `arrange`."""
         slots = dict(zip(self.order, self.window.slots, strict=True))
         wanted = [slots.get(name) or self.desk.chunks[name] for name in order]
-        report = self.window.arrange(wanted, on_leave=self.on_leave)
+        report = self.window.run(Arrange(wanted, on_leave=self.on_leave))
         self.order, self._spent = tuple(order), (report.tokens_recomputed, report.forwards)
 
     def ask(self, query: ArmQuestion) -> Reply:

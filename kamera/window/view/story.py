@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kamera.window.events import Event, Outcome
-from kamera.window.slots import Slot
+from kamera.window.state import Slot
 
 MOST_PICTURES = 2_000
 """Pictures of a page; those of later chunks are left out."""
@@ -36,7 +36,7 @@ class Lane(NamedTuple):
     picture: str
 
 
-class Span(NamedTuple):
+class Stay(NamedTuple):
     """A lane's chunk from one operation to another, both included, as long as its KV is the same.
 
     ``rank`` is that of a patch that serves it, ``patch_bytes`` its size; ``share`` and ``error`` are those of
@@ -105,7 +105,7 @@ class Life:
     max_tokens: int | None
     lanes: tuple[Lane, ...]
     deeds: tuple[Deed, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[Stay, ...]
     marks: tuple[Mark, ...]
     later: tuple[int, int]
 
@@ -125,7 +125,7 @@ class Life:
 
 FIELDS = {
     "lane": tuple(Lane.__annotations__),
-    "span": tuple(Span.__annotations__),
+    "span": tuple(Stay.__annotations__),
     "mark": tuple(Mark.__annotations__),
     "deed": tuple(Deed.__annotations__),
 }
@@ -194,12 +194,12 @@ class _Teller:
     prefixes: _Prefixes = field(default_factory=_Prefixes)
     lanes: list[Lane] = field(default_factory=list)
     deeds: list[Deed] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Stay] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     told: int = 0
     _last: Event | None = None
     _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
-    _open: dict[int, Span] = field(default_factory=dict)
+    _open: dict[int, Stay] = field(default_factory=dict)
     _patches: dict[int, int] = field(default_factory=dict)
     _later: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -231,7 +231,7 @@ class _Teller:
         after = report.slots
         order = self._order(after, event)
         outcomes = event.outcomes or tuple(Outcome("kept") for _ in after)
-        now: dict[int, Span] = {}
+        now: dict[int, Stay] = {}
         front: set[str] = set()
         for lane, slot, outcome in zip(order, after, outcomes, strict=True):
             if outcome.how not in ("kept", "moved"):
@@ -290,10 +290,10 @@ class _Teller:
             self.lanes[known] = lane._replace(picture=base64.b64encode(data).decode())
         return known
 
-    def _span(self, lane: int, slot: Slot, at: int, front: Collection[str]) -> Span:
+    def _span(self, lane: int, slot: Slot, at: int, front: Collection[str]) -> Stay:
         gone = [name for name in slot.antecedents if name not in front]
         patched = slot.rank is not None and slot.rank > 0
-        return Span(
+        return Stay(
             lane,
             at,
             at,
@@ -323,7 +323,7 @@ class _Teller:
 
         return of(known, 0), Rival(0, 0) if same else of(0, event.anchor_tokens)
 
-    def _close(self, spans: dict[int, Span]) -> None:
+    def _close(self, spans: dict[int, Stay]) -> None:
         self.spans.extend(spans.values())
 
 
