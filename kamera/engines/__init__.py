@@ -7,6 +7,7 @@ from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
+from kamera.engines.prompt import Completes, EngineCompletion, EnginePrompt, PromptPicture
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.showing import LiveExecutor, check_places
 from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
@@ -18,8 +19,11 @@ __all__ = [
     "Base",
     "Bytes",
     "Calls",
+    "Completes",
     "Continuation",
     "Engine",
+    "EngineCompletion",
+    "EnginePrompt",
     "Executor",
     "Extent",
     "LiveExecutor",
@@ -30,6 +34,7 @@ __all__ = [
     "Part",
     "PositionLimits",
     "Probe",
+    "PromptPicture",
     "Recipe",
     "RowKey",
     "Sampling",

@@ -26,8 +26,10 @@ from kamera.store.keys import (
     survivor,
     whole_id,
 )
+from kamera.store.memory import parse_size
 from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
+from kamera.store.remote import is_remote
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit, NearDuplicate
@@ -70,10 +72,12 @@ __all__ = [
     "digest",
     "encoding_context",
     "is_key",
+    "is_remote",
     "kept",
     "mean_features",
     "memory_of",
     "object_key",
+    "parse_size",
     "patch_key",
     "probe_text",
     "signature",

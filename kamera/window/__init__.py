@@ -4,6 +4,7 @@ from kamera.engines import Recipe
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
+from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
@@ -46,6 +47,10 @@ __all__ = [
     "Cost",
     "Dependent",
     "Edit",
+    "EngineAnswer",
+    "EngineSlot",
+    "EngineUsage",
+    "EngineWindow",
     "Estimate",
     "Event",
     "Evict",

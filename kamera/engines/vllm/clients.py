@@ -1,0 +1,109 @@
+"""Prompts carried to vLLM: to an `LLM` of this process, or over HTTP by a client of OpenAI's API."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from PIL import Image
+
+from kamera.engines.prompt import EngineCompletion, EnginePrompt
+from kamera.engines.vllm.serving import FIELD
+
+LATER = 1
+"""vLLM's priority of prompts that no answer waits for; answers have 0, and go first."""
+
+
+class Offline:
+    """Prompts for a ``vllm.LLM``. ``placeholders`` are the token ids that pictures replace."""
+
+    def __init__(self, llm: Any, placeholders: Collection[int]) -> None:
+        self._llm, self._placeholders = llm, frozenset(placeholders)
+
+    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+        """As `Completes.complete`."""
+        from vllm import SamplingParams
+
+        given: dict[str, Any] = {"prompt_token_ids": _collapsed(prompt.ids, self._placeholders)}
+        if prompt.pictures:
+            given["multi_modal_data"] = {"image": [picture.image for picture in prompt.pictures]}
+            given["multi_modal_uuids"] = {"image": [picture.name for picture in prompt.pictures]}
+        if prompt.recipe.context.tenant:
+            given["cache_salt"] = prompt.recipe.context.tenant
+        extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
+        sampling = SamplingParams(temperature=0.0, max_tokens=prompt.max_new_tokens, extra_args=extra)
+        priority = {"priority": [LATER]} if prompt.later and self._prioritises else {}
+        (out,) = self._llm.generate([given], sampling, use_tqdm=False, **priority)
+        answer = out.outputs[0]
+        return EngineCompletion(
+            answer.text, tuple(answer.token_ids), len(out.prompt_token_ids), out.num_cached_tokens or 0
+        )
+
+    @property
+    def _prioritises(self) -> bool:
+        return str(self._llm.llm_engine.vllm_config.scheduler_config.policy) == "priority"
+
+
+class Http:
+    """Prompts for vLLM's server by an ``openai.OpenAI`` client, which knows nothing of Kamera.
+
+    The server renders the messages itself. A prompt whose tokens it renders otherwise than the recipe says is
+    computed. ``priorities``: the server was started with ``--scheduling-policy priority``.
+    """
+
+    def __init__(self, client: Any, model: str, *, priorities: bool = False) -> None:
+        self._client, self._model, self._priorities = client, model, priorities
+
+    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+        """As `Completes.complete`."""
+        pictures = iter(prompt.pictures)
+        messages = [
+            {**message, "content": [_part(part, pictures) for part in message["content"]]}
+            for message in prompt.messages
+        ]
+        body: dict[str, Any] = {
+            "kv_transfer_params": {FIELD: prompt.recipe.to_json()},
+            "return_token_ids": True,
+        }
+        if prompt.recipe.context.tenant:
+            body["cache_salt"] = prompt.recipe.context.tenant
+        if prompt.later and self._priorities:
+            body["priority"] = LATER
+        out = self._client.chat.completions.create(
+            model=self._model,
+            messages=messages,
+            temperature=0.0,
+            max_completion_tokens=prompt.max_new_tokens,
+            extra_body=body,
+        )
+        details = out.usage.prompt_tokens_details
+        choice = out.choices[0]
+        return EngineCompletion(
+            choice.message.content or "",
+            tuple(getattr(choice, "token_ids", None) or ()),
+            out.usage.prompt_tokens,
+            0 if details is None else details.cached_tokens or 0,
+        )
+
+
+def _part(part: Mapping[str, Any], pictures: Any) -> dict[str, Any]:
+    """A part of a message as the server takes it: a picture inline under its id, or by its id alone."""
+    if part["type"] != "image":
+        return dict(part)
+    picture = next(pictures)
+    url = None if picture.image is None else {"url": _inline(picture.image)}
+    return {"type": "image_url", "image_url": url, "uuid": picture.name}
+
+
+def _inline(image: Image.Image) -> str:
+    held = io.BytesIO()
+    image.save(held, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+def _collapsed(ids: tuple[int, ...], placeholders: frozenset[int]) -> list[int]:
+    """Token ids with one placeholder for each picture, which vLLM expands."""
+    pairs = zip(ids, (None, *ids), strict=False)
+    return [token for token, before in pairs if token not in placeholders or token != before]

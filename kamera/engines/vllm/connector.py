@@ -1,0 +1,186 @@
+"""`KameraConnector`: vLLM's interface to Kamera, a thin one. Only vLLM imports it, by its module path.
+
+In the scheduler's process it is a `SchedulerSide`, in each worker a `WorkerSide`; what one decides the other
+carries out a step later. Loads are asynchronous for vLLM: a request waits for its load and enters a batch
+when that is over, or is computed as if there were no Kamera when it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm import __version__ as vllm_version
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.model_executor.models.utils import extract_layer_index
+
+from kamera.engines.vllm.harvest import Harvester, PageHarvest
+from kamera.engines.vllm.identity import fingerprint_of
+from kamera.engines.vllm.layout import layout_of
+from kamera.engines.vllm.pages import EnginePages
+from kamera.engines.vllm.positions import Positions
+from kamera.engines.vllm.scheduler import SchedulerSide
+from kamera.engines.vllm.serving import PageLoad
+from kamera.engines.vllm.stores import Stores
+from kamera.engines.vllm.versions import check_version
+from kamera.engines.vllm.worker import WorkerSide
+from kamera.errors import UnsupportedBackbone
+from kamera.ops import PatchBudget
+from kamera.store import parse_size
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@dataclass
+class EngineStep(KVConnectorMetadata):
+    """What the workers do in one step."""
+
+    loads: tuple[PageLoad, ...] = ()
+    harvests: tuple[PageHarvest, ...] = ()
+
+
+class KameraConnector(KVConnectorBase_V1):
+    """Shows recipes in vLLM's pages.
+
+    ``kv_connector_extra_config``: ``store``, the url of a `ChunkStore`, and ``memory_limit`` of each
+    tenant's; ``harvest``, bytes of KV that may wait to be stored (0, the default: nothing is read back), and
+    ``rank`` and ``patch_bytes`` of the patches that are formed of it, as in `ReusePolicy`.
+    Raises UnsupportedBackbone at start for another vLLM, for a model whose KV does not move as a whole, for
+    pages in 8 bits, and for more than one kind of page.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        check_version(vllm_version)
+        super().__init__(vllm_config, role, kv_cache_config)
+        config = self._kv_transfer_config
+        if not config.get_from_extra_config("store", ""):
+            raise ValueError('kv_connector_extra_config lacks "store": give the url of a ChunkStore')
+        if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
+            raise UnsupportedBackbone("pages in 8 bits: start vLLM with kv_cache_dtype='auto'")
+        if len(kv_cache_config.kv_cache_groups) != 1:
+            raise UnsupportedBackbone(
+                "pages of several kinds (sliding or linear attention): no KV of it moves"
+            )
+        self._layout = layout_of(vllm_config.model_config.hf_text_config)
+        self._stores = Stores(
+            config.get_from_extra_config("store", ""),
+            memory_limit=config.get_from_extra_config("memory_limit", "1GiB"),
+        )
+        self._budget = PatchBudget(
+            config.get_from_extra_config("rank", 32), config.get_from_extra_config("patch_bytes", 0.03)
+        )
+        self._harvests = parse_size(config.get_from_extra_config("harvest", 0))
+        self._worker: WorkerSide | None = None
+        self._harvester: Harvester | None = None
+        self.scheduler: SchedulerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self.scheduler = SchedulerSide(
+                self._stores,
+                fingerprint_of(vllm_config),
+                Positions(vllm_config.model_config),
+                self._harvests > 0,
+            )
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The pages are there: find the layers that write them."""
+        from vllm.distributed.parallel_state import (
+            get_tensor_model_parallel_rank,
+            get_tensor_model_parallel_world_size,
+        )
+
+        known = self._vllm_config.compilation_config.static_forward_context
+        layers = [known[name] for name in sorted(kv_caches, key=extract_layer_index)]
+        if self._harvests and get_tensor_model_parallel_world_size() > 1:
+            raise UnsupportedBackbone(
+                "a worker that has some of the heads harvests nothing: set harvest to 0"
+            )
+        if self._harvests:
+            layers_of = self._layout.layers
+            self._harvester = Harvester(self._stores, layers_of, self._budget, self._harvests)
+        ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        pages = EnginePages(layers, self._layout, self._vllm_config.cache_config.block_size, *ranks)
+        dtype = self._vllm_config.model_config.dtype
+        self._worker = WorkerSide(self._stores, self._layout, pages, dtype, self._harvester)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load what the scheduler decided."""
+        step = self._get_connector_metadata()
+        assert isinstance(step, EngineStep) and self._worker is not None
+        self._worker.load(step.loads)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Which loads are over, and which of them failed."""
+        assert self._worker is not None
+        ended = self._worker.take_ended()
+        return KVConnectorTransferResults(finished_recving=set(ended.ended), failed_recving=set(ended.failed))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: no request is in a batch before its load is over."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: pages are read behind the last layer."""
+
+    def wait_for_save(self) -> None:
+        """Copy out what this step has completed; records are made of it elsewhere."""
+        step = self._get_connector_metadata()
+        assert isinstance(step, EngineStep) and self._worker is not None
+        self._worker.harvest(step.harvests)
+
+    # -- scheduler -------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """Read the recipe, and salt the request by it."""
+        assert self.scheduler is not None
+        self.scheduler.arrive(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens are supplied behind those computed; (None, False) while a remote answers."""
+        assert self.scheduler is not None
+        tokens = self.scheduler.match(request, num_computed_tokens)
+        return tokens, bool(tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Pages are there: load into them."""
+        assert self.scheduler is not None
+        if num_external_tokens:
+            (block_ids,) = blocks.get_block_ids()
+            self.scheduler.allocated(request, block_ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """The loads of this step."""
+        assert self.scheduler is not None
+        self.scheduler.counts.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
+        scheduled = scheduler_output.num_scheduled_tokens
+        return EngineStep(
+            self.scheduler.take_loads(), self.scheduler.take_harvests(scheduled, self._kv_cache_manager)
+        )
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Loads that failed: their requests are computed."""
+        assert self.scheduler is not None
+        self.scheduler.missed(connector_output.failed_recving or ())
+
+    def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request is over."""
+        assert self.scheduler is not None
+        self.scheduler.leave(request.request_id)
+        return False, None
+
+    def shutdown(self) -> None:
+        """Finish the harvest, and close the stores."""
+        if self._harvester is not None:
+            self._harvester.close()
+        self._stores.close()

@@ -1,0 +1,190 @@
+"""What the connector keeps between the scheduler's calls: requests with recipes, and what is to be loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
+from kamera.engines.vllm.positions import Positions
+from kamera.engines.vllm.serving import PageLoad, RecipeAsked, StoredRows, asked_of, check_places, salt_of
+from kamera.engines.vllm.stores import Stores
+from kamera.errors import KameraError
+from kamera.ops import chunk_id, prefilled_behind, weakest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SchedulerCounts:
+    """What the scheduler's side did since the engine started."""
+
+    requests: int = 0
+    refused: int = 0
+    supplied_tokens: int = 0
+    failed_loads: int = 0
+    encodes: int = 0
+
+
+@dataclass
+class _Request:
+    """A request with a recipe, in the engine; its first ``local`` tokens stand in pages already."""
+
+    asked: RecipeAsked
+    request: Any
+    positions: torch.Tensor
+    local: int = 0
+    load: PageLoad | None = None
+    failed: bool = False
+    harvested: bool = False
+
+
+@dataclass
+class SchedulerSide:
+    """Decides for each request how many leading tokens are supplied; reads rows alone. One thread uses it."""
+
+    stores: Stores
+    fingerprint: str
+    positions: Positions
+    harvests: bool = True
+    rows: StoredRows = field(init=False)
+    counts: SchedulerCounts = field(default_factory=SchedulerCounts)
+
+    def __post_init__(self) -> None:
+        self.rows = StoredRows(self.stores)
+        self._requests: dict[str, _Request] = {}
+        self._loads: list[PageLoad] = []
+
+    def arrive(self, request: Any) -> None:
+        """A new request: read its recipe, and salt its prefix by what is to be supplied.
+
+        A recipe that does not fit is refused with a line in the log, and the request is computed.
+        """
+        self.counts.requests += 1
+        try:
+            ids = request.prompt_token_ids or ()
+            asked = asked_of(request.kv_transfer_params, ids, request.cache_salt or "", self.fingerprint)
+            if asked is None:
+                return
+            positions = self.positions.of(request)
+            check_places(asked, positions)
+        except (KameraError, ValueError) as error:
+            self.counts.refused += 1
+            logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
+            return
+        self._requests[request.request_id] = _Request(asked, request, positions)
+        salt = salt_of(asked)
+        if salt != asked.tenant:
+            request.cache_salt = salt
+            request.block_hashes.clear()
+            request.update_block_hashes()
+
+    def match(self, request: Any, computed: int) -> int | None:
+        """How many tokens behind the first ``computed`` are supplied; None: ask again."""
+        known = self._requests.get(request.request_id)
+        if known is None or known.failed:
+            return 0
+        stored = self.rows.stored(request.request_id, known.asked)
+        if stored is None:
+            return None
+        known.local = computed
+        if stored < 0:
+            return 0
+        stop = min(
+            known.asked.stops[stored], request.num_prompt_tokens - 1
+        )  # one is computed, for its logits
+        return max(0, stop - computed)
+
+    def allocated(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
+        """Pages are there for a request of which ``tokens`` are supplied."""
+        known = self._requests.get(request.request_id)
+        if known is None or not tokens:
+            return
+        stop = known.local + tokens
+        known.load = PageLoad(request.request_id, known.asked.recipe, tuple(block_ids), known.local, stop)
+        self._loads.append(known.load)
+        self.counts.supplied_tokens += tokens
+
+    def take_loads(self) -> tuple[PageLoad, ...]:
+        """What the workers load in this step."""
+        loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def take_harvests(self, scheduled: Mapping[str, int], pages: Any) -> tuple[PageHarvest, ...]:
+        """What is read back after this step, in which ``scheduled`` tokens of requests are computed.
+
+        ``pages`` is vLLM's cache manager. A request of which a load failed leaves nothing: which of its
+        pages were shared with others is not known here.
+        """
+        found = []
+        for request_id, tokens in scheduled.items():
+            known = self._requests.get(request_id)
+            if known is None or known.harvested or known.failed or not self.harvests:
+                continue
+            if known.request.num_computed_tokens + tokens >= len(known.asked.recipe.ids):
+                known.harvested = True
+                chunks = _ripe(known)
+                if chunks:
+                    (block_ids,) = pages.get_block_ids(request_id)
+                    found.append(PageHarvest(known.asked.recipe, tuple(block_ids), chunks))
+        return tuple(found)
+
+    def missed(self, request_ids: Collection[str]) -> None:
+        """Workers could not load for these requests: they are computed, and their rows looked up anew."""
+        for request_id in request_ids:
+            known = self._requests.get(request_id)
+            if known is not None:
+                known.failed = True
+                self.counts.failed_loads += 1
+                self.rows.forget(known.asked.recipe)
+
+    def leave(self, request_id: str) -> None:
+        """A request is over."""
+        self._requests.pop(request_id, None)
+        self.rows.drop(request_id)
+
+
+def _ripe(known: _Request) -> tuple[Ripe, ...]:
+    """The chunks of a request that vLLM computed, if they are what their ids say."""
+    recipe, stop = known.asked.recipe, known.local if known.load is None else known.load.stop
+    supplied = sum(part.stop <= stop for part in recipe.parts[: known.asked.supplied])
+    names, found, length = names_of(recipe, supplied), list[Ripe](), len(recipe.anchor_ids)
+    if stop < length:
+        found.append(
+            Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", known.positions[:, :length])
+        )
+    for i, part in enumerate(recipe.parts[supplied:], supplied):
+        inputs = _inputs(known.request, part.chunk_id, part.start, part.ids)
+        if inputs is None or part.start < stop:
+            continue
+        worths = [p.guarantee for p in recipe.parts[:supplied]]
+        formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
+        kind, places = "exact" if i else "canonical", known.positions[:, part.start : part.stop]
+        found.append(Ripe(kind, part.chunk_id, part.start, part.stop, names[:i], formed, places, inputs))
+    return tuple(found)
+
+
+def _inputs(request: Any, named: str, start: int, ids: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """The small inputs of a chunk: its pictures' grids. None unless the chunk is what its id says.
+
+    The id of a text is a digest of its tokens. A chunk with pictures is believed, within its tenant, if they
+    all bear its id (`multi_modal_uuids`).
+    """
+    stop, grids = start + len(ids), []
+    kinds = torch.zeros(len(ids), dtype=torch.int64)
+    for feature in request.mm_features:
+        first = feature.mm_position.offset
+        if first + feature.mm_position.length <= start or first >= stop:
+            continue
+        grid = None if feature.data is None else feature.data.get("image_grid_thw")
+        if feature.identifier.partition("/")[0] != named or grid is None:
+            return None
+        grids.append(grid.data.view(1, 3))
+        kinds[first - start : first - start + feature.mm_position.length] = 1
+    if grids:
+        return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}
+    return {} if chunk_id(torch.tensor(ids, dtype=torch.int64), {}) == named else None

@@ -1,0 +1,169 @@
+"""The scheduler's side: what of a prompt stored objects can make. Rows alone: no tensor is read.
+
+A request brings its recipe in ``kv_transfer_params["kamera"]``. Its parts are supplied from the first token
+on, up to the first one that has to be computed; vLLM computes the rest, and reads back what it computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kamera.engines.recipe import Recipe, RowKey
+from kamera.engines.vllm.stores import Stores
+from kamera.errors import IncompatibleChunk, KameraError
+from kamera.ops import digest
+
+logger = logging.getLogger(__name__)
+
+FIELD = "kamera"
+"""The name of the recipe in a request's ``kv_transfer_params``."""
+
+_REMEMBERED = 1 << 16
+
+
+@dataclass(frozen=True)
+class PageLoad:
+    """Tokens ``start`` up to ``stop`` of a request's prompt, to be written into its pages."""
+
+    request_id: str
+    recipe: Recipe
+    block_ids: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class RecipeAsked:
+    """A request with a recipe: the parts that may be supplied are ``recipe.parts[:supplied]``."""
+
+    tenant: str
+    recipe: Recipe
+    supplied: int
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Where a supplied span may end: behind the anchor, and behind each supplied part."""
+        return (len(self.recipe.anchor_ids), *(part.stop for part in self.recipe.parts[: self.supplied]))
+
+
+def asked_of(
+    params: Mapping[str, Any] | None, ids: Sequence[int], tenant: str, fingerprint: str
+) -> RecipeAsked | None:
+    """The recipe of a request, if it has one and it is of these token ids, this tenant and this model.
+
+    Raises KameraError that names what does not fit, ValueError for what is no recipe.
+    """
+    given = (params or {}).get(FIELD)
+    if given is None:
+        return None
+    recipe = Recipe.from_json(given)
+    recipe.check(replace(recipe.context, fingerprint=fingerprint, tenant=tenant))
+    if tuple(ids[: len(recipe.ids)]) != recipe.ids:
+        raise IncompatibleChunk("a recipe of other token ids than the prompt's: send the ids of the recipe")
+    if any(recipe.shift):
+        raise IncompatibleChunk("a recipe with gaps between positions: slide without positions='keep'")
+    return RecipeAsked(tenant, recipe, len(recipe.leading.parts))
+
+
+def check_places(asked: RecipeAsked, positions: torch.Tensor) -> None:
+    """Raise IncompatibleChunk unless the supplied parts stand where the engine counts them.
+
+    ``positions`` ``[axes, tokens]`` are the engine's own, of the prompt.
+    """
+    for part in asked.recipe.parts[: asked.supplied]:
+        low = tuple(positions[:, part.start : part.stop].amin(1).tolist())
+        if low != part.position:
+            raise IncompatibleChunk(
+                f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
+            )
+
+
+def salt_of(asked: RecipeAsked) -> str:
+    """What a prefix cache has to keep the request apart by: "" if all that is supplied equals a prefill.
+
+    It names only what is supplied: behind that all is computed, so a longer window shares the pages of a
+    shorter one that begins with the same parts.
+    """
+    parts, lossy = asked.recipe.parts[: asked.supplied], asked.recipe.context.lossy
+    plain = not lossy and all(
+        part.base == "canonical" and part.patch is None and not any(part.offset) and not i
+        for i, part in enumerate(parts)
+    )
+    if plain or not parts:
+        return asked.tenant
+    return digest("kamera.vllm.salt.v1", asked.tenant, replace(asked.recipe, parts=parts).salt)[:32]
+
+
+class StoredRows:
+    """Which objects of recipes are stored, of all tenants. Safe to use from several threads.
+
+    A row that was seen is taken to be there until a worker misses it (`forget`). A remote is asked aside.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._aside = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
+        self._pending: dict[str, Future[int]] = {}
+        self._lock = threading.Lock()
+
+    def stored(self, request_id: str, asked: RecipeAsked) -> int | None:
+        """Of how many leading parts of ``asked`` all objects are stored, -1 without the anchor's.
+
+        None while a remote has not answered yet.
+        """
+        if self._aside is None:
+            return self._count(asked)
+        pending = self._pending.get(request_id)
+        if pending is None:
+            pending = self._pending[request_id] = self._aside.submit(self._count, asked)
+        if not pending.done():
+            return None
+        del self._pending[request_id]
+        return pending.result()
+
+    def forget(self, recipe: Recipe) -> None:
+        """Look the objects of a recipe up anew: a worker did not find one of them as its row said."""
+        with self._lock:
+            for row in (recipe.anchor, *(row for part in recipe.parts for row in (part.kv, part.patch))):
+                if row is not None:
+                    self._seen.pop(row.key, None)
+
+    def drop(self, request_id: str) -> None:
+        """A request is over."""
+        self._pending.pop(request_id, None)
+
+    def _count(self, asked: RecipeAsked) -> int:
+        try:
+            anchor = asked.recipe.anchor
+            if anchor is None or not self._there(asked, anchor):
+                return -1
+            for i, part in enumerate(asked.recipe.parts[: asked.supplied]):
+                if not all(self._there(asked, row) for row in (part.kv, part.patch) if row is not None):
+                    return i
+        except KameraError as error:
+            logger.warning("stored rows were not looked up: %s", error)
+            return -1
+        return asked.supplied
+
+    def _there(self, asked: RecipeAsked, row: RowKey) -> bool:
+        with self._lock:
+            if row.key in self._seen:
+                self._seen.move_to_end(row.key)
+                return True
+        store, context = self._stores.of(asked.tenant), row.context(asked.recipe.context)
+        there = store.has(context, row.chunk_id, row.antecedents, row.kind, row.base)
+        if there:
+            with self._lock:
+                self._seen[row.key] = None
+                if len(self._seen) > _REMEMBERED:
+                    self._seen.popitem(last=False)
+        return there

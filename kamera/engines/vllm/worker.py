@@ -1,0 +1,116 @@
+"""The worker's side: what a recipe names is read from the store, turned, patched, and written into pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kamera.engines.materials import read_anchor, read_part
+from kamera.engines.vllm.harvest import Harvester, PageHarvest, Waiting
+from kamera.engines.vllm.layout import EngineLayout
+from kamera.engines.vllm.pages import EnginePages
+from kamera.engines.vllm.serving import PageLoad
+from kamera.engines.vllm.stores import Stores
+from kamera.errors import KameraError
+from kamera.ops import KV, Blocks, kv_slice, layer_groups
+from kamera.ops.kernels import serve
+
+logger = logging.getLogger(__name__)
+
+
+class Ended(NamedTuple):
+    """Requests whose loads are over since the last look, and those of them that could not be loaded."""
+
+    ended: frozenset[str]
+    failed: frozenset[str]
+
+
+class WorkerSide:
+    """Loads spans in one worker. One thread uses it."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        layout: EngineLayout,
+        pages: EnginePages,
+        dtype: torch.dtype,
+        harvester: Harvester | None = None,
+    ) -> None:
+        self._stores, self._layout, self._pages, self._dtype = stores, layout, pages, dtype
+        self._harvester = harvester
+        self._ended: set[str] = set()
+        self._failed: set[str] = set()
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        """Write the spans of ``loads``. One of which an object cannot be had fails as a whole."""
+        for load in loads:
+            try:
+                self._pages.write(self._span(load), self._pages.slots(load.block_ids, load.start, load.stop))
+            except (KameraError, ValueError, OSError) as error:
+                logger.warning("request %s is computed: %s", load.request_id, error)
+                self._failed.add(load.request_id)
+            self._ended.add(load.request_id)
+
+    def take_ended(self) -> Ended:
+        """The loads that are over since the last call."""
+        ended = Ended(frozenset(self._ended), frozenset(self._failed))
+        self._ended, self._failed = set(), set()
+        return ended
+
+    def harvest(self, harvests: Sequence[PageHarvest]) -> None:
+        """Copy what was computed out of the pages, for the harvester."""
+        if self._harvester is None:
+            return
+        for one in harvests:
+            for ripe in one.chunks:
+                kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, ripe.stop))
+                self._harvester.take(Waiting(ripe, one.recipe, kv))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _span(self, load: PageLoad) -> KV:
+        """KV of the tokens that are loaded, as stores hold it."""
+        recipe = load.recipe
+        store = self._stores.of(recipe.context.tenant)
+        whole = self._room(max(load.stop, len(recipe.anchor_ids)))
+        if load.start < len(recipe.anchor_ids):
+            anchor = read_anchor(store, recipe)
+            serve(
+                kv_slice(whole, 0, anchor.tokens),
+                anchor.kv,
+                None,
+                self._layout.layers,
+                (0,) * self._layout.axes,
+            )
+        for part in recipe.parts:
+            if load.start < part.stop and part.start < load.stop:
+                found = read_part(store, recipe, part)
+                room = (
+                    kv_slice(whole, part.start, part.stop)
+                    if part.stop <= load.stop
+                    else self._room(part.length)
+                )
+                serve(room, found.kv, found.patch, self._layout.layers, found.offset)
+                if part.stop > load.stop:
+                    for into, held in zip(whole.parts, room.parts, strict=True):
+                        for name, tensor in into.items():
+                            tensor[:, :, part.start :] = held[name][:, :, : load.stop - part.start]
+        return kv_slice(whole, load.start, load.stop)
+
+    def _room(self, tokens: int) -> KV:
+        """Memory for the KV of ``tokens``, all layers."""
+        layers = self._layout.layers
+        groups = layer_groups(layers)
+        return Blocks(
+            [
+                {
+                    c.name: torch.empty(len(group), c.heads, tokens, c.dim, dtype=self._dtype)
+                    for c in layers[group[0]].channels
+                }
+                for group in groups
+            ],
+            groups,
+        )

@@ -1,0 +1,367 @@
+"""`EngineWindow`: the operations of a window over an engine that schedules by itself, such as vLLM.
+
+It holds no KV and runs no model. An operation changes a list and looks rows up; an answer sends the whole
+prompt with a recipe of what is stored, and the engine computes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from PIL import Image
+
+from kamera.content import Chunk, Content, Seams
+from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
+from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, WindowFull, quote
+from kamera.ops import Guarantee, at_least, ids_digest, prefilled_behind
+from kamera.patches import Catalogue, Losses
+from kamera.store import ChunkStore, Context
+from kamera.window.leaving import footing, staying_behind
+from kamera.window.offers import Offers
+from kamera.window.policy import ReusePolicy
+from kamera.window.recipe import RecipeFacts, recipe
+from kamera.window.requests import Newcomer
+from kamera.window.seats import PatchName, Seat, Seats, Source, Spot
+
+Origin = Literal["canonical", "stored", "survivor", "computed"]
+"""Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
+one stored for what stood before it once; or a prefill by the engine."""
+
+
+class EngineContents(Protocol):
+    """Makes chunks and token ids of content: a `Backbone`, of which the model is never run."""
+
+    def chunk(self, content: Content) -> Chunk: ...
+    def anchor_ids(self, system: Any) -> torch.Tensor: ...
+    def question_ids(self, question: Any, tail: str) -> torch.Tensor: ...
+    def seams(self, system: str | None) -> Seams: ...
+
+
+@dataclass(frozen=True)
+class EngineSlot:
+    """A chunk's place: its first token in the sequence, its length, and the KV that the next answer gets.
+
+    ``antecedents`` are the chunks that this KV is conditioned on.
+    """
+
+    chunk_id: str
+    start: int
+    length: int
+    guarantee: Guarantee
+    antecedents: tuple[str, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """An answer and its account: tokens of the prompt that were supplied, and those that were computed."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    slots: tuple[EngineSlot, ...]
+    supplied: int
+    computed: int
+
+
+@dataclass
+class EngineUsage:
+    """What a window had an engine run, now for answers and later for the store."""
+
+    answers: int = 0
+    tokens: int = 0
+    later_forwards: int = 0
+    later_tokens: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldChunk:
+    """A chunk with what a prompt shows of it."""
+
+    chunk_id: str
+    ids: tuple[int, ...]
+    parts: tuple[Mapping[str, Any], ...]
+    images: tuple[Image.Image, ...]
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """The positions of a stored chunk: lowest and highest right behind the anchor, and what it advances."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    advance: tuple[int, ...]
+
+
+class EngineWindow:
+    """A window over an engine; see `KameraWindow` for its operations.
+
+    ``fingerprint`` is that of the model that the engine runs (`kamera.engines.checkpoint_fingerprint`).
+    Of stored KV the ``policy``
+    decides as it does in a `KameraWindow`; what it does not admit the engine computes, with everything behind
+    it: an engine supplies what leads, and no more. One thread uses it.
+    """
+
+    def __init__(
+        self,
+        engine: Completes,
+        contents: EngineContents,
+        store: ChunkStore,
+        *,
+        fingerprint: str,
+        system: str | None = None,
+        policy: ReusePolicy | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.policy = ReusePolicy.streaming() if policy is None else policy
+        self.usage = EngineUsage()
+        self._engine, self._contents, self._store, self._system = engine, contents, store, system
+        self._max_tokens, self._seams = max_tokens, contents.seams(system)
+        self._anchor = tuple(contents.anchor_ids(system).tolist())
+        self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
+        self._rows = Catalogue(store, self._context, None, Losses())
+        self._held: dict[str, _HeldChunk] = {}
+        self._extents: dict[str, _Extent] = {}
+        self._seats: tuple[Seat, ...] = ()
+        if self.policy.certified:
+            raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")
+
+    # -- operations ----------------------------------------------------------------------------
+    # Each returns the slots as the next answer would get them: what is stored may be more by then.
+
+    def append(self, content: Content | Chunk) -> tuple[EngineSlot, ...]:
+        """A chunk at the tail; the oldest leave for it. Raises WindowFull for one larger than the window."""
+        chunk = content if isinstance(content, Chunk) else self._contents.chunk(content)
+        self._held[chunk.id] = held = _held(chunk, content)
+        staying = list(self._seats)
+        while staying and self._over(staying, len(held.ids)):
+            del staying[0]
+        if self._over(staying, len(held.ids)):
+            raise WindowFull(f"chunk {chunk.id[:12]} has {len(held.ids)} tokens: raise max_tokens")
+        return self._arrange([*staying, chunk.id])
+
+    def recall(self, chunk_id: str) -> tuple[EngineSlot, ...]:
+        """A chunk that has been in this window, at the tail. Raises UnknownChunk for another."""
+        if chunk_id not in self._held:
+            raise UnknownChunk(f"no chunk {quote(chunk_id)} was in this window: append its content")
+        return self._arrange([*self._seats, chunk_id])
+
+    def slide(self, n: int = 1) -> tuple[EngineSlot, ...]:
+        """The ``n`` oldest leave; the others move up."""
+        return self._arrange(self._seats[n:])
+
+    def evict(self, index: int) -> tuple[EngineSlot, ...]:
+        """The chunk at ``index`` leaves."""
+        return self._arrange([seat for i, seat in enumerate(self._seats) if i != index % len(self._seats)])
+
+    def reorder(self, permutation: Sequence[int]) -> tuple[EngineSlot, ...]:
+        """The chunks in another order."""
+        if sorted(permutation) != list(range(len(self._seats))):
+            raise InvalidPermutation(f"{quote(permutation)} is no order of {len(self._seats)} chunks")
+        return self._arrange([self._seats[i].chunk_id for i in permutation])
+
+    def look(self) -> tuple[EngineSlot, ...]:
+        """The chunks as they are, on what is stored by now."""
+        return self._arrange(self._seats)
+
+    def generate(self, question: str, max_new_tokens: int = 64) -> EngineAnswer:
+        """Answer a question behind the chunks; the window is as it was."""
+        slots = self.look()
+        asked = tuple(self._contents.question_ids(question, self._seams.tail).tolist())
+        chunks = [self._held[seat.chunk_id] for seat in self._seats]
+        done = self._engine.complete(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
+        computed = done.prompt_tokens - done.cached_tokens
+        self.usage.answers += 1
+        self.usage.tokens += computed + max(0, len(done.token_ids) - 1)
+        return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
+
+    def keep(self) -> int:
+        """Have the engine prefill, behind the anchor alone, every chunk whose canonical is not stored.
+
+        An engine that harvests then stores it, and the patch of its prefill in context. Returns the number of
+        prompts, which no answer waits for: they have a low priority, and are counted as later work.
+        """
+        missing = {seat.chunk_id for seat in self._seats if not self._rows.has_canonical(seat.chunk_id)}
+        for chunk_id in sorted(missing):
+            held = self._held[chunk_id]
+            alone = self._recipe((self._computed(held, self._behind(())),))
+            done = self._engine.complete(self._prompt(alone, [held], "", (), 1, later=True))
+            self.usage.later_forwards += 1
+            self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
+        return len(missing)
+
+    @property
+    def slots(self) -> tuple[EngineSlot, ...]:
+        """The chunks in order, as the last operation placed them."""
+        start, found = len(self._anchor), []
+        for seat, worth in zip(self._seats, self._behind(self._seats).worths, strict=True):
+            named = seat.source.chunk_ids
+            found.append(EngineSlot(seat.chunk_id, start, seat.length, worth, named, _origin(seat)))
+            start += seat.length
+        return tuple(found)
+
+    def recipe(self) -> Recipe:
+        """The window for the engine, by the rows of the last operation."""
+        return self._recipe(self._seats)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
+        """Place chunks one after another: from what is stored, up to the first that has to be computed."""
+        with self._rows.operation():
+            own = replace(self._context, kv="as-is")
+            supplied = self._store.has(own, own.anchor, None, "anchor")
+            before = self._behind(())
+            for item in wanted:
+                was = item if isinstance(item, Seat) else None
+                held = self._held[item.chunk_id if isinstance(item, Seat) else item]
+                seat = self._stored(held, was, before) if supplied else None
+                supplied = seat is not None
+                before = before.joined(seat or self._computed(held, before))
+        self._seats = before.seats
+        return self.slots
+
+    def _stored(self, held: _HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
+        """A chunk on stored KV; None if it has to be computed."""
+        extent = self._extent(held.chunk_id)
+        if extent is None:
+            return None
+        home, lossy = Spot(extent.low, extent.high), self._context.lossy
+        spot = home.moved([to - at for to, at in zip(self._end(before), self._start(), strict=True)])
+        clean = Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
+        if not before.seats:
+            return Seat(held.chunk_id, len(held.ids), spot, clean, clean.guarantee)
+        newcomer = Newcomer(held.chunk_id, len(held.ids))
+        exact = self.policy.minimum == "exact"
+        offer = None if exact else Offers(self._rows, self.policy, {}).best(newcomer, before, None)
+        if offer is not None:
+            source = replace(clean, guarantee=offer.guarantee, antecedents=offer.antecedents, patched=True)
+            source = replace(source, patch_bytes=offer.bytes, proof=offer.proof, name=offer.name)
+            return Seat(held.chunk_id, len(held.ids), spot, source, offer.guarantee)
+        if was is not None and not exact and self.policy.on_leave == "keep":
+            survivor = self._survivor(was, clean, before)
+            if survivor is not None and survivor.guarantee not in self.policy.withheld:
+                return survivor.at(spot)
+        if self.policy.admits("blind") or self.policy.on_miss == "blind":
+            return Seat(held.chunk_id, len(held.ids), spot, replace(clean, guarantee="blind"), "blind")
+        return None
+
+    def _survivor(self, was: Seat, clean: Source, before: Seats) -> Seat | None:
+        """A chunk that stays, on the patch of what stood before it; None without one, or for less."""
+        source = was.source
+        if not source.canonical:  # the engine computed it, and has stored its patch since
+            budget, behind = self.policy.budget, source.antecedents
+            row = self._rows.patch_within(was.chunk_id, was.length, behind, "exact", budget)
+            if row is None:
+                return None
+            name = PatchName("exact", behind, "", row.formed, row.created)
+            source = replace(clean, guarantee="patched", antecedents=behind, patched=True, name=name)
+        elif not source.patched:
+            return None
+        seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
+        return seat if at_least(seat.guarantee, "survivor") else None
+
+    def _computed(self, held: _HeldChunk, before: Seats) -> Seat:
+        """A chunk that the engine prefills behind ``before``."""
+        low = self._end(before)
+        spot = Spot(low, tuple(at + len(held.ids) - 1 for at in low))
+        worth = prefilled_behind(footing(before))
+        source = Source(spot, before.lineage, worth, canonical=False)
+        return Seat(held.chunk_id, len(held.ids), spot, source, worth, footing(before))
+
+    def _behind(self, seats: Sequence[Seat]) -> Seats:
+        return Seats.home(seats, len(self._start()))
+
+    def _start(self) -> tuple[int, ...]:
+        """Where the first chunk begins, per axis."""
+        axes = next((len(extent.low) for extent in self._extents.values()), 1)
+        return (len(self._anchor),) * axes
+
+    def _end(self, before: Seats) -> tuple[int, ...]:
+        """Where the next chunk begins, per axis: by what is stored of those before it."""
+        at = self._start()
+        for seat in before.seats:
+            known = self._extents.get(seat.chunk_id)
+            advance = (seat.length,) * len(at) if known is None else known.advance
+            at = tuple(a + b for a, b in zip(at, advance, strict=True))
+        return at
+
+    def _extent(self, chunk_id: str) -> _Extent | None:
+        """The positions of a chunk by its row; None if it is not stored."""
+        row = self._rows.canonical(chunk_id)
+        if row is None:
+            return None
+        if chunk_id not in self._extents:
+            record = self._store.get_canonical(self._context, chunk_id)
+            if record is None:
+                return None
+            low, high = tuple(record.positions.amin(1).tolist()), tuple(record.positions.amax(1).tolist())
+            self._extents[chunk_id] = _Extent(
+                low, high, tuple(max(high) + 1 - len(self._anchor) for _ in low)
+            )
+        return self._extents[chunk_id]
+
+    def _recipe(self, seats: Sequence[Seat]) -> Recipe:
+        ids = {seat.chunk_id: self._held[seat.chunk_id].ids for seat in seats}
+        plain = replace(self._context, kv="as-is")
+        told = RecipeFacts(
+            self._context,
+            self._anchor,
+            ids,
+            self.policy.budget.rank,
+            {},
+            self._store.has(plain, plain.anchor, None, "anchor"),
+            self._seams.tail,
+            self._seams.reopen,
+        )
+        return recipe(self._behind(seats), self._rows, told)
+
+    def _prompt(
+        self,
+        shown: Recipe,
+        chunks: Sequence[_HeldChunk],
+        question: str,
+        asked: tuple[int, ...],
+        tokens: int,
+        later: bool = False,
+    ) -> EnginePrompt:
+        said = [part for held in chunks for part in held.parts]
+        user = {
+            "role": "user",
+            "content": [*said, *([{"type": "text", "text": question}] if question else [])],
+        }
+        system = (
+            [{"role": "system", "content": [{"type": "text", "text": self._system}]}] if self._system else []
+        )
+        pictures = [picture for held in chunks for picture in _pictures(held)]
+        return EnginePrompt((*shown.ids, *asked), (*system, user), tuple(pictures), shown, tokens, later)
+
+    def _over(self, seats: Sequence[Seat], more: int) -> bool:
+        whole = len(self._anchor) + sum(seat.length for seat in seats) + more
+        return self._max_tokens is not None and whole > self._max_tokens
+
+
+def _held(chunk: Chunk, content: Content | Chunk) -> _HeldChunk:
+    """What a prompt shows of a chunk."""
+    parts: list[Any] = list(content) if isinstance(content, list | tuple) else []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else parts
+    if isinstance(content, Image.Image):
+        parts = [{"type": "image", "image": content}]
+    images = tuple(part["image"] for part in parts if part["type"] == "image")
+    return _HeldChunk(chunk.id, tuple(chunk.input_ids.tolist()), tuple(parts), images)
+
+
+def _pictures(held: _HeldChunk) -> list[PromptPicture]:
+    """The pictures of a chunk under its id; several are numbered."""
+    names = [held.chunk_id, *(f"{held.chunk_id}/{n}" for n in range(1, len(held.images)))]
+    return [PromptPicture(name, image) for name, image in zip(names, held.images, strict=False)]
+
+
+def _origin(seat: Seat) -> Origin:
+    if not seat.source.canonical:
+        return "computed"
+    if not seat.source.patched:
+        return "canonical"
+    return "survivor" if seat.guarantee == "survivor" else "stored"

@@ -1,0 +1,295 @@
+"""Recipes of picture windows in vLLM's pages: GQA with M-RoPE, an engine in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.vllm import scheduler as scheduling
+from kamera.engines.vllm.clients import Offline
+from kamera.engines.vllm.serving import FIELD, asked_of
+from kamera.ops import kv_distance, kv_map
+from kamera.store.admin.admin import StoreAdmin
+from kamera.testbed import World
+from kamera.window import EngineWindow
+from tests.engines.vllm.engine import (
+    PICTURES,
+    apart,
+    ask,
+    bound,
+    greedy,
+    pictures_directory,
+    prompt,
+    scheduler_of,
+    start,
+)
+
+FULL = ReusePolicy(certified=False, tolerance=None, forms="always", rank=512, patch_bytes=None)
+DEFAULT = ReusePolicy(certified=False, tolerance=None, forms="always")
+BLIND = ReusePolicy(certified=False, tolerance=None, on_miss="blind")
+HELD_OUT = World(800_000)
+
+
+class Bed(NamedTuple):
+    """An engine and a backbone of the same weights, on one directory."""
+
+    llm: Any
+    backbone: Backbone
+    store: ChunkStore
+    where: Any
+
+    @property
+    def counts(self) -> Any:
+        return scheduler_of(self.llm).connector.scheduler.counts
+
+    def ids(self, window: KameraWindow, question: str) -> list[int]:
+        """Token ids of a whole prompt."""
+        tail = self.backbone.seams(None).tail
+        return [*window.recipe().ids, *self.backbone.question_ids(question, tail).tolist()]
+
+
+class Item(NamedTuple):
+    """A question behind a window, answered by the engine without Kamera, with it, and by the library."""
+
+    wanted: str
+    cold: Any
+    served: Any
+    library: str
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory):
+    where = tmp_path_factory.mktemp("store")
+    model = pictures_directory(tmp_path_factory.mktemp("model"))
+    llm = start(model, where, {"harvest": "256MiB"}, scheduling_policy="priority", **PICTURES)
+    backbone = Backbone.from_pretrained(model, dtype="float32")
+    return Bed(llm, backbone, ChunkStore.open(where), where)
+
+
+def stored(bed: Bed, frames: Sequence[Any], policy: ReusePolicy) -> KameraWindow:
+    """A window of chunks that another one has left in the store."""
+    chunks = [bed.backbone.chunk(frame.content) for frame in frames]
+    first = KameraWindow(bed.backbone, bed.store, policy=policy)
+    for chunk in chunks:
+        first.append(chunk)
+    first.slide(len(chunks))
+    first.flush()
+    window = KameraWindow(bed.backbone, bed.store, policy=policy)
+    for chunk in chunks:
+        window.append(chunk)
+    assert window.recipe().missing == ()
+    return window
+
+
+def items(bed: Bed, episodes: range, policy: ReusePolicy, questions: int) -> list[Item]:
+    """Questions whose answers other frames determine, asked with and without the recipe of their window."""
+    found = []
+    for number in episodes:
+        episode = HELD_OUT.episode(number, layout="LLLI")
+        window, images = stored(bed, episode.frames, policy), [frame.image for frame in episode.frames]
+        names, recipe = [slot.chunk_id for slot in window.slots], window.recipe().to_json()
+        asked = bound(episode)[:questions]
+        prompts = [prompt(bed.ids(window, q.text), images, names) for q in asked]
+        cold = bed.llm.generate([{**p, "cache_salt": "cold"} for p in prompts], greedy(), use_tqdm=False)
+        served = bed.llm.generate(prompts, greedy(recipe), use_tqdm=False)
+        for question, one, other in zip(asked, cold, served, strict=True):
+            assert list(one.prompt_token_ids) == bed.ids(window, question.text)
+            assert other.num_cached_tokens >= len(window.recipe().ids) - 32
+            found.append(Item(question.answer, one, other, window.generate(question.text, max_new_tokens=4)))
+    return found
+
+
+def share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
+def text(out: Any) -> str:
+    return out.outputs[0].text
+
+
+def test_full_rank_patches_and_leading_chunks_give_the_engines_own_answers(bed):
+    asked = items(bed, range(25), FULL, 4)
+    assert len(asked) >= 100
+    assert all(i.served.outputs[0].token_ids == i.cold.outputs[0].token_ids for i in asked)
+    assert max(apart(i.cold, i.served) for i in asked) <= 2e-5
+    assert share([text(i.cold) == i.wanted for i in asked]) >= 0.95
+
+
+def test_default_patches_answer_as_the_library_and_blind_reuse_does_not(bed):
+    patched = items(bed, range(100, 110), DEFAULT, 4)
+    assert share([text(i.served) == i.library for i in patched]) >= 0.95
+    assert share([text(i.served) == i.wanted for i in patched]) >= 0.95
+    blind = items(bed, range(200, 210), BLIND, 4)
+    assert share([text(i.served) == i.wanted for i in blind]) <= 0.1
+    assert share([text(i.served) == i.library for i in blind]) >= 0.95
+
+
+def test_a_window_in_another_order_is_turned(bed):
+    episode = HELD_OUT.episode(300, layout="LLLI")
+    order = [2, 0, 1, 3]
+    window = stored(bed, [episode.frames[i] for i in order], FULL)
+    question = bound(episode, order)[0]
+    images = [episode.frames[i].image for i in order]
+    given = prompt(bed.ids(window, question.text), images, [s.chunk_id for s in window.slots])
+    served = ask(bed.llm, given, window.recipe().to_json())
+    cold = ask(bed.llm, {**given, "cache_salt": "cold"})
+    assert apart(cold, served) <= 2e-5 and text(served) == question.answer
+
+
+def test_pictures_in_the_supplied_span_are_not_encoded(bed):
+    window = stored(bed, HELD_OUT.episode(301, layout="LLLI").frames, DEFAULT)
+    images = [frame.image for frame in HELD_OUT.episode(301, layout="LLLI").frames]
+    ids, names = bed.ids(window, "value of tag A?"), [slot.chunk_id for slot in window.slots]
+    before = bed.counts.encodes
+    ask(bed.llm, prompt(ids, images, names), window.recipe().to_json())
+    assert bed.counts.encodes == before
+    ask(bed.llm, prompt(ids, images, [f"{name}/cold" for name in names], "cold"))
+    assert bed.counts.encodes == before + 4
+
+
+def poisoned(bed: Bed, episodes: range) -> list[bool]:
+    """Whether requests without a recipe answer otherwise after one of the same tokens was served blind."""
+    wrong = []
+    for number in episodes:
+        episode = HELD_OUT.episode(number, layout="LLLI")
+        window, question = stored(bed, episode.frames, BLIND), bound(episode)[0]
+        images, names = [f.image for f in episode.frames], [slot.chunk_id for slot in window.slots]
+        given = prompt(bed.ids(window, question.text), images, names)
+        clean = ask(bed.llm, {**given, "cache_salt": "cold"})
+        ask(bed.llm, given, window.recipe().to_json())
+        wrong.append(apart(clean, ask(bed.llm, given)) > 1e-3 or text(clean) != text(ask(bed.llm, given)))
+    return wrong
+
+
+def test_without_a_salt_others_read_blind_pages_and_with_it_nobody_does(bed, monkeypatch):
+    assert not any(poisoned(bed, range(400, 420)))
+    monkeypatch.setattr(scheduling, "salt_of", lambda asked: asked.tenant)
+    assert share(poisoned(bed, range(420, 430))) >= 0.8
+
+
+def test_equal_recipes_share_pages(bed):
+    window = stored(bed, HELD_OUT.episode(302, layout="LLLI").frames, DEFAULT)
+    images = [frame.image for frame in HELD_OUT.episode(302, layout="LLLI").frames]
+    given = prompt(bed.ids(window, "value of tag A?"), images, [slot.chunk_id for slot in window.slots])
+    first = ask(bed.llm, given, window.recipe().to_json())
+    before = bed.counts.supplied_tokens
+    second = ask(bed.llm, given, window.recipe().to_json())
+    assert bed.counts.supplied_tokens - before < 32  # the part of a block at its end
+    assert apart(first, second) <= 1e-6
+
+
+def test_a_recipe_of_another_prompt_is_refused_and_the_request_computed(bed):
+    window = stored(bed, HELD_OUT.episode(303, layout="LLLI").frames, BLIND)
+    images = [frame.image for frame in HELD_OUT.episode(303, layout="LLLI").frames]
+    names, before = [slot.chunk_id for slot in window.slots], bed.counts.refused
+    ids = bed.ids(window, "value of tag A?")
+    other = [ids[0], ids[1] + 1, *ids[2:]]
+    cold = ask(bed.llm, prompt(other, images, names, "cold"))
+    assert apart(cold, ask(bed.llm, prompt(other, images, names), window.recipe().to_json())) <= 1e-6
+    foreign = ask(bed.llm, prompt(ids, images, names, "another tenant"), window.recipe().to_json())
+    assert apart(ask(bed.llm, prompt(ids, images, names, "cold")), foreign) <= 1e-6
+    assert bed.counts.refused == before + 2
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_load_that_fails_is_computed_as_if_there_were_no_kamera(bed, lost):
+    episode = HELD_OUT.episode(310 + lost, layout="LLLI")
+    window, question = stored(bed, episode.frames, BLIND), bound(episode)[0]
+    images, names = [f.image for f in episode.frames], [slot.chunk_id for slot in window.slots]
+    given, recipe = prompt(bed.ids(window, question.text), images, names), window.recipe()
+    side = scheduler_of(bed.llm).connector.scheduler
+    params = {FIELD: recipe.to_json()}
+    seen = asked_of(params, bed.ids(window, question.text), "", side.fingerprint)
+    assert side.rows.stored("before", seen) == 4  # its rows are seen, then one object goes
+    StoreAdmin(bed.store).delete(recipe.parts[lost].kv.key)
+    before = bed.counts.failed_loads
+    served = ask(bed.llm, given, recipe.to_json())
+    cold = ask(bed.llm, {**given, "cache_salt": "cold"})
+    assert bed.counts.failed_loads == before + 1
+    assert text(served) == text(cold) == question.answer and apart(cold, served) <= 2e-5
+
+
+def harvested(bed: Bed, chunk_id: str) -> Any:
+    """The canonical that the engine stores in a thread of its own."""
+    for _ in range(100):
+        for info in ChunkStore.open(bed.where).ls("canonical", chunk_id=chunk_id):
+            return ChunkStore.open(bed.where).get_canonical(info.context, chunk_id)
+        time.sleep(0.1)
+    raise AssertionError("nothing was harvested")
+
+
+def engine_window(bed: Bed) -> EngineWindow:
+    engine = Offline(bed.llm, bed.backbone.vision_tokens)
+    policy = ReusePolicy(certified=False, tolerance=None)
+    return EngineWindow(engine, bed.backbone, bed.store, fingerprint=bed.backbone.fingerprint, policy=policy)
+
+
+def test_what_the_engine_computed_is_what_the_model_computes(bed):
+    chunk = bed.backbone.chunk(HELD_OUT.episode(500, layout="LLLI").frames[0].content)
+    window = engine_window(bed)
+    window.append(HELD_OUT.episode(500, layout="LLLI").frames[0].content)
+    window.generate("value of tag A?", 1)
+    mine = harvested(bed, chunk.id)
+    library = KameraWindow(bed.backbone, ChunkStore.open("memory://"), policy=FULL)
+    library.append(chunk)
+    library.slide()
+    library.flush()
+    theirs = library.store.get_canonical(library.store.ls("canonical")[0].context, chunk.id)
+    assert torch.equal(mine.positions, theirs.positions) and torch.equal(mine.input_ids, theirs.input_ids)
+    assert {n: t.tolist() for n, t in mine.inputs.items()} == {
+        n: t.tolist() for n, t in theirs.inputs.items()
+    }
+    assert kv_distance(mine.kv, kv_map(theirs.kv, lambda t: t)) <= 1e-5
+
+
+def settled(window: EngineWindow, origins: set[str]) -> None:
+    """Wait until what the engine has computed is stored."""
+    for _ in range(100):
+        if {slot.origin for slot in window.look()} <= origins:
+            return
+        time.sleep(0.1)
+    raise AssertionError([slot.origin for slot in window.slots])
+
+
+def test_a_window_over_the_engine_answers_from_what_the_engine_alone_has_stored(bed):
+    right, asked, before = 0, 0, bed.counts.encodes
+    for number in range(600, 605):
+        episode, window = HELD_OUT.episode(number, layout="LLLILI"), engine_window(bed)
+        for frame in episode.frames[:4]:
+            window.append(frame.content)
+        shown = [0, 1, 2, 3]
+
+        def check(origins: list[str], episode=episode, window=window, shown=shown) -> None:
+            nonlocal right, asked
+            question = bound(episode, shown)[0]
+            answer = window.generate(question.text, 4)
+            assert [slot.origin for slot in answer.slots] == origins
+            right, asked = right + (answer.text == question.answer), asked + 1
+
+        check(["computed"] * 4)
+        window.keep()
+        settled(window, {"canonical", "stored"})
+        check(["canonical", "stored", "stored", "stored"])
+        window.slide()
+        shown.pop(0)
+        check(["canonical", "survivor", "survivor"])
+        for i in (4, 5):
+            window.append(episode.frames[i].content)
+            shown.append(i)
+        check(["canonical", "survivor", "survivor", "computed", "computed"])
+        assert window.keep() == 2
+        settled(window, {"canonical", "survivor", "stored"})
+        check(["canonical", "survivor", "survivor", "stored", "stored"])
+        window.evict(1)
+        shown.pop(1)
+        window.generate("value of tag A?", 1)
+        assert window.usage.answers == 6 and 5 <= window.usage.later_forwards <= 6
+    assert right / asked >= 0.95
+    assert bed.counts.encodes - before == 5 * 6  # each picture once: no operation encodes again
