@@ -33,7 +33,7 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 
 
 LINES = {
-    "ops": (4_100, 3_400),
+    "ops": (4_050, 3_400),
     "content": (3_650, 2_500),
     "store": (9_900, 7_200),
     "engines": (8_600, 4_600),
