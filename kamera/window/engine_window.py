@@ -18,7 +18,7 @@ from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, WindowFull, quote
 from kamera.ops import Guarantee, at_least, ids_digest, prefilled_behind
 from kamera.patches import Catalogue, Losses
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, Outline
 from kamera.window.offers import Offers
 from kamera.window.policy import ReusePolicy
 from kamera.window.recipe import RecipeFacts, recipe
@@ -85,15 +85,6 @@ class _HeldChunk:
     images: tuple[Image.Image, ...]
 
 
-@dataclass(frozen=True)
-class _Extent:
-    """The positions of a stored chunk: lowest and highest right behind the anchor, and what it advances."""
-
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    advance: tuple[int, ...]
-
-
 class EngineWindow:
     """A window over an engine; see `KameraWindow` for its operations.
 
@@ -122,7 +113,7 @@ class EngineWindow:
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
         self._held: dict[str, _HeldChunk] = {}
-        self._extents: dict[str, _Extent] = {}
+        self._outlines: dict[str, Outline] = {}
         self._seats: tuple[Seat, ...] = ()
         if self.policy.certified:
             raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")
@@ -224,10 +215,10 @@ class EngineWindow:
 
     def _stored(self, held: _HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
-        extent = self._extent(held.chunk_id)
-        if extent is None:
+        outline = self._outline(held.chunk_id)
+        if outline is None:
             return None
-        home, lossy = Spot(extent.low, extent.high), self._context.lossy
+        home, lossy = Spot(outline.low, outline.high), self._context.lossy
         spot = home.moved([to - at for to, at in zip(self._end(before), self._start(), strict=True)])
         clean = Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
         if not before.seats:
@@ -275,32 +266,25 @@ class EngineWindow:
 
     def _start(self) -> tuple[int, ...]:
         """Where the first chunk begins, per axis."""
-        axes = next((len(extent.low) for extent in self._extents.values()), 1)
+        axes = next((len(outline.low) for outline in self._outlines.values()), 1)
         return (len(self._anchor),) * axes
 
     def _end(self, before: Seats) -> tuple[int, ...]:
         """Where the next chunk begins, per axis: by what is stored of those before it."""
         at = self._start()
         for seat in before.seats:
-            known = self._extents.get(seat.chunk_id)
+            known = self._outlines.get(seat.chunk_id)
             advance = (seat.length,) * len(at) if known is None else known.advance
             at = tuple(a + b for a, b in zip(at, advance, strict=True))
         return at
 
-    def _extent(self, chunk_id: str) -> _Extent | None:
-        """The positions of a chunk by its row; None if it is not stored."""
+    def _outline(self, chunk_id: str) -> Outline | None:
+        """What a chunk's row says of its positions; None if it is not stored, or they are no sum."""
         row = self._rows.canonical(chunk_id)
-        if row is None:
+        if row is None or row.outline is None or not row.outline.advance:
             return None
-        if chunk_id not in self._extents:
-            record = self._store.get_canonical(self._context, chunk_id)
-            if record is None:
-                return None
-            low, high = tuple(record.positions.amin(1).tolist()), tuple(record.positions.amax(1).tolist())
-            self._extents[chunk_id] = _Extent(
-                low, high, tuple(max(high) + 1 - len(self._anchor) for _ in low)
-            )
-        return self._extents[chunk_id]
+        self._outlines[chunk_id] = row.outline
+        return row.outline
 
     def _recipe(self, seats: Sequence[Seat]) -> Recipe:
         ids = {seat.chunk_id: self._held[seat.chunk_id].ids for seat in seats}

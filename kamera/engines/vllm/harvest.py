@@ -20,7 +20,7 @@ from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import KV, Guarantee, Layout, PatchBudget, at_least, deficit, digest, kv_bytes, uniform_offset
-from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord, survivor
+from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,8 @@ def _canonical(arrived: Waiting) -> CanonicalRecord:
     ripe, recipe = arrived.ripe, arrived.recipe
     ids = torch.tensor(recipe.ids[ripe.start : ripe.stop], dtype=torch.int64)
     behind = 0 if ripe.kind == "anchor" else len(recipe.anchor_ids)
+    # with every rotary layout that the connector takes, a text goes on behind the highest position
+    advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()
     return CanonicalRecord(
         ripe.chunk_id,
         _own(recipe.context, ripe),
@@ -176,4 +178,5 @@ def _canonical(arrived: Waiting) -> CanonicalRecord:
         ripe.inputs,
         behind=behind,
         kind=ripe.kind,
+        outline=Outline.of(ids, ripe.positions, advance),
     )

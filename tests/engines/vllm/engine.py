@@ -98,12 +98,14 @@ def prompt(
     return given
 
 
-def greedy(recipe: str | None = None, tokens: int = 4) -> Any:
-    """Sampling parameters, with a recipe in JSON."""
+def greedy(recipe: str | None = None, tokens: int = 4, stops: bool = True) -> Any:
+    """Sampling parameters, with a recipe in JSON; without ``stops`` an answer has all its tokens."""
     from vllm import SamplingParams
 
     extra = None if recipe is None else {"kv_transfer_params": {FIELD: recipe}}
-    return SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=5, extra_args=extra)
+    return SamplingParams(
+        temperature=0.0, max_tokens=tokens, logprobs=5, extra_args=extra, ignore_eos=not stops
+    )
 
 
 def ask(llm: Any, given: dict[str, Any], recipe: str | None = None, tokens: int = 4) -> Any:

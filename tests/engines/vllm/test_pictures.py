@@ -246,6 +246,7 @@ def test_what_the_engine_computed_is_what_the_model_computes(bed):
     assert {n: t.tolist() for n, t in mine.inputs.items()} == {
         n: t.tolist() for n, t in theirs.inputs.items()
     }
+    assert mine.outline == theirs.outline
     assert kv_distance(mine.kv, kv_map(theirs.kv, lambda t: t)) <= 1e-5
 
 

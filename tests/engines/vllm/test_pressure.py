@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Recipe
 from kamera.engines.vllm.serving import FIELD, asked_of
 from kamera.store.admin.admin import StoreAdmin
 from kamera.testbed import World
@@ -27,64 +30,108 @@ POLICY = ReusePolicy(certified=False, tolerance=None, forms="always", rank=512, 
 TENANTS = ("red", "green", "blue", "gray")
 
 
+PRESSED = {
+    "num_gpu_blocks_override": 44,  # four requests of sixteen find pages
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 128,
+    "max_num_seqs": 16,
+    "disable_log_stats": False,
+    **PICTURES,
+}
+TOKENS = 40  # more than a page: an answer needs another while it is decoded
+
+
+class Asked(NamedTuple):
+    """A prompt of a tenant, and its recipe in JSON if it has one."""
+
+    tenant: str
+    recipe: Recipe | None
+    given: dict[str, Any]
+
+    @property
+    def shown(self) -> str | None:
+        return None if self.recipe is None else self.recipe.to_json()
+
+
+def questions(backbone: Backbone, store: ChunkStore, tenant: str) -> Iterator[Asked]:
+    """Questions of a tenant behind windows that slid and recalled, all of which is stored."""
+    episode = World(800_000).episode(700, layout="LLLI")  # of all tenants the same: only salts part them
+    chunks = [backbone.chunk(frame.content) for frame in episode.frames]
+    tail = backbone.seams(None).tail
+    for order in ([0, 1, 2, 3], [1, 2, 3], [2, 0, 3], [2, 1, 0, 3]):
+        for again in (False, True):
+            window = KameraWindow(backbone, store, policy=POLICY)
+            for i in order:
+                window.append(chunks[i])
+            if not again:
+                window.slide(len(order))
+                window.flush()
+        recipe = window.recipe()
+        for question in bound(episode, order)[:2]:
+            ids = [*recipe.ids, *backbone.question_ids(question.text, tail).tolist()]
+            images, names = [episode.frames[i].image for i in order], [chunks[i].id for i in order]
+            yield Asked(tenant, recipe, prompt(ids, images, names, tenant))
+
+
+def answers(llm: Any, asked: Sequence[Asked], cold: bool = False) -> list[Any]:
+    given = [{**one.given, "cache_salt": "cold"} if cold else one.given for one in asked]
+    return llm.generate(
+        given, [greedy(None if cold else one.shown, TOKENS, stops=False) for one in asked], use_tqdm=False
+    )
+
+
+def wrong(cold: Sequence[Any], served: Sequence[Any]) -> list[int]:
+    return [i for i, (one, other) in enumerate(zip(cold, served, strict=True)) if apart(one, other) > 1e-3]
+
+
+def preemptions(llm: Any) -> int:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+
+
 def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_no_foreign_kv(tmp_path):
     model = pictures_directory(tmp_path / "model")
     backbone, draw = Backbone.from_pretrained(model, dtype="float32"), random.Random(1)
-    settings = {
-        "num_gpu_blocks_override": 44,
-        "max_model_len": 1024,
-        "max_num_batched_tokens": 128,
-        "max_num_seqs": 16,
-        **PICTURES,
-    }
-    llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **settings)
+    llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **PRESSED)
     scheduler = scheduler_of(llm)
-    pool = scheduler.kv_cache_manager.block_pool
-    free, asked, stores = pool.get_num_free_blocks(), [], []
-    for tenant in TENANTS:
-        episode = World(800_000).episode(700, layout="LLLI")  # of all tenants the same: only salts part them
-        store = ChunkStore.open(tmp_path / "store", tenant=tenant)
-        stores.append(store)
-        chunks = [backbone.chunk(frame.content) for frame in episode.frames]
-        for order in ([0, 1, 2, 3], [1, 2, 3], [2, 0, 3], [2, 1, 0, 3]):  # slides and recalls
-            for again in (False, True):
-                window = KameraWindow(backbone, store, policy=POLICY)
-                for i in order:
-                    window.append(chunks[i])
-                if not again:
-                    window.slide(len(order))
-                    window.flush()
-            recipe, tail = window.recipe(), backbone.seams(None).tail
-            for question in bound(episode, order)[:2]:
-                ids = [*recipe.ids, *backbone.question_ids(question.text, tail).tolist()]
-                images, names = [episode.frames[i].image for i in order], [chunks[i].id for i in order]
-                asked.append((tenant, recipe, prompt(ids, images, names, tenant), question.answer))
-    asked += [(tenant, None, given, answer) for tenant, _, given, answer in draw.sample(asked, 8)]
+    pool, side = scheduler.kv_cache_manager.block_pool, scheduler.connector.scheduler
+    free = pool.get_num_free_blocks()
+    stores = [ChunkStore.open(tmp_path / "store", tenant=tenant) for tenant in TENANTS]
+    asked = [one for store in stores for one in questions(backbone, store, store.tenant)]
+    asked += [one._replace(recipe=None) for one in draw.sample(asked, 8)]
     asked = [one for one in asked for _ in range(2)][:64]
     draw.shuffle(asked)
     assert len(asked) == 64
-    cold = llm.generate(
-        [{**g, "cache_salt": "cold"} for _, _, g, _ in asked], greedy(tokens=12), use_tqdm=False
-    )
+    cold = answers(llm, asked, cold=True)
     # half of the objects of one tenant go while the scheduler knows their rows
-    side = scheduler.connector.scheduler
-    for tenant, recipe, _, _ in asked:
-        if recipe is not None and tenant == TENANTS[0]:
-            side.rows.stored(
-                "seen", asked_of({FIELD: recipe.to_json()}, recipe.ids, tenant, side.fingerprint)
-            )
+    for one in asked:
+        if one.recipe is not None and one.tenant == TENANTS[0]:
+            params = {FIELD: one.shown}
+            side.rows.stored("seen", asked_of(params, one.recipe.ids, one.tenant, side.fingerprint))
     for info in stores[0].ls("canonical")[::2]:
         StoreAdmin(stores[0]).delete(info.key)
-    sampling = [greedy(None if recipe is None else recipe.to_json(), 12) for _, recipe, _, _ in asked]
-    served = llm.generate([g for _, _, g, _ in asked], sampling, use_tqdm=False)
-    wrong = [i for i, (one, other) in enumerate(zip(cold, served, strict=True)) if apart(one, other) > 1e-3]
-    assert wrong == []
+    before = preemptions(llm)
+    assert wrong(cold, answers(llm, asked)) == []
     assert side.counts.supplied_tokens > 2000 and side.counts.failed_loads > 0
+    assert preemptions(llm) > before
     llm.reset_prefix_cache()
     assert pool.get_num_free_blocks() == free
     # a tenant that has stored nothing is supplied nothing
-    before = side.counts.supplied_tokens
-    _, recipe, given, _ = next(one for one in asked if one[1] is not None)
-    foreign = llm.generate([{**given, "cache_salt": "white"}], greedy(recipe.to_json(), 12), use_tqdm=False)
-    assert side.counts.supplied_tokens == before
-    assert foreign[0].num_cached_tokens == 0
+    supplied = side.counts.supplied_tokens
+    one = next(one for one in asked if one.recipe is not None)
+    foreign = one._replace(given={**one.given, "cache_salt": "white"})
+    assert answers(llm, [foreign])[0].num_cached_tokens == 0
+    assert side.counts.supplied_tokens == supplied
+    # the engine ends with requests in its pages, and another one goes on from the store
+    for i, one in enumerate(asked):
+        llm.llm_engine.add_request(f"cut {i}", one.given, greedy(one.shown, TOKENS, stops=False))
+    for _ in range(20):
+        llm.llm_engine.step()
+    assert scheduler.running
+    llm.llm_engine.engine_core.shutdown()
+    del llm, scheduler, pool, side
+    llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **PRESSED)
+    assert wrong(cold, answers(llm, asked)) == []
+    again = scheduler_of(llm)
+    assert again.connector.scheduler.counts.supplied_tokens > 2000
+    llm.reset_prefix_cache()
+    assert again.kv_cache_manager.block_pool.get_num_free_blocks() == free
