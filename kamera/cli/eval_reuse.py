@@ -78,7 +78,12 @@ def run(
     loading: Loading,
     written: Output,
     model: ModelOption = "testbed",
-    arms: Annotated[str, typer.Option(help="Arms, separated by commas; exact is needed.")] = ARMS,
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Arms, separated by commas; exact is needed.", show_default=ARMS.replace(",", ", ")
+        ),
+    ] = ARMS,
     arm_module: ArmModules = None,
     items: Annotated[int | None, typer.Option(min=1, help="Only the first items.")] = None,
     submission: Annotated[

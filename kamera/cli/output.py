@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kamera.window.view import Measured
 
 _PLAIN_WIDTH = 200
+_UNBOUNDED = 10_000
 _FEW = 4  # items of a list are cell in a cell
 _UNBROKEN = 24  # cells up to this long are never folded
 _MOMENTS = ("created", "expires", "when")
@@ -80,10 +81,10 @@ class Output:
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif self.output is None:
             # a pipe has no width: folded lines would hide matches from grep
-            _print(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
+            printed(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
         else:
             text = io.StringIO()
-            _print(Console(file=text, width=_PLAIN_WIDTH), tables)
+            printed(Console(file=text, width=_PLAIN_WIDTH), tables)
             self._put(text.getvalue())
 
     def draw(self, view: Path | None, title: str, facts: Mapping[str, object], *tables: Measured) -> None:
@@ -197,15 +198,18 @@ def _phrase(value: Mapping[str, Any]) -> str:
 
 
 def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of many rows; numbers are right-aligned."""
-    cells = [list(row) for row in rows]
+    """A table of many rows, without the columns that are empty in all of them; numbers are right-aligned."""
+    given = [list(row) for row in rows]
+    told = [i for i in range(len(columns)) if not given or any(row[i] not in (None, "") for row in given)]
+    cells = [[row[i] for i in told] for row in given]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for i, column in enumerate(columns):
+    for i, column in enumerate(columns[place] for place in told):
         values = [row[i] for row in cells if row[i] is not None]
+        longest = max(len(str(value)) for value in (column, *values))
         table.add_column(
             column,
             justify="right" if values and all(isinstance(v, int | float) for v in values) else "left",
-            no_wrap=all(len(str(v)) <= _UNBROKEN for v in values),
+            min_width=longest if longest <= _UNBROKEN else None,
             overflow="fold",
         )
     for row in cells:
@@ -231,9 +235,20 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _print(console: Console, tables: Iterable[Table | str]) -> None:
+def printed(console: Console, tables: Iterable[Table | str]) -> None:
+    """Print tables and lines; what a terminal is too narrow for is left out, and named."""
     for table in tables:
         if isinstance(table, str):
             console.print(Text(table), soft_wrap=True)
-        else:
-            console.print(table)
+            continue
+        left_out: list[str] = []
+        while len(table.columns) > 1 and _width(console, table) > console.width:
+            left_out.insert(0, str(table.columns.pop().header))
+        console.print(table)
+        if left_out:  # half an id is of no use: cells are whole, and what is missing has a name
+            console.print(f"too wide for this terminal: {', '.join(left_out)}; see --format json")
+
+
+def _width(console: Console, table: Table) -> int:
+    """Columns of a terminal that a table takes if no word in it is broken."""
+    return console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).minimum
