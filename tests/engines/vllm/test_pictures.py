@@ -168,8 +168,14 @@ def poisoned(bed: Bed, episodes: range) -> list[bool]:
     return wrong
 
 
-def test_without_a_salt_others_read_blind_pages_and_with_it_nobody_does(bed, monkeypatch):
-    assert not any(poisoned(bed, range(400, 420)))
+@pytest.mark.parametrize(
+    "episodes", [range(400, 420), pytest.param(range(3000, 3200), marks=pytest.mark.slow)], ids=len
+)
+def test_with_a_salt_nobody_reads_blind_pages(bed, episodes):
+    assert not any(poisoned(bed, episodes))
+
+
+def test_without_a_salt_others_read_blind_pages(bed, monkeypatch):
     monkeypatch.setattr(scheduling, "salt_of", lambda asked: asked.tenant)
     assert share(poisoned(bed, range(420, 430))) >= 0.8
 
