@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from kamera.content import Fields, json_object
 from kamera.errors import KameraError, quote
@@ -31,17 +33,41 @@ from kamera.serve.worker import AT_ONCE, Job, Worker
 from kamera.window.view import Lives
 from kamera.window.view.live import Page
 
-MOST_BYTES = 32 << 20
-"""Bytes of a request's body, at most."""
+MOST_BYTES, MOST_TOGETHER = 32 << 20, 256 << 20
+"""Bytes of a request's body, at most; and of the bodies of all requests that are not answered yet."""
 
 WAITING = 64
 """Requests that may wait for the model."""
 
-READING = 60
-"""Seconds in which a request must have come."""
+READING, SENDING = 60, 60
+"""Seconds in which a request must have come, and an event have gone to a client that reads slowly."""
 
-SENDING = 60
-"""Seconds in which an event must have gone to a client that reads slowly."""
+
+class Bodies:
+    """Counts the bytes of bodies, each until its request is answered or its client has gone."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The application, in which a body that is one too many ends its own request: Refusal, 503."""
+        return partial(self._run, app)
+
+    async def _run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        mine: list[int] = []
+
+        async def part() -> Message:
+            message = await receive()
+            mine.append(len(message.get("body", b"")))
+            self.bytes += mine[-1]
+            if self.bytes > MOST_TOGETHER:
+                raise Refusal(503, f"{MOST_TOGETHER >> 20} MiB of requests are in work: try later", wait=5)
+            return message
+
+        try:
+            await app(scope, part, send)
+        finally:
+            self.bytes -= sum(mine)
 
 
 class Front(Page):
@@ -60,7 +86,7 @@ class Front(Page):
         self.service = service
         self.worker = Worker(waiting, at_once)
         self._keys, self._names = keys, tuple(names)
-        self._documents = Documents()
+        self._documents, self._bodies = Documents(), Bodies()
         self._started = int(time.time())
         self._refused = 0
 
@@ -84,6 +110,7 @@ class Front(Page):
         AppStatus.disable_automatic_graceful_drain()  # a stopping server finishes its streams
         app = Starlette(
             lifespan=life,
+            middleware=[Middleware(self._bodies.around)],
             routes=[
                 *self.routes,
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
@@ -102,13 +129,11 @@ class Front(Page):
         app.router.redirect_slashes = False
         return app
 
-    # -- routes --------------------------------------------------------------------------------
-
     async def answer(self, request: Request) -> Response:
         """An answer, in the words of the API whose path it is."""
         tenant, body, session = await self._read(request)
         if request.url.path.endswith("/responses"):
-            dialect: Dialect = Responses(body, session, self._documents, tenant)
+            dialect: Chat | Messages | Responses = Responses(body, session, self._documents, tenant)
         else:
             dialect = (Messages if request.url.path.endswith("/messages") else Chat)(body, session)
         job = Answer(self.service, tenant, dialect.asked)
@@ -152,14 +177,12 @@ class Front(Page):
         """Counts for Prometheus."""
         self._keys.tenant(request)
         counts = {**self.service.counts(), "waiting": self.worker.waiting}
-        counts |= {"answered": self.worker.done, "refused": self._refused}
+        counts |= {"answered": self.worker.done, "refused": self._refused, "body_bytes": self._bodies.bytes}
         return PlainTextResponse("".join(f"kamera_{name} {count}\n" for name, count in counts.items()))
 
     async def openapi(self, request: Request) -> Response:
         """What the paths take, as OpenAPI."""
         return Response(Path(__file__).with_name("openapi.json").read_bytes(), media_type="application/json")
-
-    # -- inside --------------------------------------------------------------------------------
 
     async def _read(self, request: Request) -> tuple[str, Fields, str | None]:
         """Tenant, body and session's id of a request."""
@@ -207,7 +230,7 @@ class Front(Page):
         job.cancel()
 
     async def _events(
-        self, job: Answer, dialect: Dialect, heard: str | tuple[Said]
+        self, job: Answer, dialect: Chat | Messages | Responses, heard: str | tuple[Said]
     ) -> AsyncIterator[ServerSentEvent]:
         """The events of an answer, from what was heard first."""
         try:

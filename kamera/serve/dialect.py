@@ -80,8 +80,9 @@ class Said:
 class Dialect:
     """One request in one API's words, and its answer.
 
-    ``asked`` is read from the ``body`` at construction, which raises InvalidRequest. Events come from
-    `opening`, then `piece` for each text, then `closing`; from `failing` if the answer breaks off.
+    ``asked`` is read from the ``body`` at construction, which raises InvalidRequest. Each API writes the
+    answer as one object (``whole``), or as events: ``opening`` before the first text, ``piece`` for each
+    text, ``closing`` with calls and usage; `failing` if the answer breaks off.
     """
 
     prefix = ""
@@ -92,22 +93,6 @@ class Dialect:
         self.asked = asked
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
-
-    def whole(self, said: Said) -> dict[str, Any]:
-        """The answer as one object."""
-        raise NotImplementedError
-
-    def opening(self) -> Events:
-        """Events before the first text."""
-        raise NotImplementedError
-
-    def piece(self, text: str) -> Events:
-        """Events of a piece of text."""
-        raise NotImplementedError
-
-    def closing(self, said: Said) -> Events:
-        """Events of the end: tool calls, usage."""
-        raise NotImplementedError
 
     def failing(self, refusal: Refusal) -> Events:
         """Events of an error behind the first text."""

@@ -30,9 +30,7 @@ class Keys:
         if not self._tenants:
             host = request.url.hostname or ""
             if host not in LOCAL:  # a page of another origin, whose name was led here
-                raise Refusal(
-                    403, f"without keys only 127.0.0.1 and localhost are answered, not {quote(host)}"
-                )
+                raise Refusal(403, f"without keys only 127.0.0.1 and localhost answer, not {quote(host)}")
             return ""
         digest = _digest(_key(request))
         fitting = [tenant for held, tenant in self._tenants if hmac.compare_digest(held, digest)]

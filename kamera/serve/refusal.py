@@ -17,8 +17,12 @@ _STATUS: dict[type[Exception], int] = {
     errors.WindowFull: 400,
 }
 _ASKED = {"www-authenticate": 'Basic realm="kamera: a key as the password"'}  # for browsers
-_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
-_TYPES[429] = "rate_limit_error"
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 class Refusal(Exception):
@@ -34,8 +38,8 @@ class Refusal(Exception):
 
     def openai(self) -> dict[str, Any]:
         """The body in OpenAI's form."""
-        held = {"message": self.message, "type": self.type, "param": self.place, "code": self.code}
-        return {"error": held}
+        told = {"message": self.message, "type": self.type}
+        return {"error": {**told, "param": self.place, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
         """The body in Anthropic's form."""

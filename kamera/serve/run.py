@@ -14,11 +14,8 @@ from starlette.applications import Starlette
 from kamera.serve.app import Front
 from kamera.window.view.live import PageServer
 
-STOPPING = 120
-"""Seconds that answers may take after a server was told to stop."""
-
-CONNECTIONS = 512
-"""Connections at once, at most: others get a 503."""
+STOPPING, CONNECTIONS = 120, 512
+"""Seconds that answers may take after a server was told to stop; connections at once, others get a 503."""
 
 
 def server_of(front: Front, on: socket.socket) -> PageServer:

@@ -18,7 +18,7 @@ from kamera.patches import at_least
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
-from kamera.serve.worker import Job
+from kamera.serve.worker import Job, Result
 from kamera.sessions import Branches, SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, ReusePolicy
@@ -122,8 +122,6 @@ class Service:
             for store in self._stores.values():
                 store.close()
 
-    # -- inside --------------------------------------------------------------------------------
-
     def _store_of(self, tenant: str) -> ChunkStore:
         with self._opening:
             if tenant not in self._stores:
@@ -163,12 +161,16 @@ class Service:
 
 
 @dataclass(eq=False)
-class Answer(Job[Said], Stream):
-    """A request that is to be answered; the stream of its own answer."""
+class Asking(Job[Result]):
+    """A tenant's request to a service."""
 
     service: Service
     tenant: str
     asked: Asked
+
+
+class Answer(Asking[Said], Stream):
+    """A request that is to be answered; the stream of its own answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,13 +183,8 @@ class Answer(Job[Said], Stream):
         return said
 
 
-@dataclass(eq=False)
-class Count(Job[int]):
+class Count(Asking[int]):
     """A request that is to be counted."""
-
-    service: Service
-    tenant: str
-    asked: Asked
 
     def work(self) -> int:
         """The tokens of the prompt."""

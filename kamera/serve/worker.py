@@ -17,11 +17,8 @@ from kamera.serve.refusal import Refusal, refusal_of
 
 Result = TypeVar("Result")
 
-TIMEOUT = 600.0
-"""Seconds that a request may take, its wait included."""
-
-AT_ONCE = 16
-"""Requests that run at once."""
+TIMEOUT, AT_ONCE = 600.0, 16
+"""Seconds that a request may take, its wait included; requests that run at once."""
 
 
 @dataclass(eq=False)
