@@ -27,7 +27,10 @@ def described(recipe):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_the_recipe_is_that_of_a_window_with_a_model_and_no_tensor_is_read(monkeypatch, order):
-    bed, store = Backbone.from_pretrained(weights_dir(), dtype="float32"), ChunkStore.open("memory://")
+    bed, store = (
+        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True),
+        ChunkStore.open("memory://"),
+    )
     frames = World(7).episode(1, layout="LIL").frames
     chunks = [bed.chunk(frames[i].content) for i in order]
     theirs = KameraWindow(bed, store, policy=POLICY)
@@ -48,7 +51,10 @@ def test_the_recipe_is_that_of_a_window_with_a_model_and_no_tensor_is_read(monke
 
 
 def test_a_stored_chunk_whose_row_says_no_advance_is_computed(monkeypatch):
-    bed, store = Backbone.from_pretrained(weights_dir(), dtype="float32"), ChunkStore.open("memory://")
+    bed, store = (
+        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True),
+        ChunkStore.open("memory://"),
+    )
     frame = World(7).episode(1, layout="LIL").frames[0]
     theirs = KameraWindow(bed, store, policy=POLICY)
     theirs.append(frame.content)

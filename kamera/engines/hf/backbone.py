@@ -83,18 +83,21 @@ class Backbone(Model):
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
+        by_files: bool = False,
         **options: Any,
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
 
         ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
-        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. Raises
+        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers.
+        ``by_files``: its fingerprint is `checkpoint_fingerprint` of its files, so that it shares an archive
+        with another engine that was started on them (vLLM), and with no `Backbone` without this. Raises
         UnsupportedBackbone when no class loads it, ValueError for a device or dtype that cannot be used.
         """
         from kamera.engines.hf.load import Loaded, device_of, dtype_of, load_model, load_processor
 
         place, dtype = None if device is None else device_of(device), dtype_of(dtype)
-        files = Loaded.of(name, options)
+        files = Loaded.of(name, options) if by_files else None
         model = load_model(name, dtype=dtype, **options)
         if place is not None:
             model = model.to(place)

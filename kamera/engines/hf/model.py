@@ -129,8 +129,8 @@ class Model:
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV.
 
-        Of a model as `from_pretrained` loaded it, it is `checkpoint_fingerprint` of its files, which other
-        engines compute, too; of any other, a digest of the live model. Each access checks the model, and
+        A digest of the live model; of one that was loaded with ``by_files``, `checkpoint_fingerprint` of its
+        files, which other engines compute, too. Each access checks the model, and
         takes a new digest if a weight was replaced or written, a setting of a module, config or processor
         changed, a hook added, or autocast switched on in this thread. Raises ComputationChanged if the rotary
         facts differ from those at construction.

@@ -69,7 +69,7 @@ def bed(tmp_path_factory):
     where = tmp_path_factory.mktemp("store")
     model = pictures_directory(tmp_path_factory.mktemp("model"))
     llm = start(model, where, {"harvest": "256MiB"}, scheduling_policy="priority", **PICTURES)
-    backbone = Backbone.from_pretrained(model, dtype="float32")
+    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True)
     return Bed(llm, backbone, ChunkStore.open(where), where)
 
 

@@ -90,7 +90,7 @@ def preemptions(llm: Any) -> int:
 
 def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_no_foreign_kv(tmp_path):
     model = pictures_directory(tmp_path / "model")
-    backbone, draw = Backbone.from_pretrained(model, dtype="float32"), random.Random(1)
+    backbone, draw = Backbone.from_pretrained(model, dtype="float32", by_files=True), random.Random(1)
     llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **PRESSED)
     scheduler = scheduler_of(llm)
     pool, side = scheduler.kv_cache_manager.block_pool, scheduler.connector.scheduler
