@@ -11,6 +11,7 @@ from lab.testbed import FAMILIES, weights_dir
 from lab.testbed.card import BEGIN, BEGIN_UNLED, END, END_UNLED, measured, measured_unled, metrics_of
 from lab.testbed.directories import UNLED_BACKBONES, family_of
 from lab.testbed.unled.schedule import Schedule
+from lab.testbed.unled.windows import Size
 
 
 def test_the_card_shows_the_shipped_metrics():
@@ -43,7 +44,9 @@ def test_an_unled_backbone_is_the_output_of_the_seeded_schedule(name):
     run = json.loads((weights_dir(name) / "training.json").read_text())
     own = Schedule(family_of(name))
     schedule = json.loads(json.dumps(asdict(own)))
-    # runs from nothing name neither a start nor a trained tower
-    run = {"start": "", "vision": False} | run
+    # runs from nothing on the world's own frames name no start, no trained tower and no other size
+    run = {"start": "", "vision": False, "least": 3, "judged": None} | run
+    for phase in run["phases"]:
+        phase["size"] = phase["size"] and asdict(Size(**phase["size"]))
     assert {key: run[key] for key in schedule} == schedule
     assert run["history"][-1]["step"] + run["skipped"] == own.steps
