@@ -9,7 +9,7 @@ from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
-from kamera.store.conditioned import conditioned, conditioned_of
+from kamera.store.conditioning import conditioned, conditioned_of
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport

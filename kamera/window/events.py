@@ -119,6 +119,7 @@ class Event:
 
 
 Listener = Callable[[Event], object]
+"""What a window calls with each event (`KameraWindow.on_event`)."""
 
 
 def tell(listeners: tuple[Listener, ...], event: Event) -> None:
