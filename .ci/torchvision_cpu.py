@@ -14,11 +14,12 @@ class _Define(importlib.abc.MetaPathFinder):
         if name == "torchvision":
             sys.meta_path.remove(self)
             import torch
+            from torch import library as operators
 
-            library = torch.library.Library("torchvision", "DEF")
+            defined = operators.Library("torchvision", "DEF")
             for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            torch._kamera_torchvision = library  # the definitions live as long as it does
+                defined.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            torch._kamera_torchvision = defined  # the definitions live as long as it does
         return None
 
 

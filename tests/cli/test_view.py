@@ -144,6 +144,7 @@ def test_a_live_page_goes_on_in_a_browser(trace, server):
         with trace.open("a") as file:
             file.write(walk()[0].to_json() + "\n")
         tab.locator("#detail h3", has_text="6. append").wait_for()
+        assert tab.locator("#when").inner_text().startswith("6 operations on ")
         tab.close()
 
 

@@ -61,7 +61,7 @@ class Item(NamedTuple):
     wanted: str
     cold: Any
     served: Any
-    library: str
+    ours: str
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +124,11 @@ def test_full_rank_patches_and_leading_chunks_give_the_engines_own_answers(bed):
 
 def test_default_patches_answer_as_the_library_and_blind_reuse_does_not(bed):
     patched = items(bed, range(100, 110), DEFAULT, 4)
-    assert share([text(i.served) == i.library for i in patched]) >= 0.95
+    assert share([text(i.served) == i.ours for i in patched]) >= 0.95
     assert share([text(i.served) == i.wanted for i in patched]) >= 0.95
     blind = items(bed, range(200, 210), BLIND, 4)
     assert share([text(i.served) == i.wanted for i in blind]) <= 0.1
-    assert share([text(i.served) == i.library for i in blind]) >= 0.95
+    assert share([text(i.served) == i.ours for i in blind]) >= 0.95
 
 
 def test_a_window_in_another_order_is_turned(bed):
@@ -243,11 +243,11 @@ def test_what_the_engine_computed_is_what_the_model_computes(bed):
     window.append(HELD_OUT.episode(500, layout="LLLI").frames[0].content)
     window.generate("value of tag A?", 1)
     mine = harvested(bed, chunk.id)
-    library = KameraWindow(bed.backbone, ChunkStore.open("memory://"), policy=FULL)
-    library.append(chunk)
-    library.slide()
-    library.flush()
-    theirs = library.store.get_canonical(library.store.ls("canonical")[0].context, chunk.id)
+    window = KameraWindow(bed.backbone, ChunkStore.open("memory://"), policy=FULL)
+    window.append(chunk)
+    window.slide()
+    window.flush()
+    theirs = window.store.get_canonical(window.store.ls("canonical")[0].context, chunk.id)
     assert torch.equal(mine.positions, theirs.positions) and torch.equal(mine.input_ids, theirs.input_ids)
     assert {n: t.tolist() for n, t in mine.inputs.items()} == {
         n: t.tolist() for n, t in theirs.inputs.items()
