@@ -73,7 +73,6 @@ class Branches:
         with self._lock:
             turn = self._turns.get(name)
             if turn is not None and not turn.left:
-                self._size -= _weight(turn.messages)
                 self._put(name, replace(turn, messages=(*turn.messages[:-1], dict(answer))))
 
     def leave(self, name: str) -> None:
@@ -82,7 +81,6 @@ class Branches:
             turn = self._turns.get(name)
             if turn is None:
                 raise UnknownTurn(f"no turn {quote(name)} here: it is not kept, or never was")
-            self._size -= _weight(turn.messages)
             self._put(name, PastTurn(turn.before, turn.system, (), left=True))
 
     def goes_through(self, last: str | None, name: str) -> bool:
@@ -96,8 +94,9 @@ class Branches:
     # -- inside --------------------------------------------------------------------------------
 
     def _put(self, name: str, turn: PastTurn) -> None:
+        old = self._turns.get(name)
+        self._size += _weight(turn.messages) - (0 if old is None else _weight(old.messages))
         self._turns[name] = turn
-        self._size += _weight(turn.messages)
         self._is_whole(name)
 
     def _is_whole(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from kamera.content import Chunk, Content, Seams
 from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
-from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, WindowFull, quote
+from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull, quote
 from kamera.ops import Guarantee, at_least, ids_digest, prefilled_behind
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore, Context, Outline
@@ -89,9 +89,8 @@ class EngineWindow:
     """A window over an engine; see `KameraWindow` for its operations.
 
     ``fingerprint`` is that of the model that the engine runs (`kamera.engines.checkpoint_fingerprint`).
-    Of stored KV the ``policy``
-    decides as it does in a `KameraWindow`; what it does not admit the engine computes, with everything behind
-    it: an engine supplies what leads, and no more. One thread uses it.
+    The ``policy`` decides which stored KV is served, as in a `KameraWindow`. The engine computes the first
+    chunk that it does not admit, and all behind it. One thread uses it.
     """
 
     def __init__(
@@ -122,29 +121,31 @@ class EngineWindow:
     # Each returns the slots as the next answer would get them: what is stored may be more by then.
 
     def append(self, content: Content | Chunk) -> tuple[EngineSlot, ...]:
-        """A chunk at the tail; the oldest leave for it. Raises WindowFull for one larger than the window."""
+        """A chunk at the tail; the oldest leave for it. One that is in view stays in place.
+
+        Raises WindowFull for one larger than the window.
+        """
         chunk = content if isinstance(content, Chunk) else self._contents.chunk(content)
-        self._held[chunk.id] = held = _held(chunk, content)
-        staying = list(self._seats)
-        while staying and self._over(staying, len(held.ids)):
-            del staying[0]
-        if self._over(staying, len(held.ids)):
-            raise WindowFull(f"chunk {chunk.id[:12]} has {len(held.ids)} tokens: raise max_tokens")
-        return self._arrange([*staying, chunk.id])
+        return self._bring(_held(chunk, content))
 
     def recall(self, chunk_id: str) -> tuple[EngineSlot, ...]:
-        """A chunk that has been in this window, at the tail. Raises UnknownChunk for another."""
+        """A chunk that has been in this window, as by `append`. Raises UnknownChunk for another."""
         if chunk_id not in self._held:
             raise UnknownChunk(f"no chunk {quote(chunk_id)} was in this window: append its content")
-        return self._arrange([*self._seats, chunk_id])
+        return self._bring(self._held[chunk_id])
 
     def slide(self, n: int = 1) -> tuple[EngineSlot, ...]:
-        """The ``n`` oldest leave; the others move up."""
+        """The ``n`` oldest leave; the others move up. Raises ValueError for more than there are."""
+        if not 0 <= n <= len(self._seats):
+            raise ValueError(f"n={quote(n)}: the window has {len(self._seats)} chunks")
         return self._arrange(self._seats[n:])
 
     def evict(self, index: int) -> tuple[EngineSlot, ...]:
-        """The chunk at ``index`` leaves."""
-        return self._arrange([seat for i, seat in enumerate(self._seats) if i != index % len(self._seats)])
+        """The chunk at ``index`` leaves. Raises UnknownSlot for none."""
+        count = len(self._seats)
+        if not -count <= index < count:
+            raise UnknownSlot(f"no slot {quote(index)}: the window has {count} chunks")
+        return self._arrange([seat for i, seat in enumerate(self._seats) if i != index % count])
 
     def reorder(self, permutation: Sequence[int]) -> tuple[EngineSlot, ...]:
         """The chunks in another order."""
@@ -197,6 +198,17 @@ class EngineWindow:
         return self._recipe(self._seats)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _bring(self, held: _HeldChunk) -> tuple[EngineSlot, ...]:
+        staying = list(self._seats)
+        if any(seat.chunk_id == held.chunk_id for seat in staying):
+            return self._arrange(staying)
+        while staying and self._over(staying, len(held.ids)):
+            del staying[0]
+        if self._over(staying, len(held.ids)):
+            raise WindowFull(f"chunk {held.chunk_id[:12]} has {len(held.ids)} tokens: raise max_tokens")
+        self._held[held.chunk_id] = held
+        return self._arrange([*staying, held.chunk_id])
 
     def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
         """Place chunks one after another: from what is stored, up to the first that has to be computed."""

@@ -334,3 +334,11 @@ def test_a_turn_that_is_asked_again_and_answered_the_same_is_one_of_its_own():
     assert one.text == two.text and one.turn_id != two.turn_id
     chat.delete(one.turn_id)
     assert chat.history(two.turn_id) == chat.messages == [SYSTEM, user("hello"), said(two.text)]
+
+
+def test_a_turn_that_is_kept_again_weighs_once():
+    kept = Branches(most=300)
+    for _ in range(5):
+        kept.keep("a", None, (), (user("x" * 100), said("y")))
+    kept.keep("b", None, (), (user("z" * 100), said("y")))
+    assert kept.history("a") and kept.history("b")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
 from kamera.testbed import World, weights_dir
 from kamera.window import EngineWindow
 
@@ -69,3 +70,35 @@ def test_a_stored_chunk_whose_row_says_no_advance_is_computed(monkeypatch):
 
     monkeypatch.setattr(store, "info", silent)
     assert [slot.origin for slot in mine.look()] == ["computed"]
+
+
+def test_operations_that_name_no_chunk_are_refused_and_one_in_view_stays():
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True)
+    frames = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
+    room = int(bed.anchor_ids(None).shape[0]) + frames[0].num_tokens + frames[1].num_tokens
+    given = {"fingerprint": bed.fingerprint, "policy": POLICY, "max_tokens": room}
+    window = EngineWindow(NoEngine(), bed, ChunkStore.open("memory://"), **given)
+    window.append(frames[0])
+    window.append(frames[1])
+
+    def ids():
+        return [slot.chunk_id for slot in window.slots]
+
+    for refused, operation in {
+        UnknownSlot: lambda: window.evict(2),
+        UnknownChunk: lambda: window.recall(frames[2].id),
+        ValueError: lambda: window.slide(3),
+        WindowFull: lambda: window.append("word " * 2 * room),
+    }.items():
+        with pytest.raises(refused):
+            operation()
+    with pytest.raises(ValueError, match="n=-1"):
+        window.slide(-1)
+    window.recall(frames[0].id)
+    assert ids() == [frames[0].id, frames[1].id]
+    window.evict(0)
+    window.recall(frames[0].id)
+    assert ids() == [frames[1].id, frames[0].id]
+    window.slide(2)
+    with pytest.raises(UnknownSlot):
+        window.evict(0)
