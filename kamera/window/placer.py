@@ -96,7 +96,10 @@ class Placer:
         if isinstance(found, tuple) and self._dear(chunk, found, was):
             found = None  # a few of its tokens cost less than its canonical
         if isinstance(found, Source):
-            seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
+            known = was is None or was.archived
+            seat = Seat(
+                chunk.chunk_id, chunk.length, spot, found, found.guarantee, archived=known, number=number
+            )
         elif found is not None and self._leads(chunk, before, spot, found):
             home = None if any(before.frame) else found[0]
             why: Reason = "new" if was is None else "no canonical"
