@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kamera.ops import Patch
     from kamera.sessions import ChatSession, SessionPool, Turn
     from kamera.store import ChunkStore
-    from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
+    from kamera.trust import Certificate, ReusePolicy
+    from kamera.window import KameraWindow, Report, Slot
 
 __version__ = "0.1.0"
 
@@ -48,7 +49,8 @@ if not TYPE_CHECKING:
         "kamera.ops": ("Patch",),
         "kamera.sessions": ("ChatSession", "SessionPool", "Turn"),
         "kamera.store": ("ChunkStore",),
-        "kamera.window": ("Certificate", "KameraWindow", "Report", "ReusePolicy", "Slot"),
+        "kamera.trust": ("Certificate", "ReusePolicy"),
+        "kamera.window": ("KameraWindow", "Report", "Slot"),
     }
     _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

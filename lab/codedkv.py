@@ -21,7 +21,7 @@ from kamera.engines.hf import Backbone
 from kamera.ops import KV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor
-from kamera.window import Estimate, ReusePolicy
+from kamera.trust import Estimate, ReusePolicy
 from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load

@@ -23,7 +23,8 @@ from kamera.cli.output import Output, finite, listing
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
+from kamera.trust import ReusePolicy
+from kamera.window import KameraWindow
 
 HELD_OUT = 900_000
 """Seed of the episodes; the backbone was trained on seeds from a million on."""

@@ -22,7 +22,7 @@ from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.engines.hf import Backbone
 from kamera.ops import Bits, LowRank, Patch, allocate, compress, floats, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from lab import weighted
 from lab.basis import Basis
 from lab.coded import coded

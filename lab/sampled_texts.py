@@ -25,8 +25,8 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
 from kamera.patches.anchor import prefill_anchor
+from kamera.trust import OnLeave
 from kamera.window import placer
-from kamera.window.policy import OnLeave
 from kamera.window.requests import Arrange
 from lab.composed.__main__ import backbone_of
 from lab.paper.document import commit

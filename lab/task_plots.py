@@ -15,7 +15,7 @@ from typing import Any
 from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS
 from kamera.eval.tasks.report import ArmResult, Results
 from kamera.eval.tasks.sample import Cell, Summary
-from kamera.window import Estimate
+from kamera.trust import Estimate
 
 CELLS, LENGTHS = "length and depth", "context length (official)"
 _DPI = 80

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kamera.window import Estimate
+from kamera.trust import Estimate
 
 Items = npt.NDArray[np.float64]
 """One value per item, in the order of the questions."""

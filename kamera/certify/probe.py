@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kamera.window import Guarantee
+from kamera.trust import Guarantee
 
 PROBE_SEED = 400_000
 """First seed of a probe's scenes; the shipped backbones were trained on seeds from a million on."""

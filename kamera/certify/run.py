@@ -12,7 +12,8 @@ from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
 from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
-from kamera.window import Certificate, Finding, Guarantee, ReusePolicy, grounds_of, library_versions
+from kamera.trust import Certificate, Finding, Guarantee, ReusePolicy
+from kamera.window import grounds_of
 
 ITEMS = 120
 """Questions about each guarantee: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""
@@ -85,7 +86,7 @@ def run_probe(
         dtype=grounds.dtype,
         vocabulary=grounds.vocabulary,
         position_limit=grounds.position_limit,
-        versions=library_versions(),
+        versions=grounds.versions,
         rank=rank,
         patch_bytes=patch_bytes,
         probe=probe,

@@ -17,7 +17,8 @@ from kamera.certify.verdict import QuestionOutcome
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
-from kamera.window import Guarantee, KameraWindow, ReusePolicy
+from kamera.trust import Guarantee, ReusePolicy
+from kamera.window import KameraWindow
 
 DIVERGENCE = 0.5
 """Largest divergence of antecedents served as "near" here: one chunk of three differs."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from kamera.certify.kv import KVComparison
 from kamera.certify.metrics import eta_interval
-from kamera.window import Estimate, Finding, Verdict
+from kamera.trust import Estimate, Finding, Verdict
 
 SKILL = 0.5
 """Smallest share of the range from chance to perfect that re-prefill must reach. `MARGIN` is then at most a

@@ -14,7 +14,7 @@ from kamera.certify import ITEMS, TRIALS, run_probe
 from kamera.cli.command import command
 from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet, View
 from kamera.cli.output import Output, facts, listing
-from kamera.window import Certificate, Estimate, Finding, ReusePolicy
+from kamera.trust import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
 from kamera.window.view import Measured, Way
 

@@ -22,7 +22,7 @@ from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
 from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
-from kamera.window import ReusePolicy
+from kamera.trust import ReusePolicy
 
 
 @command

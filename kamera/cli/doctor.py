@@ -14,7 +14,8 @@ from kamera.cli.options import Loading, Model
 from kamera.cli.output import Output, facts, finite, listing
 from kamera.engines.hf import Backbone, OperatorProof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
-from kamera.window import ReusePolicy, grounds_of
+from kamera.trust import ReusePolicy
+from kamera.window import grounds_of
 from kamera.window.certified import find_certificate, folders
 
 _SPAN = 64

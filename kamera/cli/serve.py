@@ -10,7 +10,7 @@ import typer
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Quiet, size
 from kamera.sessions import SessionMode
-from kamera.window import ReusePolicy
+from kamera.trust import ReusePolicy
 
 
 @command

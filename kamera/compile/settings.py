@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kamera.compile.plan import PlannedWindow
 from kamera.ops import PatchBudget, layers_of
-from kamera.window import ReusePolicy, certified_by_default
+from kamera.trust import ReusePolicy, certified_by_default
 
 
 def _tolerance() -> float | None:

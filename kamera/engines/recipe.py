@@ -18,8 +18,9 @@ from cattrs.preconf.json import make_converter
 
 from kamera.engines.base import Written
 from kamera.errors import IncompatibleChunk, InvalidRecipe, quote
-from kamera.ops import GUARANTEES, Guarantee, digest, ids_digest
+from kamera.ops import digest, ids_digest
 from kamera.store import Context, object_key
+from kamera.trust import GUARANTEES, Guarantee
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""

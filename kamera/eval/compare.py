@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kamera.certify import bootstrap
-from kamera.window import Estimate
+from kamera.trust import Estimate
 
 
 @dataclass(frozen=True)

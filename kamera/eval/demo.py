@@ -16,17 +16,8 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
-from kamera.window import (
-    Append,
-    Event,
-    Evict,
-    KameraWindow,
-    Recall,
-    Reorder,
-    Report,
-    ReusePolicy,
-    Slide,
-)
+from kamera.trust import ReusePolicy
+from kamera.window import Append, Event, Evict, KameraWindow, Recall, Reorder, Report, Slide
 
 SEED = 700_000
 LAYOUT = "LLILIL"

@@ -10,7 +10,8 @@ import torch
 from kamera.certify import eta, kl
 from kamera.engines import Engine
 from kamera.eval.compare import Judgement, compare
-from kamera.window import Estimate, KameraWindow
+from kamera.trust import Estimate
+from kamera.window import KameraWindow
 
 REFERENCE, BLIND = "re-prefill", "blind reuse"
 

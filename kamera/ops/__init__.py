@@ -8,15 +8,6 @@ from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, ids_digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
-from kamera.ops.guarantee import (
-    GUARANTEES,
-    Guarantee,
-    at_least,
-    guarantee_named,
-    outranks,
-    prefilled_behind,
-    weakest,
-)
 from kamera.ops.kv import (
     KV,
     NO_KV,
@@ -65,7 +56,6 @@ from kamera.ops.patch import (
     patch_of,
     turn_factors,
 )
-from kamera.ops.proof import Proof, compared, kv_error
 from kamera.ops.quantize import Bits, Codes, quantize
 from kamera.ops.quantize_kv import (
     GRIDS,
@@ -78,11 +68,9 @@ from kamera.ops.quantize_kv import (
     code_kv,
 )
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
-from kamera.ops.sketch import sketch
 
 __all__ = [
     "GRIDS",
-    "GUARANTEES",
     "KV",
     "KV_CODECS",
     "MOST",
@@ -102,7 +90,6 @@ __all__ = [
     "Formed",
     "Grid",
     "Groups",
-    "Guarantee",
     "KVCodec",
     "LayerKV",
     "LayerLayout",
@@ -112,13 +99,11 @@ __all__ = [
     "LowRanks",
     "Patch",
     "PatchBudget",
-    "Proof",
     "RopeSpec",
     "SampleSize",
     "Sized",
     "allocate",
     "apply_patch",
-    "at_least",
     "attention_layout",
     "blocks_map",
     "check_encoding",
@@ -127,7 +112,6 @@ __all__ = [
     "check_kv",
     "chunk_id",
     "code_kv",
-    "compared",
     "compress",
     "deficit",
     "digest",
@@ -136,14 +120,12 @@ __all__ = [
     "flat_lists",
     "floats",
     "form_patch",
-    "guarantee_named",
     "ids_digest",
     "kept_energy",
     "kv_bytes",
     "kv_concat",
     "kv_copy",
     "kv_distance",
-    "kv_error",
     "kv_map",
     "kv_of",
     "kv_slice",
@@ -155,21 +137,17 @@ __all__ = [
     "mla_expanded_layout",
     "mla_latent_layout",
     "name_order",
-    "outranks",
     "patch_bytes",
     "patch_of",
-    "prefilled_behind",
     "quantize",
     "regrouped",
     "relocate",
     "relocate_kv",
     "rotated_bytes",
-    "sketch",
     "tensor_bytes",
     "tensor_digest",
     "token_kernel",
     "turn_factors",
     "uniform_offset",
-    "weakest",
     "whole_lists",
 ]

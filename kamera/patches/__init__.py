@@ -1,6 +1,5 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
-from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefilled_behind, weakest
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
@@ -28,7 +27,6 @@ from kamera.patches.waiting import (
 )
 
 __all__ = [
-    "GUARANTEES",
     "MOST_TOKENS",
     "Ahead",
     "Anchor",
@@ -38,7 +36,6 @@ __all__ = [
     "Encodings",
     "Facts",
     "Former",
-    "Guarantee",
     "Later",
     "LaterPiece",
     "Line",
@@ -53,7 +50,6 @@ __all__ = [
     "anchor_ids",
     "anchor_of",
     "archive_later",
-    "at_least",
     "canonical_of",
     "compact_positions",
     "continued",
@@ -62,7 +58,6 @@ __all__ = [
     "extents_of",
     "form_canonicals",
     "form_orbit",
-    "guarantee_named",
     "head_of",
     "how_many",
     "identify",
@@ -73,12 +68,10 @@ __all__ = [
     "patch_dropped",
     "pay",
     "prefill_anchor",
-    "prefilled_behind",
     "prefilled_together",
     "prove_again",
     "settle",
     "stored_patch",
     "text_positions",
-    "weakest",
     "worth_harvesting",
 ]

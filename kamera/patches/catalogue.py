@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, WrongKey
-from kamera.ops import Guarantee, PatchBudget, at_least, guarantee_named, outranks
+from kamera.ops import PatchBudget
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses
 from kamera.patches.near import Near, likeness, nearest
@@ -23,6 +23,7 @@ from kamera.store import (
     chunks_of,
     patch_key,
 )
+from kamera.trust import Guarantee, at_least, guarantee_named, outranks
 
 logger = logging.getLogger(__name__)
 

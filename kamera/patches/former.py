@@ -16,7 +16,7 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
-from kamera.ops import Patch, PatchBudget, Proof, SampleSize, kv_tensors, uniform_offset
+from kamera.ops import Patch, PatchBudget, SampleSize, kv_tensors, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue, names_of, stored_patch, worth_harvesting
 from kamera.patches.chunks import Copy, Facts
@@ -37,6 +37,7 @@ from kamera.store import (
     kept,
     patch_key,
 )
+from kamera.trust import Proof
 
 logger = logging.getLogger(__name__)
 

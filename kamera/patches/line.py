@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from kamera.errors import KameraError
-from kamera.ops import Proof
 from kamera.patches.chunks import Copy, Facts, compact_positions
 from kamera.patches.proving import Before
+from kamera.trust import Proof
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former

@@ -18,21 +18,10 @@ import torch
 from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
-from kamera.ops import (
-    KV,
-    Deltas,
-    Guarantee,
-    PatchBudget,
-    Proof,
-    Sized,
-    compared,
-    kv_copy,
-    kv_error,
-    kv_tensors,
-    sketch,
-)
+from kamera.ops import KV, Deltas, PatchBudget, Sized, kv_copy, kv_tensors
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts, text_positions
+from kamera.trust import Guarantee, Proof, compared, kv_error, sketch
 
 QUESTIONS = (
     "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from kamera.window import Guarantee
+from kamera.trust import Guarantee
 
 Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "approximate", "none"]
 """``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored

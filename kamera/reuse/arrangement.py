@@ -17,13 +17,14 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKey
 from kamera.ops import kv_concat
-from kamera.patches import Guarantee, at_least, equal_left, weakest
+from kamera.patches import equal_left
 from kamera.reuse.admission import Admission, tier_of
 from kamera.reuse.calibration import Calibration, modality
 from kamera.reuse.prefetch import Load, Prefetch
 from kamera.reuse.probe import likeness, probed
 from kamera.reuse.terms import loose, serves_moved, strict
-from kamera.window import Arrange, Cost, KameraWindow, Offer, OnLeave, Plan, Report, ReusePolicy, Slot
+from kamera.trust import Guarantee, OnLeave, ReusePolicy, at_least, weakest
+from kamera.window import Arrange, Cost, KameraWindow, Offer, Plan, Report, Slot
 
 Item = Slot | Chunk
 

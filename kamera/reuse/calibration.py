@@ -13,7 +13,8 @@ from kamera.engines import Engine
 from kamera.errors import CertificateMismatch, InvalidCertificate
 from kamera.ops import PatchBudget
 from kamera.reuse.limits import upper_limit
-from kamera.window import MeasuredFile, grounds_of, library_versions
+from kamera.trust import MeasuredFile
+from kamera.window import grounds_of, library_versions
 
 FILE = MeasuredFile("calibration", 1, "calibrate again")
 

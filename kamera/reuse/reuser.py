@@ -25,7 +25,8 @@ from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
 from kamera.store import ChunkStore
-from kamera.window import Cost, KameraWindow, Report, ReusePolicy, policy_of
+from kamera.trust import ReusePolicy, policy_of
+from kamera.window import Cost, KameraWindow, Report
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kamera.reuse.calibration import Calibration
-from kamera.window import GUARANTEES, KameraWindow, ReusePolicy
+from kamera.trust import GUARANTEES, ReusePolicy
+from kamera.window import KameraWindow
 
 
 def strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:

@@ -14,7 +14,7 @@ from kamera.content import Fields, Message
 from kamera.edits import Clearing
 from kamera.serve.refusal import Refusal
 from kamera.sessions import Turn
-from kamera.window import GUARANTEES, Guarantee
+from kamera.trust import GUARANTEES, Guarantee
 
 Events = list[ServerSentEvent]
 

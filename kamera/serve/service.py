@@ -14,14 +14,13 @@ from typing import Any
 from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.edits import Cleared
 from kamera.engines.hf import Backbone
-from kamera.patches import at_least
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
 from kamera.sessions import Branches, SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
-from kamera.window import Guarantee, ReusePolicy
+from kamera.trust import Guarantee, ReusePolicy, at_least
 from kamera.window.view import Lives
 
 ANSWER = 1024

@@ -18,7 +18,8 @@ from kamera.reuse import (
 )
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, anchor_segments, last_said
-from kamera.window import KameraWindow, ReusePolicy
+from kamera.trust import ReusePolicy
+from kamera.window import KameraWindow
 
 Reuse = bool | Calibration | str | Path
 """The switch of reuse; a calibration, or its file, switches it on and admits approximate segments."""

@@ -17,7 +17,8 @@ from kamera.sessions.branches import Branches
 from kamera.sessions.owners import Stores
 from kamera.sessions.telling import Telling, Traces
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, Listener, ReusePolicy, WindowMemory, check_policy
+from kamera.trust import ReusePolicy, check_policy
+from kamera.window import KameraWindow, Listener, WindowMemory
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""

@@ -33,7 +33,8 @@ from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy, Trace
+from kamera.trust import ReusePolicy
+from kamera.window import KameraWindow, Trace
 
 
 class ChatSession:

@@ -22,7 +22,8 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.sessions.modes import check_mode
 from kamera.sessions.timers import Does, Timer
 from kamera.store import ChunkStore, Folder, signature
-from kamera.window import GUARANTEES, well_formed
+from kamera.trust import GUARANTEES
+from kamera.window import well_formed
 
 VERSION = 1
 """The only format of a saved session that is written and read."""

@@ -11,7 +11,8 @@ import torch
 from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
 from kamera.edits import difference
 from kamera.sessions.modes import first_that_knows_more
-from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, OnLeave, cut
+from kamera.trust import OnLeave
+from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, cut
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""

@@ -13,7 +13,8 @@ from kamera.errors import KameraError
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
-from kamera.window import GLUE, Guarantee, OnLeave
+from kamera.trust import Guarantee, OnLeave
+from kamera.window import GLUE
 
 
 @dataclass(frozen=True, eq=False)

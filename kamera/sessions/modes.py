@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, get_args
 from kamera.content import Chunk
 from kamera.edits import Mode
 from kamera.errors import PolicyRefused, quote
-from kamera.patches import GUARANTEES, at_least, weakest
-from kamera.window import Arrange, Guarantee, KameraWindow, OnLeave, Plan, ReusePolicy, Slot
+from kamera.trust import GUARANTEES, Guarantee, OnLeave, ReusePolicy, at_least, weakest
+from kamera.window import Arrange, KameraWindow, Plan, Slot
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""

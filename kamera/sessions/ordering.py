@@ -9,7 +9,8 @@ from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, laid_out
 from kamera.sessions.modes import Order
-from kamera.window import OnLeave, Slot
+from kamera.trust import OnLeave
+from kamera.window import Slot
 
 
 @dataclass

@@ -49,7 +49,8 @@ from kamera.sessions.document import (
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import worth_to_others
 from kamera.store import ChunkStore, Folder
-from kamera.window import KameraWindow, ReusePolicy, well_formed
+from kamera.trust import ReusePolicy
+from kamera.window import KameraWindow, well_formed
 
 if TYPE_CHECKING:
     from kamera.sessions.anchors import Anchors

@@ -35,7 +35,7 @@ from kamera.sessions.telling import Traces, turn_of
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
-from kamera.window import ReusePolicy, check_policy
+from kamera.trust import ReusePolicy, check_policy
 
 
 class SessionPool:

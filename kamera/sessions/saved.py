@@ -39,7 +39,8 @@ from kamera.sessions.layout import Layout
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import SessionMode, laxest
 from kamera.sessions.persist import layout_of, load_session, save_session
-from kamera.window import Guarantee, ReusePolicy, well_formed
+from kamera.trust import Guarantee, ReusePolicy
+from kamera.window import well_formed
 
 _log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from kamera.engines import Engine, Spent
-from kamera.patches import weakest
 from kamera.reuse import Admission
 from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
 from kamera.sessions.sampling import seeded
 from kamera.sessions.stream import FinishReason, Stream
 from kamera.sessions.tool_calls import CallForm, Calls
-from kamera.window import Guarantee, KameraWindow, Report, Slot
+from kamera.trust import Guarantee, weakest
+from kamera.window import KameraWindow, Report, Slot
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
+from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.fields import Header, canonical_json, identity, is_count
 from kamera.store.groups import Group, TensorEntry, grouped, laid_out
@@ -25,6 +25,7 @@ from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
+from kamera.trust import Proof
 
 FORMAT_VERSION = 3
 """The format in an object's header; an object of any other raises `StoreVersionError`."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
+from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
 from kamera.store.outline import Outline
+from kamera.trust import Proof
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""

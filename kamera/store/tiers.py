@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreError
-from kamera.ops import outranks
 from kamera.store import batch
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
@@ -29,6 +28,7 @@ from kamera.store.pins import PinBook
 from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.uploads import Uploads
+from kamera.trust import outranks
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,15 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.engines import Recipe
-from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.anticipating import anticipate
 from kamera.window.cascade import Cascade, Dependent
-from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
-from kamera.window.certified import Terms, grounds_of
+from kamera.window.certified import Terms, grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
 from kamera.window.heads import SHORTEST_HEAD
-from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
-from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import (
     Append,
@@ -37,14 +33,12 @@ from kamera.window.window import KameraWindow
 
 __all__ = [
     "GLUE",
-    "GUARANTEES",
     "SHORTEST_HEAD",
     "SHORTEST_KEPT",
     "Append",
     "Arrange",
     "Assemble",
     "Cascade",
-    "Certificate",
     "Condition",
     "Cost",
     "Dependent",
@@ -53,20 +47,13 @@ __all__ = [
     "EngineSlot",
     "EngineUsage",
     "EngineWindow",
-    "Estimate",
     "Event",
     "Evict",
-    "Finding",
-    "Grounds",
-    "Guarantee",
     "Insert",
     "KameraWindow",
     "Listener",
-    "MeasuredFile",
     "NamedRows",
     "Offer",
-    "OnLeave",
-    "OnMiss",
     "Outcome",
     "Plan",
     "Reason",
@@ -75,7 +62,6 @@ __all__ = [
     "Reorder",
     "Replace",
     "Report",
-    "ReusePolicy",
     "ShownSpan",
     "Slide",
     "Slot",
@@ -83,15 +69,11 @@ __all__ = [
     "Terms",
     "Times",
     "Trace",
-    "Verdict",
     "WindowMemory",
     "anticipate",
-    "certified_by_default",
-    "check_policy",
     "cut",
     "grounds_of",
     "library_versions",
-    "policy_of",
     "read_events",
     "read_trace",
     "well_formed",

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from kamera.errors import KameraError
+from kamera.trust import ReusePolicy
 from kamera.window.audit import hand_over, served_by
 from kamera.window.contents import Contents, serial
 from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
-from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Newcomer, Slide
 from kamera.window.run import carried_out

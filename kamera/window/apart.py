@@ -13,9 +13,9 @@ from kamera.engines import Engine
 from kamera.errors import AuditFailed, quote
 from kamera.patches import Anchor, Former, Losses, anchor_of, later_of
 from kamera.store import ChunkStore
+from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
 from kamera.window.places import Standing
-from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out

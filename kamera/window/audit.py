@@ -24,7 +24,8 @@ from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
-from kamera.patches import Former, Guarantee, Worth, later_of
+from kamera.patches import Former, Worth, later_of
+from kamera.trust import Guarantee
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
 from kamera.window.steps import Plan

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kamera.ops import digest
+from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
-from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Arrange, Evict, Newcomer
 from kamera.window.stage import Stage
 from kamera.window.state import Slot, WindowState

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
@@ -13,10 +14,8 @@ import platformdirs
 from kamera.engines import Engine
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
-from kamera.patches import GUARANTEES, Guarantee
 from kamera.store import ChunkStore, certificate_folders
-from kamera.window.certificate import Certificate, Grounds
-from kamera.window.policy import ReusePolicy
+from kamera.trust import GUARANTEES, Certificate, Grounds, Guarantee, ReusePolicy
 
 _said: set[str] = set()
 """Warnings that this process has given: any number of windows of one backbone give them once."""
@@ -225,4 +224,18 @@ def grounds_of(backbone: Engine, budget: PatchBudget) -> Grounds:
     limits = backbone.limits
     ends = [end for end in (limits.trained, limits.below) if end is not None]
     last = min(ends) if ends else None
-    return Grounds(backbone.fingerprint, backbone.named.dtype, backbone.vocabulary, last, budget)
+    return Grounds(
+        backbone.fingerprint,
+        backbone.named.dtype,
+        backbone.vocabulary,
+        last,
+        budget,
+        library_versions(),
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that affect an answer besides the backbone: kamera, torch, transformers."""
+    from kamera import __version__
+
+    return {"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")}

@@ -13,8 +13,9 @@ from kamera import forks
 from kamera.content import Chunk, Content
 from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan, TraceError
-from kamera.patches import Ahead, Anchor, Guarantee, later_of, weakest
+from kamera.patches import Ahead, Anchor, later_of
 from kamera.store import ChunkStore, Context, memory_of
+from kamera.trust import ArchiveRule, Guarantee, OnLeave, PositionRule, ReusePolicy, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.cascade import Cascade, cascade
 from kamera.window.certified import Terms
@@ -22,7 +23,6 @@ from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.opening import stored_state
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.recipe import recipe_of
 from kamera.window.report import Report, slot_table
 from kamera.window.requests import (
@@ -184,7 +184,7 @@ class Contents:
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
         return plan
 
-    def plan_append(self, content: Content | Chunk, *, archive: Archive | None = None) -> Plan:
+    def plan_append(self, content: Content | Chunk, *, archive: ArchiveRule | None = None) -> Plan:
         """Plan of `append`."""
         return self.plan(Append(content, archive))
 

@@ -16,11 +16,11 @@ from PIL import Image
 from kamera.content import Chunk, Content, Seams
 from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull, quote
-from kamera.ops import Guarantee, at_least, ids_digest, prefilled_behind
+from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore, Context, Outline
+from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
 from kamera.window.offers import Offers
-from kamera.window.policy import ReusePolicy
 from kamera.window.recipe import RecipeFacts, recipe
 from kamera.window.requests import Newcomer
 from kamera.window.seats import PatchName, Seat, Seats, Source, Spot, footing, staying_behind

@@ -14,7 +14,7 @@ from PIL import Image
 
 from kamera.engines import Spent, Usage
 from kamera.errors import quote
-from kamera.ops import Proof
+from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.state import Slot

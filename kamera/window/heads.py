@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kamera.content import Chunk, common_prefix
-from kamera.patches import Facts, Guarantee, prefilled_behind, weakest
-from kamera.window.policy import ReusePolicy
+from kamera.patches import Facts
+from kamera.trust import Guarantee, ReusePolicy, prefilled_behind, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.state import WindowState

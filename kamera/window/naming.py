@@ -13,9 +13,9 @@ from PIL import Image
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
 from kamera.patches import Facts, Former, encoded
+from kamera.trust import OnLeave
 from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
 from kamera.window.lookback import named
-from kamera.window.policy import OnLeave
 from kamera.window.requests import (
     Append,
     Arrange,

@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kamera.ops import patch_bytes
-from kamera.patches import (
-    GUARANTEES,
-    Guarantee,
-    Near,
-    Stored,
-    at_least,
-    equal_left,
-    guarantee_named,
-    stored_patch,
-    weakest,
-)
+from kamera.patches import Near, Stored, equal_left, stored_patch
 from kamera.store import ObjectInfo
-from kamera.window.policy import ReusePolicy
+from kamera.trust import GUARANTEES, Guarantee, ReusePolicy, at_least, guarantee_named, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, footing
 from kamera.window.steps import Offer, Rows

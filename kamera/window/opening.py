@@ -10,13 +10,12 @@ import torch
 
 from kamera.engines import Engine, Part, Recipe, StoredPart, check_places, read_part
 from kamera.ops import SampleSize
-from kamera.patches import Copy, Former, Losses, anchor_of, canonical_of, guarantee_named
+from kamera.patches import Copy, Former, Losses, anchor_of, canonical_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, conditioned
+from kamera.trust import Certificate, PositionRule, ReusePolicy, guarantee_named
 from kamera.window.apart import stage_of
-from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.naming import NamedRequest
-from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out

@@ -13,16 +13,15 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
-from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, SampleSize, check_groups
+from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, SampleSize, check_groups
 from kamera.patches import Copy, Facts, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
+from kamera.trust import Certificate, Proof, ReusePolicy
 from kamera.window.apart import stage_of
-from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.file import FILE, LAYOUT, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import NamedRequest
 from kamera.window.opening import WindowParts
-from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out

@@ -14,9 +14,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kamera.errors import PolicyRefused, WindowFull
-from kamera.patches import Guarantee
+from kamera.trust import Guarantee, ReusePolicy
 from kamera.window.planner import Planner
-from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import Seat, Seats, footing

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
-from kamera.patches import Guarantee, names_of, prefilled_behind, worth_harvesting
+from kamera.patches import names_of, worth_harvesting
 from kamera.store import ObjectInfo
+from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
 from kamera.window.heads import head_in, taken_over
 from kamera.window.offers import Offers
-from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number

@@ -15,7 +15,7 @@ from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
 from kamera.errors import quote
-from kamera.window.policy import ReusePolicy
+from kamera.trust import ReusePolicy
 from kamera.window.requests import (
     Append,
     Arrange,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kamera.trust import ArchiveRule, OnLeave, PositionRule
 from kamera.window.placer import Placer
-from kamera.window.policy import Archive as ArchiveRule
-from kamera.window.policy import OnLeave, PositionRule
 from kamera.window.requests import Newcomer
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Spot, staying_behind, survivor_of

@@ -14,12 +14,12 @@ from kamera.content import Chunk, Content, Encoded
 from kamera.ops import KV, kv_copy
 from kamera.patches import Worth, later_of, prove_again
 from kamera.store import Hit
+from kamera.trust import ReusePolicy
 from kamera.window.asking import ANSWER, Asker, Inquiry, Question, Response
 from kamera.window.audit import hand_over
 from kamera.window.contents import Contents, serial
 from kamera.window.lookback import answering, candidates
 from kamera.window.naming import NamedRequest
-from kamera.window.policy import ReusePolicy
 from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.requests import Request, Without
 from kamera.window.run import carried_out

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kamera.engines import Base, Part, Recipe, RowKey
-from kamera.patches import Copy, Former, Guarantee
+from kamera.patches import Copy, Former
 from kamera.store import Context
+from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import WindowState
 from kamera.window.steps import Rows

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 
 from kamera.content import Chunk, Content
-from kamera.window.policy import Archive as ArchiveRule
-from kamera.window.policy import OnLeave, PositionRule
+from kamera.trust import ArchiveRule, OnLeave, PositionRule
 from kamera.window.state import Slot
 
 MIN_SCORE = 0.9

@@ -11,8 +11,8 @@ from kamera.engines import PositionLimits
 from kamera.ops import PatchBudget
 from kamera.patches import Near
 from kamera.store import Context, ObjectInfo
+from kamera.trust import ReusePolicy
 from kamera.window.plan import plan
-from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Assemble, Newcomer, Placing
 from kamera.window.seats import Offset, Seats, Spot
 from kamera.window.steps import Cost, Limits, View

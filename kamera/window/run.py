@@ -22,17 +22,11 @@ from kamera.ops import (
     relocate_kv,
     rotated_bytes,
 )
-from kamera.patches import (
-    Copy,
-    Facts,
-    head_of,
-    prefilled_behind,
-    text_positions,
-)
+from kamera.patches import Copy, Facts, head_of, text_positions
+from kamera.trust import ReusePolicy, prefilled_behind
 from kamera.window.asking import Inquiry, last_run
 from kamera.window.keeping import Keeping, RowLied
 from kamera.window.naming import NamedRequest
-from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Source, footing

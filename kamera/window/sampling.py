@@ -11,7 +11,7 @@ from kamera import forks
 from kamera.ops import MOST, Design, SampleSize, token_kernel
 from kamera.patches import Copy, Facts, Former
 from kamera.store import Context
-from kamera.window.policy import ReusePolicy
+from kamera.trust import ReusePolicy
 from kamera.window.state import WindowState
 
 _MOST = 8

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add, sub
 
-from kamera.ops import Proof, SampleSize, digest
-from kamera.patches import Facts, Guarantee, weakest
+from kamera.ops import SampleSize, digest
+from kamera.patches import Facts
 from kamera.store import chunks_of, survivor
+from kamera.trust import Guarantee, Proof, weakest
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""

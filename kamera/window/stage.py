@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from kamera.engines import LiveKV, Span
 from kamera.patches import Before, Facts, Former
+from kamera.trust import PositionRule, ReusePolicy
 from kamera.window.naming import NamedRequest
 from kamera.window.places import Standing
 from kamera.window.plan import plan as planned
-from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.sampling import Sampler

@@ -13,8 +13,9 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.errors import InvalidPermutation, UnknownSlot, quote
-from kamera.ops import KV, Proof
-from kamera.patches import Copy, Facts, Guarantee
+from kamera.ops import KV
+from kamera.patches import Copy, Facts
+from kamera.trust import Guarantee, Proof
 from kamera.window.seats import Seat, Seats
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from kamera.engines import PositionLimits, Stand
-from kamera.ops import PatchBudget, Proof, SampleSize
-from kamera.patches import Guarantee, Near, in_groups
+from kamera.ops import PatchBudget, SampleSize
+from kamera.patches import Near, in_groups
 from kamera.store import ObjectInfo
-from kamera.window.policy import PositionRule, ReusePolicy
+from kamera.trust import Guarantee, PositionRule, Proof, ReusePolicy
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
 

@@ -18,18 +18,17 @@ from kamera.engines import Account, Engine, Recipe
 from kamera.errors import WindowFull
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
+from kamera.trust import ArchiveRule, Certificate, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window import requests
 from kamera.window.anticipating import leaving
 from kamera.window.apart import check_parts, stage_of
 from kamera.window.asking import Inquiry, Question
 from kamera.window.audit import hand_over, served_by
-from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found, note_duplicate
 from kamera.window.naming import check_rule
 from kamera.window.opening import WindowParts, open_recipe
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Placing, Recall, Request
@@ -98,7 +97,7 @@ class KameraWindow(Questions):
         self,
         content: Content | Chunk,
         *,
-        archive: Archive | None = None,
+        archive: ArchiveRule | None = None,
         near_duplicate: float | None = None,
     ) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.

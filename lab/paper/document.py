@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from lab.paper.draw import RANK
 from lab.paper.run import Findings
 from lab.paper.tally import MULTI

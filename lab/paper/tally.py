@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kamera.certify.metrics import Items, bootstrap, eta_interval, flip_recover
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from lab.paper.trial import Judged
 
 Setting = Mapping[str, str | int]

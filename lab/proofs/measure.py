@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.engines import Span
-from kamera.ops import KV, Patch, Proof, patch_of
+from kamera.ops import KV, Patch, patch_of
 from kamera.patches import Before, Facts, Prover, prefill_anchor
+from kamera.trust import Proof
 from lab.paper.draw import COMPANION, HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.sabotage.arms import Material, sabotage
 from lab.scene import Scene

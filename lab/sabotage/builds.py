@@ -26,7 +26,7 @@ from kamera.ops.kernels import native_path, torch_path
 from kamera.ops.kernels.dispatch import _triton
 from kamera.ops.kernels.stored import Writing
 from kamera.patches import Former
-from kamera.window import ReusePolicy
+from kamera.trust import ReusePolicy
 
 Build = Callable[[], AbstractContextManager[None]]
 

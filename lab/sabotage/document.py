@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from kamera.cli.output import finite, listing
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from lab.sabotage.arms import BLIND, SOUND, sabotage
 from lab.sabotage.measure import ANSWERS, MARGIN, Asked, Bed, Row
 from lab.speed.machine import commit, machine

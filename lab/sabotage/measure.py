@@ -11,7 +11,7 @@ from kamera import testbed
 from kamera.certify.metrics import Items, bootstrap, eta_interval
 from kamera.engines.hf import Backbone
 from kamera.patches.anchor import prefill_anchor
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from lab.paper.trial import Judged, Trial
 from lab.sabotage.arms import BLIND, SOUND, blind, sabotage, sound
 from lab.sabotage.setups import ELSEWHERE, SETUPS, Bench, Setup, questions, situation

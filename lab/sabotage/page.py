@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kamera.ops import GUARANTEES
+from kamera.trust import GUARANTEES
 from lab.sabotage.certificates import seen_by
 from lab.sabotage.document import blindness, cells, headings
 

@@ -17,7 +17,7 @@ from kamera.engines.hf import Backbone
 from kamera.ops import KV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from kamera.ops.layout import Layout
-from kamera.window import ReusePolicy
+from kamera.trust import ReusePolicy
 from lab.speed.content import noise_kv, noise_patch, words
 from lab.speed.machine import copy_arm
 from lab.speed.presets import preset

@@ -11,7 +11,7 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, Patch, kv_of
 from kamera.ops.layout import Layout
-from kamera.window import ReusePolicy
+from kamera.trust import ReusePolicy
 from lab.speed.shape import FIRST_WORD, IMAGE, VISION_END, VISION_START, Preset
 
 _DIRECTIONS = 96  # of a deficit's spectrum; the k-th is 2^(-k/16) as strong as the first

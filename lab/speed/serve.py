@@ -23,8 +23,8 @@ from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
-from kamera.window.policy import PositionRule
+from kamera.trust import PositionRule, ReusePolicy
+from kamera.window import KameraWindow
 from lab.recompute import recompute
 from lab.speed.content import noise_kv, picture_chunk, words
 from lab.speed.presets import Preset, preset

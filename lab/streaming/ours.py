@@ -8,7 +8,8 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.content import Chunk
-from kamera.window import Arrange, OnLeave
+from kamera.trust import OnLeave
+from kamera.window import Arrange
 
 
 @dataclass

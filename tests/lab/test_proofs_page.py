@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kamera.ops.proof import KV_BOUND
+from kamera.trust.proof import KV_BOUND
 from lab.proofs.page import RESULTS, narrow, page
 
 DOCS = RESULTS.parents[1]

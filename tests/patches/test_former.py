@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from kamera.errors import NotRelocatable
-from kamera.ops import PatchBudget, Proof, apply_patch, kv_tokens, sketch
+from kamera.ops import PatchBudget, apply_patch, kv_tokens
 from kamera.patches import Later
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
+from kamera.trust import Proof, sketch
 from tests.engines.compare import worst
 from tests.patches.engine import (
     LAYOUT,

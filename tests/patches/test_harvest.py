@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kamera.ops import GUARANTEES, PatchBudget, Proof, guarantee_named, outranks, sketch
-from kamera.ops.proof import KV_BOUND, NEAR_EXACT
+from kamera.ops import PatchBudget
 from kamera.patches import Stored, names_of, stored_patch, worth_harvesting
 from kamera.store import ChunkStore, ObjectInfo, survivor
+from kamera.trust import GUARANTEES, Proof, guarantee_named, outranks, sketch
+from kamera.trust.proof import KV_BOUND, NEAR_EXACT
 from tests.store.builders import patch
 
 CHUNKS = ("a", "b")

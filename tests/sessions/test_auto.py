@@ -8,8 +8,8 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.edits import Directive, policies
-from kamera.patches import at_least
 from kamera.sessions import ChatSession
+from kamera.trust import at_least
 from tests.content.templates import screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, session

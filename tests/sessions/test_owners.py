@@ -7,9 +7,9 @@ import random
 import pytest
 
 from kamera import ChunkStore
-from kamera.patches import at_least
 from kamera.sessions import CallForm, SessionPool, owners
 from kamera.sessions.owners import Tails, tails_of
+from kamera.trust import at_least
 from tests.content.templates import picture
 from tests.sessions.rig import FULL, seeing, speaking
 

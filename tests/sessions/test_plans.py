@@ -7,7 +7,8 @@ import pytest
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
 from kamera.reuse import Reuser
-from kamera.window import GUARANTEES, Plan, run, stage
+from kamera.trust import GUARANTEES
+from kamera.window import Plan, run, stage
 from tests.sessions.test_price import OPTIONS, shown
 
 POLICIES = {

@@ -17,7 +17,7 @@ from kamera.sessions import SessionPool
 from kamera.sessions.incoming import incoming
 from kamera.sessions.match import best_match, candidate
 from kamera.sessions.uncached import plain_answer
-from kamera.window import GUARANTEES
+from kamera.trust import GUARANTEES
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.ops import GUARANTEES
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.trust import GUARANTEES
 from tests.store.builders import CHUNK, CONTEXT, assert_same, file_of, flip, patch
 
 KINDS = ("memory", "directory", "sealed", "remote", "cached")

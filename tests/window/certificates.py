@@ -10,7 +10,8 @@ from typing import Any
 
 from kamera import Backbone, Certificate, ReusePolicy
 from kamera.ops import PatchBudget
-from kamera.window import Estimate, Finding, Guarantee, Verdict, grounds_of, library_versions
+from kamera.trust import Estimate, Finding, Guarantee, Verdict
+from kamera.window import grounds_of, library_versions
 
 
 def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:

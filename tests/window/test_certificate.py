@@ -15,10 +15,9 @@ from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
-from kamera.window import Grounds
-from kamera.window.certificate import library_versions
+from kamera.trust import Grounds, certified_by_default
+from kamera.window import library_versions
 from kamera.window.certified import find_certificate, folders, home
-from kamera.window.policy import certified_by_default
 from tests.models import samples, tiny
 from tests.window.certificates import certificate, none_safe, reseal
 from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, make, rig, watching
@@ -26,7 +25,7 @@ from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, mak
 FAMILY = "qwen2_5_vl"
 RANK = 5
 CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None, forms="always")
-GROUNDS = Grounds("f" * 64, "float32", "", None, PatchBudget(32))
+GROUNDS = Grounds("f" * 64, "float32", "", None, PatchBudget(32), library_versions())
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.patches import Near
-from kamera.window import Append, ReusePolicy
+from kamera.trust import ReusePolicy
+from kamera.window import Append
 from kamera.window.requests import Newcomer
 from kamera.window.steps import Place
 from tests.window.test_plan import Fake, Row, decided, limits, standing

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kamera.engines import PositionLimits
 from kamera.errors import PolicyRefused, WindowFull
-from kamera.window import Cost, ReusePolicy
+from kamera.trust import ReusePolicy
+from kamera.window import Cost
 from kamera.window.placement import BEAM, EXACT_UP_TO
 from kamera.window.plan import plan
 from kamera.window.requests import Arrange, Assemble, Newcomer

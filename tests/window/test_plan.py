@@ -13,8 +13,8 @@ import pytest
 from kamera import window
 from kamera.engines import PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
-from kamera.ops import PatchBudget, Proof
-from kamera.window import ReusePolicy
+from kamera.ops import PatchBudget
+from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
 from kamera.window.seats import Seat, Seats, Source, Spot

@@ -9,11 +9,11 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
-from kamera.patches import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.patches.near import divergence
 from kamera.patches.orbit import balanced, how_many, orderings
 from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
+from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
 from tests.engines.compare import worst
 from tests.window.rig import (
     FULL_RANK,

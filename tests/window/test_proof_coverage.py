@@ -10,9 +10,10 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import Span
-from kamera.ops import Proof, kv_copy, patch_of
-from kamera.ops.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
+from kamera.ops import kv_copy, patch_of
 from kamera.patches import Prover, later_of, prefill_anchor, proving
+from kamera.trust import Proof
+from kamera.trust.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
 from lab.paper.draw import HELD_OUT, MAIN, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.window.rig import guarantees, make, rig

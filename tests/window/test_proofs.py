@@ -12,9 +12,9 @@ from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
 from kamera.errors import NotRelocatable
 from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
-from kamera.ops.proof import KV_BOUND
 from kamera.patches import Prover, prefill_anchor
 from kamera.patches.proving import DOUBLINGS
+from kamera.trust.proof import KV_BOUND
 from kamera.window import Append
 from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.proofs.measure import before_of, facts_of

@@ -19,8 +19,9 @@ import torch
 from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
-from kamera.ops import KV, Guarantee, Layout, PatchBudget, at_least, deficit, digest, kv_bytes, uniform_offset
+from kamera.ops import KV, Layout, PatchBudget, deficit, digest, kv_bytes, uniform_offset
 from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor
+from kamera.trust import Guarantee, at_least
 
 logger = logging.getLogger(__name__)
 

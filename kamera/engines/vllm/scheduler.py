@@ -14,7 +14,8 @@ from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.serving import PageLoad, RecipeAsked, StoredRows, asked_of, check_places, salt_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
-from kamera.ops import chunk_id, prefilled_behind, weakest
+from kamera.ops import chunk_id
+from kamera.trust import prefilled_behind, weakest
 
 logger = logging.getLogger(__name__)
 

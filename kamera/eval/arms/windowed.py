@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
-from kamera.window import Arrange, KameraWindow, OnLeave, ReusePolicy
+from kamera.trust import OnLeave, ReusePolicy
+from kamera.window import Arrange, KameraWindow
 
 
 class Windowed:

@@ -15,7 +15,7 @@ from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.submission import Submission
 from kamera.eval.tasks.sample import mean
 from kamera.eval.trial import Trial
-from kamera.window import Estimate
+from kamera.trust import Estimate
 
 ALL = "all"
 

@@ -12,7 +12,7 @@ from kamera.eval.compare import Judgement, compare
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
 from kamera.eval.trial import Trial
-from kamera.window import Estimate
+from kamera.trust import Estimate
 
 
 @dataclass(frozen=True)

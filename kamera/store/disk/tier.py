@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
-from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, Claims, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE, file_of
@@ -31,6 +30,7 @@ from kamera.store.info import ObjectInfo
 from kamera.store.lower import File
 from kamera.store.orders import PutOrder
 from kamera.store.records import Record
+from kamera.trust import outranks
 
 __all__ = ["MARKER", "DiskTier"]
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
-from kamera.ops import GUARANTEES, outranks
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
 from kamera.store.lower import Fetched, File
@@ -20,6 +19,7 @@ from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
 from kamera.store.remote.listing import Listing
+from kamera.trust import GUARANTEES, outranks
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
-from kamera.window.certificate import Estimate
+from kamera.trust import Estimate
 from kamera.window.view.page import whole
 
 _COLOURS = ("accent", "rival", "survivor")

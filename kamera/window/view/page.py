@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from kamera.patches import GUARANTEES
+from kamera.trust import GUARANTEES
 from kamera.window.events import Event
 from kamera.window.view.story import FIELDS, Life, lives
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kamera.window import Estimate
+from kamera.trust import Estimate
 from kamera.window.view import Measured, Way, measured_page
 from tests.window.view.test_page import HOSTILE, Elements, browser, look
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from kamera.errors import quote
-from kamera.ops import MOST, PatchBudget, Proof, layers_of
-from kamera.patches import GUARANTEES, Guarantee, at_least
+from kamera.ops import MOST, PatchBudget, layers_of
+from kamera.trust.guarantee import GUARANTEES, Guarantee, at_least
+from kamera.trust.proof import Proof
 
 OnMiss = Literal["sample", "form", "prefill", "blind"]
 """What happens to a chunk for which nothing that is stored reaches the policy's minimum."""
-Archive = Literal["now", "later"]
+ArchiveRule = Literal["now", "later"]
 Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
 Nearest = Literal["set", "left"]
@@ -79,8 +80,8 @@ class ReusePolicy:
     ``tolerance`` is the proof a patch needs to be served as "patched" where no certificate has found such
     patches safe: what the model says behind the patched KV may differ from what it says behind the true KV by
     at most so many nats at any token asked, no decided token may flip, and the KV itself has to be within its
-    bound at every token, layer and channel (`kamera.ops.Proof`, docs/proofs.md). A patch that fails is formed
-    larger, up to eight times the budget; one that fails at every size is never served, and its chunk
+    bound at every token, layer and channel (`kamera.trust.Proof`, docs/proofs.md). A patch that fails is
+    formed larger, up to eight times the budget; one that fails at every size is never served, and its chunk
     prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
     ``audit`` is the share of served slots, and of their tokens, that is prefilled again later, off the path

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kamera.errors import quote
 from kamera.ops import PatchBudget
-from kamera.patches import GUARANTEES, Guarantee
-from kamera.window.measured import MeasuredFile
+from kamera.trust.guarantee import GUARANTEES, Guarantee
+from kamera.trust.measured import MeasuredFile
 
 FILE = MeasuredFile("certificate", 1, "run kamera certify MODEL --output DIR")
 Verdict = Literal["safe", "unsafe", "cannot tell"]
@@ -52,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Grounds:
-    """The scope of a measurement, apart from the libraries: a backbone, and the patches of a policy.
+    """The scope of a measurement: a backbone, the patches of a policy, and the versions of the libraries.
 
     ``vocabulary`` is a digest of the tokenizer's vocabulary ("" without a tokenizer), ``position_limit`` the
     first position that the model lacks or at which it rotates keys in another way (None: no such position).
@@ -63,13 +62,14 @@ class Grounds:
     vocabulary: str
     position_limit: int | None
     budget: PatchBudget
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome of one probe of one backbone under one set of library versions.
+    """The outcome of one probe on one set of `Grounds`.
 
-    ``model`` is a name for people; a certificate is bound by its `Grounds`, whose fields it lists.
+    ``model`` is a name for people; a certificate is bound by its grounds, whose fields it lists.
     ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
     deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
     that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
@@ -91,7 +91,7 @@ class Certificate:
     created: str
 
     def difference(self, grounds: Grounds) -> str | None:
-        """The first difference from the measured grounds and library versions, in one line; None if none."""
+        """The first difference from the measured grounds, in one line; None if none."""
         budget = grounds.budget
         if self.dtype != grounds.dtype:
             return f"it was measured in {self.dtype}, this model is in {grounds.dtype}"
@@ -110,9 +110,8 @@ class Certificate:
                 f"it is for backbone {self.fingerprint[:12]}, this is {grounds.fingerprint[:12]}: weights, "
                 "adapters, module, rotary or processor settings differ"
             )
-        running = library_versions()
-        for name in running | self.versions:
-            then, now = self.versions.get(name), running.get(name)
+        for name in grounds.versions | self.versions:
+            then, now = self.versions.get(name), grounds.versions.get(name)
             if then != now:
                 return f"it was measured with {name} {then}, this is {name} {now}"
         if self.rank != budget.rank:
@@ -158,13 +157,6 @@ class Certificate:
             return _built(content)
         except (AttributeError, TypeError, ValueError) as error:
             raise FILE.invalid(repr(str(path)), str(error)) from None
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of the libraries that affect an answer besides the backbone: kamera, torch, transformers."""
-    from kamera import __version__
-
-    return {"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")}
 
 
 def _built(content: Any) -> Certificate:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops.sketch import alike, is_sketch, kinds, sketch
+from kamera.trust import sketch
+from kamera.trust.sketch import alike, is_sketch, kinds
 
 IDS = st.lists(st.integers(0, 200_000), min_size=1, max_size=40)
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from einops import rearrange
 
-from kamera.ops.kv import KV
-from kamera.ops.lowrank import Deltas
-from kamera.ops.sketch import alike, is_sketch, kinds
+from kamera.ops import KV, Deltas
+from kamera.trust.sketch import alike, is_sketch, kinds
 
 DECIDED = 0.1
 """Lead of the likeliest token, in nats, from which on another likeliest token counts as a flip.

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import Proof, compared, kv_copy, kv_error, kv_map, kv_of, sketch
-from kamera.ops.proof import DECIDED, KV_BOUND, LEAST_KINDS, NEAR_EXACT
+from kamera.ops import kv_copy, kv_map, kv_of
+from kamera.trust import Proof, compared, kv_error, sketch
+from kamera.trust.proof import DECIDED, KV_BOUND, LEAST_KINDS, NEAR_EXACT
 
 KINDS = tuple(sketch(range(10 * i, 10 * i + 8)) for i in range(LEAST_KINDS))
 """Questions unlike each other, as many as a proof needs."""
