@@ -24,7 +24,7 @@ Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by
 @quarantine.command("ls")
 @command
 def ls(target: StoreArgument) -> None:
-    """List the copies with the reason of each."""
+    """List the copies; `show` tells what is wrong with one."""
     with target.open() as store:
         copies = StoreAdmin(store).quarantine.copies()
     target.out.show(_document(store, copies, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from typing import Protocol
 import torch
 
 from kamera.errors import CorruptChunk
-from kamera.store.groups import Group, joined
+from kamera.store.groups import Group
 from kamera.store.head import ObjectHead
 from kamera.store.records import Record, record_of
 from kamera.store.slabs import allocated
 from kamera.store.sources import ByteSource
-
-_ALIGNED = 64  # bytes; alignment in memory of a range of the file
 
 
 class Payload(Protocol):
@@ -61,43 +58,31 @@ class OpenObject:
 
 
 class ObjectRoom:
-    """Memory for the groups of one object; `fill` may be called from several threads at once.
+    """Memory for the tensors of one object, laid out as in its file; groups are filled in any threads.
 
     ``tensors`` are views of one allocation. Their values are undefined until their group is filled.
     """
 
     def __init__(self, opened: OpenObject) -> None:
-        self.groups = groups = opened.head.groups
+        self.groups = opened.head.groups
         self._opened = opened
-        places: dict[int, int] = {}  # start of a range in the file -> start in memory
-        size = 0
-        for start, end in joined(span for group in groups.values() for span in group.spans):
-            places[start] = size
-            size += -(-(end - start) // _ALIGNED) * _ALIGNED
-        memory, starts = allocated(size), list(places)
-
-        def place(start: int, end: int) -> torch.Tensor:
-            first = starts[bisect.bisect_right(starts, start) - 1]
-            at = places[first] + start - first
-            return memory[at : at + end - start]
-
+        memory = self._memory = allocated(opened.head.size)
         self.tensors: dict[str, torch.Tensor] = {}
-        self._views: dict[str, list[memoryview]] = {}
-        for group in groups.values():
-            for name, entry in group.tensors.items():
+        for entries in (group.tensors for group in self.groups.values()):
+            for name, entry in entries.items():
                 if entry.start == entry.end:
                     self.tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
                 else:
-                    held = place(entry.start, entry.end).view(entry.dtype)
-                    self.tensors[name] = held.reshape(entry.shape)
-            self._views[group.name] = [place(*span).numpy().data for span in group.spans]
+                    own = memory[entry.start : entry.end].view(entry.dtype)
+                    self.tensors[name] = own.reshape(entry.shape)
 
     def fill(self, group: str) -> None:
         """Read one group into memory, and verify the bytes there.
 
         Raises `CorruptChunk` if they differ from those that were written, `OSError` as the system does.
         """
-        head, views = self._opened.head, self._views[group]
+        head = self._opened.head
+        views = [self._memory[slice(*span)].numpy().data for span in self.groups[group].spans]
         try:
             self._opened.payload.fetch(self.groups[group], views)
         except EOFError as error:

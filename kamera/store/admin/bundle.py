@@ -71,7 +71,7 @@ def export_bundle(
     chosen = _chosen(store, chunks)
     refused: list[str] = []
     counts: Counter[str] = Counter()
-    with written(Path(path)) as bundle:
+    with written(Path(path)) as add:
         for done, info in enumerate(chosen, 1):
             try:
                 record = store._look_up(info.key)
@@ -81,12 +81,12 @@ def export_bundle(
             if record is not None:  # it may have been deleted since it was listed
                 record = _of_tenant(record, "")
                 data = Codec().encode(record, info.created)
-                bundle.add(f"objects/{record.key}.safetensors", data)
+                add(f"objects/{record.key}.safetensors", data)
                 counts[_plural(record)] += 1
             progress(done, len(chosen))
         if certificates:
             for name, data in _certificates(store, {info.context.fingerprint for info in chosen}):
-                bundle.add(f"certificates/{name}", data)
+                add(f"certificates/{name}", data)
                 counts["certificates"] += 1
     return Exported(
         path=str(path),
@@ -104,14 +104,14 @@ def import_bundle(
     counts: Counter[str] = Counter()
     with opened(Path(path)) as bundle:
         refused = dict(bundle.refused)
-        objects = [name for name in bundle.entries if OBJECT.fullmatch(name)]
+        objects = [name for name in bundle.names if OBJECT.fullmatch(name)]
         for done, name in enumerate(objects, 1):
             try:
                 counts[_put(store, _record(bundle, name))] += 1
             except (CorruptChunk, StoreVersionError, Unfit) as error:
                 refused[name] = str(error).removeprefix(f"{name}: ")
             progress(done, len(objects))
-        for name in bundle.entries if certificates else ():
+        for name in bundle.names if certificates else ():
             match = CERTIFICATE.fullmatch(name)
             try:
                 if match is not None:

@@ -183,9 +183,9 @@ class Folder:
         with lock_of(descriptor, self.path / name, seconds):
             yield
 
-    def statuses(self) -> dict[str, os.stat_result]:
+    def statuses(self) -> list[tuple[str, os.stat_result]]:
         """Its entries with the status of each; a link's own."""
-        return {name: status for name in self.names() if (status := self.status(name)) is not None}
+        return [(name, status) for name in self.names() if (status := self.status(name)) is not None]
 
     def sync(self) -> None:
         """Sync its names to the disk."""

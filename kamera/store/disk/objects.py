@@ -189,7 +189,7 @@ class DiskObjects:
         with self._translated("quarantine"), self._renaming():
             if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
-            place = self._quarantine.take(self._objects.made(), file_of(key), key, str(error))
+            place = self._quarantine.take(self._objects.made(), file_of(key), key)
             self.index.drop(key)
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error

@@ -139,8 +139,8 @@ class DiskTier(DiskObjects):
         """Remove files left by dead writers; return their number."""
         self._writable("clear up")
         before = time.time() - _STALE_SECONDS
+        removed = 0
         with self._translated("clear up"):
-            removed = self._quarantine.collect(before)
             tmp = self._tmp.there()
             for name in [] if tmp is None else tmp.names():
                 removed += self._collected(self._tmp.made(), name, before)

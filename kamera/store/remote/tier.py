@@ -150,12 +150,12 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        """See `Lower`; the reasons for setting them aside are not stored."""
+        """See `Lower`."""
         found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
         copies = sorted(name for name in found if _COPY.fullmatch(name))
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
         return [
-            Quarantined(copy, copy[:64], head.size, int(copy[65:]) / 1e9, "not recorded")
+            Quarantined(copy, copy[:64], head.size, int(copy[65:]) / 1e9)
             for copy, head in zip(copies, heads, strict=True)
             if head is not None
         ]
