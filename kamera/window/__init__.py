@@ -28,7 +28,6 @@ from kamera.window.requests import (
     Replace,
     Slide,
 )
-from kamera.window.rows import NamedRows
 from kamera.window.seats import GLUE, SHORTEST_KEPT
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Offer, Plan, Reason
@@ -63,7 +62,6 @@ __all__ = [
     "KameraWindow",
     "Listener",
     "MeasuredFile",
-    "NamedRows",
     "Offer",
     "OnLeave",
     "OnMiss",
