@@ -1,6 +1,6 @@
 """EgoSchema: five-way questions over three-minute first-person videos.
 
-Layout: the repository's, ``questions.json``, ``subset_answers.json`` and ``videos/{q_uid}.mp4``. The benchmark
+Layout: the repository's, ``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``. The benchmark
 publishes no prompt: prompt and extraction are lmms-eval's.
 """
 
