@@ -32,13 +32,11 @@ EVAL = {
     "mm-niah": Verb("kamera.cli.eval_tasks:mm_niah"),
     "milebench": Verb("kamera.cli.eval_tasks:milebench"),
     "muirbench": Verb("kamera.cli.eval_tasks:muirbench"),
-    "merge": Verb("kamera.cli.eval_tasks:merge"),
     "video-mme": Verb("kamera.cli.eval_tasks:video_mme"),
     "egoschema": Verb("kamera.cli.eval_tasks:egoschema"),
-    "reuse": Verb(
-        "kamera.cli.eval_reuse:reuse",
-        "The frozen benchmark of reuse: windows over time, and what each way of keeping them costs.",
-    ),
+    "reuse": Verb("kamera.cli.eval_tasks:reuse"),
+    "freeze": Verb("kamera.cli.eval_freeze:freeze"),
+    "merge": Verb("kamera.cli.eval_tasks:merge"),
 }
 store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(

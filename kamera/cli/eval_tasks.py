@@ -1,8 +1,8 @@
-"""``kamera eval mm-niah|milebench|muirbench|video-mme|egoschema``: published benchmarks under reuse."""
+"""``kamera eval mm-niah|milebench|muirbench|video-mme|egoschema|reuse``: benchmarks under reuse."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,6 +134,8 @@ def _write(written: Output, results: Results, out: Path, about: dict[str, Any], 
 
     for problem in results.problems:
         written.note(str(problem))
+    for wrong, right in results.unseen:
+        written.note(f"cannot tell: {wrong} is not below {right} here; ask more items")
     document = finite({**about, **results.document()})
     written.write(document, [*tables(results), f"predictions and items: {out}"])
     written.draw(view, results.task, {**about, "official": results.arms[0].summary.how}, drawn(results))
@@ -191,3 +193,15 @@ def egoschema(
 ) -> None:
     """EgoSchema: multiple choice over three-minute videos."""
     run.ask("egoschema", subtasks=tuple(subtask or ()), num_frames=frames, fps=fps, clips=clips)
+
+
+@command
+def reuse(run: TaskRun, subtask: Subtasks = None) -> None:
+    """The benchmark of reuse (kamera eval freeze): what a context went through before a question.
+
+    A subtask is a trace. The system prompt is the benchmark's, unless --system is given.
+    """
+    from kamera.eval.reuse import load
+
+    system = load(run.data).system if run.system is None else run.system
+    replace(run, system=system).ask("reuse", subtasks=tuple(subtask or ()))

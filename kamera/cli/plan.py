@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,6 @@ from kamera.cli.options import Owner
 from kamera.cli.output import Output
 from kamera.cli.place import StorePlace, store_url
 from kamera.compile.mine import mine, plan_text
-from kamera.compile.placing import place as place_windows
-from kamera.store import ObjectInfo
-
-_RUN = ("arrived_forwards", "arrived_tokens", "placed_forwards", "placed_tokens")
 
 
 @command
@@ -27,15 +23,11 @@ def plan_from_trace(
             metavar="TRACE", exists=True, dir_okay=False, help="The file of KameraWindow(trace=…)."
         ),
     ],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile.")
+    ],
     owner: Owner,
     out: Output,
-    plan: Annotated[
-        Path | None,
-        typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile."),
-    ] = None,
-    place: Annotated[
-        bool, typer.Option("--place", help="Place each window's chunks where the least is run; no PLAN.")
-    ] = False,
     system: Annotated[
         str | None, typer.Option(help="The windows' system prompt; a trace holds only its digest.")
     ] = None,
@@ -52,23 +44,12 @@ def plan_from_trace(
 ) -> None:
     """Make a plan of the recurring windows, the largest savings first.
 
-    With a store, windows end before the first chunk that it does not hold. With --place, print what each
-    window runs in the order of arrival, and as kamera.window.Assemble places it: out of what the windows
-    before it left, and what the store holds.
+    With a store, windows end before the first chunk that it does not hold.
     """
-    if place == (plan is not None):
-        raise typer.BadParameter("give a PLAN to write, or --place")
-    stored: list[ObjectInfo] | None = None
+    chunks = None
     if store is not None:
         with StorePlace(store, owner).open_answering() as opened:
-            stored = opened.ls()
-    document: dict[str, Any] = {"trace": str(trace)}
-    if plan is None:
-        windows = [asdict(window) for window in place_windows(trace, anchor=anchor, rows=stored or [])]
-        total = {name: sum(window[name] for window in windows) for name in _RUN}
-        out.show({**document, "windows": windows, "total": total}, {"windows": ("arrived", *_RUN)})
-        return
-    chunks = None if stored is None else {row.chunk_id for row in stored if row.kind == "canonical"}
+            chunks = {row.chunk_id for row in opened.ls("canonical")}
     mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
     plan.write_text(plan_text(mined, system), encoding="utf-8")
-    out.show({**document, "plan": str(plan), "windows": [asdict(window) for window in mined]})
+    out.show({"trace": str(trace), "plan": str(plan), "windows": [asdict(window) for window in mined]})

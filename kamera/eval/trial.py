@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kamera.eval.adapter import Adapter, ArmQuestion, Reply, Unit
-from kamera.eval.arms import NATIVE, Maker
+from kamera.eval.arms import NATIVE, REPREFILL, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
 
@@ -26,12 +26,11 @@ class Case:
     units: Mapping[str, Unit]
     windows: tuple[tuple[str, ...], ...]
     query: ArmQuestion
-    trace: str = ""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm's answer to one item behind one trace, and its price.
+    """One arm's answer to one item, and its price.
 
     ``first_token`` is over the ids of the reference's (None without a reference). ``window_tokens``,
     ``recomputed_tokens``, ``kept_bytes`` and ``forwards`` are of the window alone (`Reply`), ``live_tokens``
@@ -42,7 +41,6 @@ class Trial:
     """
 
     item: str
-    trace: str
     arm: str
     answer: str = ""
     first_token: FirstToken | None = None
@@ -54,7 +52,6 @@ class Trial:
     error: str = ""
     note: str = ""
     digest: str = ""
-    rehearsed: bool = False
     question_tokens: int = 0
     live_tokens: int = 0
     live_forwards: int = 0
@@ -89,18 +86,16 @@ class Trial:
 
 
 def trials(
-    desk: Desk, case: Case, makers: Mapping[str, Maker], reference: str, ideal: FirstToken | None = None
+    desk: Desk, case: Case, makers: Mapping[str, Maker], ideal: FirstToken | None = None
 ) -> Iterator[Trial]:
-    """One trial of each arm, ``reference`` first, as the others are compared with it (``ideal`` is its first
+    """One trial of each arm, the re-prefill first, as the others are compared with it (``ideal`` is its first
     token, if it is not among them). Each arm gets a new adapter; its errors are in its trial, never raised.
     """
-    for name in sorted(makers, key=reference.__ne__):
-        trial = Trial(case.item, case.trace, name)
+    for name in sorted(makers, key=REPREFILL.__ne__):
+        trial = Trial(case.item, name)
         try:
-            adapter = makers[name](desk)
-            trial = replace(trial, rehearsed=adapter.rehearsed)
-            reply, placed, answered = _asked(adapter, case)
-            if name == reference:
+            reply, placed, answered = _asked(makers[name](desk), case)
+            if name == REPREFILL:
                 ideal = FirstToken.of(reply.logits)
             trial = _priced(trial, desk, case, reply)
             yield replace(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .render import CELL
+from .frames import CELL
 from .world import Episode, Question, World
 
 HELD_OUT = 800_000

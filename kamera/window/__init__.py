@@ -24,7 +24,6 @@ from kamera.window.requests import (
     Replace,
     Slide,
 )
-from kamera.window.rows import NamedRows
 from kamera.window.seats import GLUE, SHORTEST_KEPT
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Offer, Plan, Reason
@@ -52,7 +51,6 @@ __all__ = [
     "Insert",
     "KameraWindow",
     "Listener",
-    "NamedRows",
     "Offer",
     "Outcome",
     "Plan",

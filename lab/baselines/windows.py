@@ -27,6 +27,7 @@ import torch
 from kamera.engines import Span
 from kamera.eval.adapter import Unit
 from kamera.eval.arms import Blind, Exact, Maker
+from kamera.eval.arms.plain import prefilled_behind
 from kamera.eval.desk import Desk, PlacedKV, Placing
 from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE
@@ -187,6 +188,10 @@ class Recent(Exact):
     def place(self, order: Sequence[str]) -> None:
         """Drop all but the last."""
         super().place(order[-self.count :])
+
+    def spans(self, order: tuple[str, ...]) -> list[Span]:
+        """One forward per unit: nothing is stored."""
+        return prefilled_behind(self, order, [])
 
 
 class StreamingVLM(Placing):

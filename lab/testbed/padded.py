@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 from PIL.Image import Image, fromarray
 
-from kamera.testbed.frames import BLANK, Frame
-from kamera.testbed.render import CELL, pixels
+from kamera.testbed.frames import BLANK, CELL, Frame, pixels
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 
 from kamera.engines.hf import Backbone
-from kamera.testbed.render import CELL
+from kamera.testbed.frames import CELL
 from lab.testbed.frontend import build_processor
 from tests.models import tiny
 

@@ -41,7 +41,7 @@ def results(*places, task=None):
         ]
         for arm, said in ARMS.items()
     }
-    trials = [Trial(a.sample.id, "", arm, a.response) for arm in ARMS for a in answered[arm]]
+    trials = [Trial(a.sample.id, arm, a.response) for arm in ARMS for a in answered[arm]]
     return collect(task or MMNiah(), answered, trials, ())
 
 
@@ -73,7 +73,7 @@ def test_other_benchmarks_have_arms_and_no_heat_map(tmp_path):
     task = make_task("egoschema")
     item = TaskSample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
     answered = {arm: [Answered(item, said, 0.0)] for arm, said in ARMS.items()}
-    found = collect(task, answered, [Trial("egoschema/1", "", arm, "A") for arm in ARMS], ())
+    found = collect(task, answered, [Trial("egoschema/1", arm, "A") for arm in ARMS], ())
     assert [file.name for file in draw(found, tmp_path)] == ["arms.png"]
 
 

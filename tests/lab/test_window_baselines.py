@@ -7,9 +7,8 @@ import torch
 
 from kamera import Backbone, testbed
 from kamera.eval.adapter import ArmQuestion, Unit
-from kamera.eval.arms import arms_of
+from kamera.eval.arms import arms_named, arms_of
 from kamera.eval.desk import Desk
-from kamera.eval.reuse import arms_named
 from kamera.ops import relocate_kv
 from lab.baselines.windows import ARMS, CacheBlend, Conduit, FirstK, Sink, VLCache
 
@@ -39,12 +38,12 @@ def placed(desk, adapter, *windows):
 
 @pytest.fixture(scope="module")
 def exact(desk):
-    return placed(desk, arms_named(["exact"])["exact"](desk), WHOLE)
+    return placed(desk, arms_named(["reprefill"])["reprefill"](desk), WHOLE)
 
 
 @pytest.fixture(scope="module")
 def blind(desk):
-    adapter = arms_named(["exact", "blind"])["blind"](desk)
+    adapter = arms_named(["blind"])["blind"](desk)
     return placed(desk, adapter, WHOLE), adapter.shown
 
 
@@ -107,14 +106,14 @@ def test_vlcache_recomputes_heads_as_long_as_the_profile_says(desk, blind):
 
 def test_recent_is_the_exact_window_of_the_last_four(desk):
     answer = placed(desk, ARMS["recent@4"](desk), WHOLE)
-    last = placed(desk, arms_named(["exact"])["exact"](desk), WHOLE[1:])
+    last = placed(desk, arms_named(["reprefill"])["reprefill"](desk), WHOLE[1:])
     assert torch.allclose(answer.logits, last.logits, atol=1e-4) and answer.forwards == 4
 
 
 def test_streaming_vlm_keeps_what_stays_as_survivors_do(desk):
     trace = (WHOLE[:4], WHOLE[1:])
     answer = placed(desk, ARMS["streaming_vlm"](desk), *trace)
-    kept = placed(desk, arms_named(["exact", "keep"])["keep"](desk), *trace)
+    kept = placed(desk, arms_named(["keep"])["keep"](desk), *trace)
     assert torch.allclose(answer.logits, kept.logits, atol=1e-4)
     assert answer.forwards == 1 and answer.recomputed_tokens == desk.facts["u4"].length
 
@@ -125,4 +124,4 @@ def test_the_rivals_are_arms_of_the_command_line():
         *("cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%", "first-k@10%", "sink@10%"),
         *("recent@4", "streaming_vlm"),
     }
-    assert list(arms_named(["exact", *found], found)) == ["exact", *found]
+    assert list(arms_named(found, found)) == [*found]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from kamera.testbed import COLOURS, GLYPHS, TAGS, World, answer
-from kamera.testbed.frames import BLANK, DEFAULTS
-from kamera.testbed.render import RGB, pixels, stamps
+from kamera.testbed.frames import BLANK, DEFAULTS, RGB, pixels, stamps
 
 
 def stated(frame):

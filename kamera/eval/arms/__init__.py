@@ -2,7 +2,7 @@
 
 | arm | serves |
 |---|---|
-| ``reprefill``, ``exact`` | the window prefilled anew: the reference, by its name in a benchmark |
+| ``reprefill`` | the window prefilled anew behind its leading unit, exact as stored: the reference |
 | ``native`` | no window: the unsplit prompt through the model, without Kamera |
 | ``prefix`` | the KV of the units that the last window began with, the rest prefilled (a prefix cache) |
 | ``blind`` | canonicals, relocated |
@@ -30,15 +30,12 @@ from kamera.eval.desk import Desk
 Maker = Callable[[Desk], Adapter]
 """A new adapter on a desk (the model, its system prompt, encodings so far)."""
 
-REPREFILL, EXACT = "reprefill", "exact"
-"""The reference's name in tables of published benchmarks (there the leading unit is not computed again), and
-in those of reuse."""
-
-BLIND, NATIVE = "blind", "native"
+REPREFILL, BLIND, NATIVE = "reprefill", "blind", "native"
 SABOTAGE = ("random-patch", "other-patch")
 """Arms that serve wrong patches: a benchmark on which one passes for ``patch`` measures nothing."""
 
 _PLAIN: Mapping[str, Maker] = {
+    REPREFILL: Exact,
     NATIVE: Native,
     BLIND: Blind,
     "prefix": Prefix,
@@ -49,7 +46,6 @@ _RANKED = {"patch": Patched, "random-patch": RandomPatched, "other-patch": Other
 
 __all__ = [
     "BLIND",
-    "EXACT",
     "NATIVE",
     "REPREFILL",
     "SABOTAGE",
@@ -62,15 +58,12 @@ __all__ = [
 ]
 
 
-def arms_named(
-    names: Sequence[str], others: Mapping[str, Maker] | None = None, reference: str = REPREFILL
-) -> dict[str, Maker]:
+def arms_named(names: Sequence[str], others: Mapping[str, Maker] | None = None) -> dict[str, Maker]:
     """Makers by arm name: the arms of this module, and ``others`` (`arms_of`).
 
     Raises ValueError, with the list, for an unknown name, one given twice, and no name at all.
     """
-    first: Maker = partial(Exact, leading=reference == REPREFILL)
-    plain = {reference: first, **_PLAIN, **(others or {})}
+    plain = {**_PLAIN, **(others or {})}
     known = ", ".join([*plain, *(f"{name}@RANK" for name in _RANKED)])
     if not names or len(set(names)) < len(names):
         raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {known} at most once")

@@ -13,19 +13,15 @@ from kamera.ops import Patch, kv_bytes
 
 
 class Exact(Placing):
-    """Everything is prefilled anew when it is asked about: windows in between cost nothing.
+    """The window is prefilled when it is asked about: windows in between cost nothing.
 
-    ``leading`` serves the first unit's canonical, which is exact there: one forward less.
+    The first unit is served as its canonical, which is exact there.
     """
 
-    def __init__(self, desk: Desk, leading: bool = False) -> None:
-        super().__init__(desk)
-        self.leading = leading
-
     def encode(self, unit: Unit) -> None:
-        """Encode the unit; with ``leading`` its canonical is computed off the clock."""
+        """Encode the unit; its canonical is computed off the clock."""
         super().encode(unit)
-        if self.leading and not unit.live:
+        if not unit.live:
             self.desk.canonical(unit.name)
 
     def place(self, order: Sequence[str]) -> None:
@@ -41,8 +37,8 @@ class Exact(Placing):
         return replace(made, first_token_seconds=made.first_token_seconds + spent)
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
-        """One forward per unit."""
-        first = order[: self.leading and not self.desk.units[order[0]].live] if order else ()
+        """One forward for each unit behind the first."""
+        first = order[: not self.desk.units[order[0]].live] if order else ()
         places = self.desk.places(first)
         shown = [self.desk.moved(n, self.desk.canonical(n), at) for n, at in zip(first, places, strict=True)]
         return prefilled_behind(self, order, shown)

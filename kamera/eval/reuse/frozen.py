@@ -20,7 +20,7 @@ from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
 
-FORMAT, VERSION = "kamera-reuse-benchmark", 1
+FORMAT, VERSION = "kamera-reuse-benchmark", 2
 FILE, MEDIA = "benchmark.json", "media"
 
 Content = Sequence[Mapping[str, Any]]
@@ -84,7 +84,7 @@ def load(folder: Path) -> Benchmark:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TaskDataError(f"{path}: no benchmark here: kamera eval reuse freeze writes one") from None
+        raise TaskDataError(f"{path}: no benchmark here: kamera eval freeze writes one") from None
     except (ValueError, OSError) as error:
         raise TaskDataError(f"{path}: not readable ({error}): freeze it again") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:

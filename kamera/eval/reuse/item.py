@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kamera.errors import TaskDataError
@@ -27,8 +27,8 @@ class Item:
     ``units`` are chat content by name; in a frozen benchmark an image is ``{"type": "image", "image": FILE}``
     with a file of its media folder. ``window`` is the published order; every trace ends in it, so the
     published ``answer`` holds for each, and the exact answer is the same for all. ``live`` arrives with the
-    ``question`` text (pictures among the choices). ``rule`` names the scorer (`kamera.eval.reuse.scoring`),
-    ``meta`` what it needs beside ``answer`` and ``choices``.
+    ``question`` text (pictures among the choices). ``meta`` names the scorer (``rule``,
+    `kamera.eval.reuse.scoring`) and what it needs beside ``answer`` and ``choices``.
     """
 
     id: str
@@ -38,11 +38,10 @@ class Item:
     window: tuple[str, ...]
     question: str
     answer: Any
-    rule: str
+    meta: Mapping[str, Any]
     live: tuple[Sequence[Mapping[str, Any]], ...] = ()
     choices: tuple[str, ...] = ()
     max_new_tokens: int = 16
-    meta: Mapping[str, Any] = field(default_factory=dict)
     traces: tuple[WindowTrace, ...] = ()
 
     def check(self) -> None:
@@ -78,7 +77,6 @@ class Item:
             "question": self.question,
             "choices": list(self.choices),
             "answer": self.answer,
-            "rule": self.rule,
             "max_new_tokens": self.max_new_tokens,
             "meta": dict(self.meta),
             "traces": {trace.name: [list(window) for window in trace.windows] for trace in self.traces},

@@ -1,4 +1,4 @@
-"""Scores and decisions of answers, by the rule that an item names.
+"""Scores and decisions of answers, by the rule that an item names in ``meta``.
 
 | rule | an answer is right by |
 |---|---|
@@ -12,42 +12,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from kamera.eval.reuse.doc_score import score_document
-from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.letters import LETTERS, decided, last_letter
 from kamera.eval.tasks.mm_niah_score import decide, score_response
 
 
-def score(response: str, item: Item) -> float | None:
-    """The score of a response, 0.0 to 1.0; None without a label. Raises ValueError for an unknown rule."""
-    response = response.strip()
-    if item.answer is None:
-        return None
-    if item.rule == "letter":
+class Labelled(Protocol):
+    """An item, or a sample of it."""
+
+    @property
+    def answer(self) -> Any: ...
+    @property
+    def choices(self) -> Sequence[str]: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+
+def score(response: str, item: Labelled) -> float:
+    """The score of a response, 0.0 to 1.0. Raises ValueError for an unknown rule."""
+    response, rule = response.strip(), item.meta["rule"]
+    if rule == "letter":
         return float(_letter(response, item) == item.answer)
-    if item.rule == "mm-niah":
+    if rule == "mm-niah":
         return score_response(response, item.answer)
-    if item.rule == "document":
+    if rule == "document":
         return score_document(response, item.answer, item.meta["answer_format"])
     return float(decision(response, item) == _words(str(item.answer)))
 
 
-def decision(response: str, item: Item) -> str:
+def decision(response: str, item: Labelled) -> str:
     """What a response decides: equal decisions have equal scores. Raises ValueError for an unknown rule."""
-    response = response.strip()
-    if item.rule == "letter":
+    response, rule = response.strip(), item.meta["rule"]
+    if rule == "letter":
         return decided(_letter(response, item), response)
-    if item.rule == "mm-niah":
+    if rule == "mm-niah":
         return decide(response, type(item.answer))
-    if item.rule == "first-word":
+    if rule == "first-word":
         return _words(response).split(" ")[0]
-    if item.rule in ("words", "document"):
+    if rule in ("words", "document"):
         return _words(response)
-    raise ValueError(f"item {item.id} is scored by {item.rule!r}: no rule of this Kamera")
+    raise ValueError(f"an item is scored by {rule!r}: no rule of this Kamera")
 
 
-def _letter(response: str, item: Item) -> str | None:
+def _letter(response: str, item: Labelled) -> str | None:
     found = last_letter(response, item.choices)
     alone = response.strip().strip(".()").upper()
     return found or (alone if alone in LETTERS[: len(item.choices)] else None)

@@ -13,6 +13,13 @@ from kamera.eval.reuse.item import Item, WindowTrace
 TURNOVERS = (0.0, 0.5, 1.0)
 """Shares of the other units that were replaced while the last one was away."""
 
+TRACES = (
+    *("published", "shuffled", "shifted", "slid"),
+    *(f"recalled@{turnover:g}" for turnover in TURNOVERS),
+    *("swapped", "contexts"),
+)
+"""Names of the traces."""
+
 CONTEXTS = 3
 """Windows that the last unit stands in, the published one among them."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal, Protocol
 
 from kamera.engines.hf import Backbone
 from kamera.eval.adapter import ArmQuestion, Unit
-from kamera.eval.arms import REPREFILL, Maker
+from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import TaskSample, digest
@@ -58,7 +58,7 @@ class TaskAsker:
     ) -> Iterator[Trial]:
         """One trial for each arm (`kamera.eval.trial.trials`). Errors are in them, never raised."""
         desk, stamp = self._desk.cleared(), digest(sample)
-        blank = [Trial(sample.id, "", arm, digest=stamp) for arm in makers]
+        blank = [Trial(sample.id, arm, digest=stamp) for arm in makers]
         try:
             case, note = self._fitted(desk, sample)
         except Exception as error:
@@ -67,7 +67,7 @@ class TaskAsker:
         if case is None:
             yield from (replace(trial, answer=UNANSWERED, note=note) for trial in blank)
             return
-        for trial in trials(desk, case, makers, REPREFILL, ideal):
+        for trial in trials(desk, case, makers, ideal):
             yield replace(trial, digest=stamp, note=trial.note or note)
 
     def _fitted(self, desk: Desk, sample: TaskSample) -> tuple[Case | None, str]:
@@ -89,7 +89,10 @@ class TaskAsker:
         window, arriving = shown[:end], shown[end:]
         query = ArmQuestion(sample.question, tuple(arriving), most)
         order = tuple(unit.name for unit in window)
-        case = Case(sample.id, {unit.name: unit for unit in window}, (order,), query)
+        others = [Unit(f"o{i}", self.shrink.content(part)) for i, part in enumerate(sample.others)]
+        names = [*(f"u{i}" for i in range(len(sample.parts))), *(unit.name for unit in others)]
+        windows = (*(tuple(names[i] for i in before) for before in sample.before), order)
+        case = Case(sample.id, {unit.name: unit for unit in (*window, *others)}, windows, query)
         return case, "cut" if cut > sample.head else ""
 
     def _units(self, sample: TaskSample) -> list[Unit]:
@@ -97,7 +100,7 @@ class TaskAsker:
         units: list[Unit] = []
         for live, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):
             items = [self.shrink.content(part) for part in parts]
-            for content in [items] if live else [[item] for item in items]:
+            for content in [[*chain(*items)]] if live else items:
                 units.append(Unit(f"u{len(units)}", content, live))
         return units
 

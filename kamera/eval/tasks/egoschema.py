@@ -1,9 +1,7 @@
 """EgoSchema: five-way questions over three-minute first-person videos.
 
-Layouts: the repository's (``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``), or the one of
-the Hugging Face mirror that lmms-eval reads (``Subset/`` and ``MC/`` ``test-*.parquet`` next to ``videos/``;
-its GENERATION and MC_PPL configs are other tasks and are not read). The benchmark publishes no prompt: prompt
-and extraction are lmms-eval's in both.
+Layout: the repository's, ``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``. The benchmark
+publishes no prompt: prompt and extraction are lmms-eval's.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import VideoTask, find_video
 from kamera.eval.tasks.letters import LETTERS, first_letter
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
-from kamera.eval.tasks.set_files import read_json, rows
+from kamera.eval.tasks.set_files import read_json
 
 SUBTASKS = ("subset", "full")
 """The 500 questions with public answers, and all 5031, whose answers only the server has."""
@@ -43,7 +41,7 @@ class EgoSchema(VideoTask):
     ) -> Iterator[TaskSample | Problem]:
         """Samples in file order; ``answer`` is None if it is not public. See `Task.load`."""
         seen: set[str] = set()
-        for found in self._repository(data) if (data / "questions.json").is_file() else self._mirror(data):
+        for found in self._records(data):
             if limit is not None and len(seen) >= limit:
                 return
             if isinstance(found, Problem):
@@ -67,7 +65,7 @@ class EgoSchema(VideoTask):
 
     def score(self, response: str, sample: TaskSample) -> float:
         """1.0 if the extracted option is the answer; a response without a letter is wrong."""
-        return float(str(_index(response, sample)) == str(sample.answer))
+        return float(_index(response, sample) == sample.answer)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over the samples with public answers."""
@@ -85,8 +83,10 @@ class EgoSchema(VideoTask):
         path.write_text(json.dumps(submission, indent=4) + "\n", encoding="utf-8")
         return [path]
 
-    def _repository(self, data: Path) -> Iterator[Problem | _Found]:
+    def _records(self, data: Path) -> Iterator[Problem | _Found]:
         path, answers = data / "questions.json", data / "subset_answers.json"
+        if not path.is_file():
+            raise TaskDataError(f"{path}: no such file: give the EgoSchema folder as published")
         records = read_json(path, list)
         if records and not any(isinstance(r, dict) and "question" in r for r in records):
             raise TaskDataError(
@@ -111,25 +111,6 @@ class EgoSchema(VideoTask):
                 lettered = [f"{LETTERS[i]}. {o}" if isinstance(o, str) else o for i, o in enumerate(options)]
                 yield where, uid, record.get("question"), lettered, labels.get(uid)
 
-    def _mirror(self, data: Path) -> Iterator[Problem | _Found]:
-        config = "MC" if "full" in self.subtasks else "Subset"
-        shards = sorted((data / config).glob("test-*.parquet"))
-        if not shards:
-            raise TaskDataError(
-                f"{data}: neither questions.json nor {config}/test-*.parquet: give EgoSchema as published"
-            )
-        for shard in shards:
-            for number, row in rows(shard, ("video_idx", "question", "option", "answer")):
-                answer = row["answer"]
-                if "full" in self.subtasks and not _is_label(answer):
-                    answer = None
-                elif "full" not in self.subtasks and answer is None:
-                    yield Problem(
-                        f"{shard}:row {number}", "no answer, in the subset where answers are public"
-                    )
-                    continue
-                yield f"{shard}:row {number}", str(row["video_idx"]), row["question"], row["option"], answer
-
     def _sample(
         self, path: Path, where: str, uid: str, question: str, options: Sequence[str], answer: Any
     ) -> TaskSample | Problem:
@@ -142,7 +123,7 @@ class EgoSchema(VideoTask):
             task="full" if answer is None else "subset",
             parts=self.sampling.parts(clips),
             question="\n".join((question, *options)) + _POST,
-            answer=None if answer is None else int(answer),
+            answer=answer,
             choices=tuple(options),
             meta={"q_uid": uid},
             where=where,
@@ -165,5 +146,4 @@ def _index(response: str, sample: TaskSample) -> int | None:
 
 
 def _is_label(answer: Any) -> bool:
-    """The repository writes numbers, the mirror numbers as text."""
-    return not isinstance(answer, bool) and str(answer) in ("0", "1", "2", "3", "4")
+    return not isinstance(answer, bool) and answer in range(OPTIONS)

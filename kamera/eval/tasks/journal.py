@@ -23,7 +23,7 @@ from kamera.eval.trial import Trial
 
 T = TypeVar("T")
 
-FORM = 3
+FORM = 4
 """Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"

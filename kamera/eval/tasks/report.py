@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kamera.eval.arms import BLIND, NATIVE, REPREFILL
+from kamera.eval.arms import BLIND, NATIVE, REPREFILL, SABOTAGE
 from kamera.eval.compare import Judgement, compare
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
+from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, grouped, mean
 from kamera.eval.trial import Trial
 from kamera.trust import Estimate
 
@@ -19,8 +19,9 @@ from kamera.trust import Estimate
 class ArmResult:
     """One arm over all items.
 
-    ``summary`` holds the official score and the plain mean, ``interval`` the mean's 95 % bootstrap
-    interval. ``agreement`` is the share of items with the decision (`Task.decision`) of the re-prefill,
+    ``summary`` holds the official score, the plain mean, and the agreement by subtask; ``interval`` is the
+    mean's 95 % bootstrap interval over items: answers to one item behind several windows are averaged.
+    ``agreement`` is the share of items with the decision (`Task.decision`) of the re-prefill,
     ``native_agreement`` with that of the unsplit prompt without Kamera; ``flip_recover`` is the agreement
     over the items where blind reuse differs. All three are nan without such items or without these arms.
     ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers' first token (`FirstToken.kl_to`), over
@@ -49,7 +50,9 @@ class ArmResult:
 class Results:
     """A finished run: one row per arm, and all problems of the data.
 
-    ``notes`` counts the items that were cut, over-length or out of memory, per arm and note.
+    ``notes`` counts the items that were cut, over-length or out of memory, per arm and note. ``unseen`` are
+    arms with wrong patches whose agreement is not below that of the arm they imitate, and that arm: these
+    items cannot tell a wrong patch from a right one.
     """
 
     task: str
@@ -58,6 +61,7 @@ class Results:
     arms: tuple[ArmResult, ...]
     notes: tuple[tuple[str, str, int], ...]
     problems: tuple[Problem, ...]
+    unseen: tuple[tuple[str, str], ...] = ()
 
     @property
     def skipped(self) -> int:
@@ -74,6 +78,7 @@ class Results:
             "arms": [asdict(arm) for arm in self.arms],
             "notes": [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes],
             "problems": [asdict(problem) for problem in self.problems],
+            "unseen": [list(pair) for pair in self.unseen],
         }
 
     def arm(self, name: str) -> ArmResult:
@@ -95,22 +100,23 @@ def collect(
     ideals = {t.item: t.first_token for t in own.get(REPREFILL, ())}
     judged = {
         arm: [
-            Judgement(t.item, a.score, agrees, _kl(t, ideals.get(t.item)))
+            Judgement(a.sample.meta.get("item", t.item), a.score, agrees, _kl(t, ideals.get(t.item)))
             for t, a, agrees in zip(
                 own[arm], of_arm, _agreement(decisions[arm], decisions.get(REPREFILL)), strict=True
             )
         ]
         for arm, of_arm in answered.items()
     }
+    compared = {arm: compare(of_arm, judged.get(BLIND, ())) for arm, of_arm in judged.items()}
     rows = []
     for arm, of_arm in answered.items():
-        some, means = own[arm], compare(judged[arm], judged.get(BLIND, ()))
+        some, means = own[arm], compared[arm]
         natively = _agreement(decisions[arm], decisions.get(NATIVE))
         kv_bytes = sum(t.kv_bytes for t in some)
         rows.append(
             ArmResult(
                 arm=arm,
-                summary=task.summarize(of_arm),
+                summary=_with_agreement(task.summarize(of_arm), of_arm, judged[arm]),
                 interval=means.accuracy,
                 agreement=means.agreement.mean,
                 native_agreement=mean([same for same in natively if same is not None]),
@@ -134,7 +140,24 @@ def collect(
         arms=tuple(rows),
         notes=tuple((*key, count) for key, count in sorted(notes.items())),
         problems=tuple(problems),
+        unseen=tuple(_unseen({arm: means.agreement for arm, means in compared.items()})),
     )
+
+
+def _with_agreement(summary: Summary, of_arm: Sequence[Answered], judged: Sequence[Judgement]) -> Summary:
+    pairs = zip(of_arm, judged, strict=True)
+    agreed = grouped(
+        "subtask, agreement", ((a.sample.task, j.agrees) for a, j in pairs if j.agrees is not None)
+    )
+    return replace(summary, groups=(*summary.groups, *agreed)) if len(agreed) > 1 else summary
+
+
+def _unseen(agreement: Mapping[str, Estimate]) -> Iterator[tuple[str, str]]:
+    for arm, wrong in agreement.items():
+        for name in SABOTAGE:
+            right = agreement.get(arm.replace(name, "patch", 1)) if arm.startswith(name) else None
+            if right is not None and not wrong.high < right.low:
+                yield arm, arm.replace(name, "patch", 1)
 
 
 def _agreement(decisions: Sequence[str], ideal: Sequence[str] | None) -> list[float | None]:

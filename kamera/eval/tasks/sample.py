@@ -20,10 +20,14 @@ class Passage:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the prompt. ``source`` is a path, or a PIL image if the set has no image files."""
+    """An image of the prompt, and the text that moves with it.
+
+    ``source`` is a path, or a PIL image if the set has no image files.
+    """
 
     source: Any
     live: bool = False
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class TaskSample:
     labels are private: then only predictions are written. ``choices`` are the options in order, empty for
     open questions. ``meta`` holds keys for grouping and fields of the prediction files. ``where`` is
     ``"file:line"``. The first ``head`` parts (an instruction) stay when an over-long prompt is cut.
+
+    ``before`` are the windows that the context went through, as indices into ``parts`` and then ``others``,
+    parts that are not in the prompt; such a context has no live parts within.
     """
 
     id: str
@@ -72,14 +79,13 @@ class TaskSample:
     meta: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
     head: int = 0
+    others: tuple[Part, ...] = ()
+    before: tuple[tuple[int, ...], ...] = ()
 
     @property
     def prompt(self) -> str:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
-        marks = {Picture: "<image>", Video: "<video>"}
-        return (
-            "".join(p.text if isinstance(p, Passage) else marks[type(p)] for p in self.parts) + self.question
-        )
+        return "".join(map(_written, self.parts)) + self.question
 
 
 @dataclass(frozen=True)
@@ -183,8 +189,16 @@ class Task(Protocol):
 
 def digest(sample: TaskSample) -> str:
     """Digest of everything but the model that affects an answer: prompt, media (name and size), label."""
-    fields = [sample.id, sample.prompt, repr(sample.answer), [_name(part) for part in sample.parts]]
+    parts = (*sample.parts, *sample.others)
+    texts = [_written(part) for part in sample.others]
+    fields = [sample.id, sample.prompt, repr(sample.answer), [*map(_name, parts)], texts, sample.before]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
+
+
+def _written(part: Part) -> str:
+    if isinstance(part, Passage):
+        return part.text
+    return f"<image>{part.caption}" if isinstance(part, Picture) else "<video>"
 
 
 def _name(part: Part) -> list[Any]:

@@ -7,8 +7,8 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.eval.adapter import ArmQuestion, Unit
+from kamera.eval.arms import arms_named
 from kamera.eval.desk import Desk
-from kamera.eval.reuse import arms_named
 from kamera.ops import kv_bytes
 
 
@@ -40,7 +40,7 @@ def desk(backbone):
 
 def asked(desk, units, question, arm, *windows):
     """The answer behind windows of unit indices."""
-    adapter = arms_named(["exact", arm] if arm != "exact" else [arm])[arm](desk)
+    adapter = arms_named([arm])[arm](desk)
     for unit in units:
         adapter.encode(unit)
     if adapter.rehearsed:
@@ -61,13 +61,13 @@ def window_logits(backbone, units, question, policy, order):
     return window.next_token_logits(question.text)
 
 
-def test_exact_is_a_window_that_prefills(backbone, desk, units, question):
-    answer = asked(desk, units, question, "exact", (0, 1, 2, 3))
+def test_the_reference_is_a_window_that_prefills(backbone, desk, units, question):
+    answer = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     true = window_logits(backbone, units, question, ReusePolicy(minimum="exact", on_miss="prefill"), range(4))
     assert torch.allclose(answer.logits, true, atol=1e-4)
-    tokens = sum(desk.facts[unit.name].length for unit in units)
-    assert answer.recomputed_tokens == answer.window_tokens == tokens
-    assert (answer.forwards, answer.kept_bytes) == (4, 0)
+    tokens = [desk.facts[unit.name].length for unit in units]
+    assert (answer.window_tokens, answer.recomputed_tokens) == (sum(tokens), sum(tokens[1:]))
+    assert (answer.forwards, answer.kept_bytes) == (3, 0)
 
 
 def test_blind_is_a_window_of_relocated_canonicals(backbone, desk, units, question):
@@ -80,7 +80,7 @@ def test_blind_is_a_window_of_relocated_canonicals(backbone, desk, units, questi
 
 
 def test_a_prefix_cache_answers_as_exact_and_recomputes_the_rest(desk, units, question):
-    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    whole = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     answer = asked(desk, units, question, "prefix", (0, 2, 1, 3), (0, 1, 2, 3))
     assert torch.allclose(answer.logits, whole.logits, atol=1e-4)
     assert answer.recomputed_tokens == sum(desk.facts[f"u{i}"].length for i in (1, 2, 3))
@@ -89,7 +89,7 @@ def test_a_prefix_cache_answers_as_exact_and_recomputes_the_rest(desk, units, qu
 
 
 def test_a_patch_of_full_rank_answers_as_exact_with_no_forward(desk, units, question):
-    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    whole = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     answer = asked(desk, units, question, "patch@256", (3, 2, 1, 0), (0, 1, 2, 3))
     assert torch.allclose(answer.logits, whole.logits, atol=1e-3)
     assert answer.recomputed_tokens == answer.forwards == 0
@@ -114,7 +114,7 @@ def test_a_patch_is_the_one_that_a_window_forms_stores_and_serves(backbone, desk
 
 @pytest.mark.parametrize("arm", ["random-patch@256", "other-patch@256"])
 def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, arm):
-    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    whole = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     honest = asked(desk, units, question, "patch@256", (0, 1, 2, 3))
     wrong = asked(desk, units, question, arm, (0, 1, 2, 3))
     gap = (honest.logits - whole.logits).norm()
@@ -123,7 +123,7 @@ def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, a
 
 
 def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
-    whole = asked(desk, units, question, "exact", (1, 2, 3))
+    whole = asked(desk, units, question, "reprefill", (1, 2, 3))
     trace = ((0, 1, 2, 3), (1, 2, 3))
     repaired = asked(desk, units, question, "repair", *trace)
     kept = asked(desk, units, question, "keep", *trace)
@@ -133,8 +133,8 @@ def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
 
 def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, episode, question):
     asking = ArmQuestion(question.text, (Unit("live", units[3].content, True),), 1)
-    exact = asked(desk, units, asking, "exact", (0, 1, 2))
-    true = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    exact = asked(desk, units, asking, "reprefill", (0, 1, 2))
+    true = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     assert torch.allclose(exact.logits, true.logits, atol=1e-4)
     repaired = asked(desk, units, asking, "repair", (0, 1, 2), (0, 1, 2))
     assert torch.allclose(repaired.logits, true.logits, atol=1e-4)
@@ -146,17 +146,16 @@ def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, que
     for unit in units:
         window.append(unit.content)
     said = window.generate(question.text, max_new_tokens=4, do_sample=False)
-    assert asked(desk, units, long, "exact", (0, 1, 2, 3)).text == said
+    assert asked(desk, units, long, "reprefill", (0, 1, 2, 3)).text == said
     assert asked(desk, units, long, "repair", (0, 1, 2, 3)).text == said
 
 
 @pytest.mark.parametrize(
     "names, said",
     [
-        (["exact", "magic"], "'magic' is none of exact, native, blind, prefix, keep, repair, patch@RANK"),
-        (["exact", "patch@0"], "'patch@0' is none of"),
-        (["blind"], "give exact"),
-        (["exact", "blind", "blind"], "at most once"),
+        (["magic"], "'magic' is none of reprefill, native, blind, prefix, keep, repair, patch@RANK"),
+        (["patch@0"], "'patch@0' is none of"),
+        (["blind", "blind"], "at most once"),
     ],
 )
 def test_arms_are_refused_by_name(names, said):
@@ -165,7 +164,7 @@ def test_arms_are_refused_by_name(names, said):
 
 
 def test_an_arm_of_units_inside_refuses_what_it_cannot_compute_there(desk, units):
-    keep, blind = (arms_named(["exact", arm])[arm](desk.cleared()) for arm in ("keep", "blind"))
+    keep, blind = (arms_named([arm])[arm](desk.cleared()) for arm in ("keep", "blind"))
     live = Unit("words", [{"type": "text", "text": "Look:"}], True)
     with pytest.raises(ValueError, match="a live part stands inside the context"):
         keep.encode(live)

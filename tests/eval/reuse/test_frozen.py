@@ -89,9 +89,7 @@ def test_other_files_are_refused(tmp_path, text, said):
 def test_items_that_break_a_promise_are_not_frozen(tmp_path, frozen):
     units = {f"u{i}": [{"type": "text", "text": "words"}] for i in range(5)}
     window = tuple(units)
-    item = Item(
-        "x", "s", "t", units, window, "q", "a", "words", traces=(WindowTrace("published", (window,)),)
-    )
+    item = Item("x", "s", "t", units, window, "q", "a", {}, traces=(WindowTrace("published", (window,)),))
     with pytest.raises(TaskDataError, match="0 visual units"):
         freeze([item], tmp_path / "a", system=None, origin={})
     with pytest.raises(TaskDataError, match="nothing to freeze"):

@@ -144,7 +144,7 @@ def test_mm_niah_items_keep_their_own_order_scorer_and_prompt(tmp_path):
     items, _ = drawn("mm-niah", data)
     assert len(items) == 4
     item = next(i for i in items.values() if i.task == "reasoning-text-val")
-    assert item.rule == "mm-niah" and score(f"It is {item.answer}.", item) == 1.0
+    assert item.meta["rule"] == "mm-niah" and score(f"It is {item.answer}.", item) == 1.0
     pictures = [name for name in item.window if item.units[name][0]["type"] == "image"]
     assert len(pictures) == 5 and item.question.endswith("using a single word or phrase.")
     few, _ = drawn("mm-niah", data, count=2)

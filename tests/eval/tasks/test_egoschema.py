@@ -1,4 +1,4 @@
-"""EgoSchema in both layouts: guard, prompt, scores of the public subset, submission file."""
+"""EgoSchema as published: guard, prompt, scores of the public subset, submission file."""
 
 import json
 import shutil
@@ -12,15 +12,12 @@ from kamera.eval.tasks.egoschema import EgoSchema
 from kamera.eval.tasks.sample import Answered, Problem, TaskSample, Video
 from tests.eval.tasks.fixtures.make_choice_sets import (
     HERE,
-    MIRROR,
     UIDS,
     ego_record,
     egoschema,
-    mirror_row,
-    write_table,
 )
 
-SET, MIRRORED = HERE / "egoschema", HERE / "egoschema_mirror"
+SET = HERE / "egoschema"
 
 
 def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[TaskSample]:
@@ -41,9 +38,8 @@ def changed(tmp_path: Path, records: Any = None, answers: Any = None) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("data", [SET, MIRRORED], ids=["repository", "mirror"])
-def test_both_layouts_ask_the_same_in_lmms_evals_words(data: Path) -> None:
-    sample = samples(data)[0]
+def test_it_asks_in_lmms_evals_words() -> None:
+    sample = samples()[0]
     assert sample.prompt == (
         "<video><video><video><video>What is c doing? (0)\n"
         "A. C cooks\nB. C cleans\nC. C reads\nD. C paints\nE. C sleeps\n"
@@ -53,11 +49,10 @@ def test_both_layouts_ask_the_same_in_lmms_evals_words(data: Path) -> None:
     assert EgoSchema().max_new_tokens(sample) == 16
 
 
-@pytest.mark.parametrize("data", [SET, MIRRORED], ids=["repository", "mirror"])
-def test_the_subset_has_labels_and_the_full_set_all_questions(data: Path) -> None:
-    assert [s.answer for s in samples(data)] == [3, 4]
-    assert [s.meta["q_uid"] for s in samples(data, subtasks=["full"])] == list(UIDS)
-    assert len(samples(data, subtasks=["full"], limit=2)) == 2
+def test_the_subset_has_labels_and_the_full_set_all_questions() -> None:
+    assert [s.answer for s in samples()] == [3, 4]
+    assert [s.meta["q_uid"] for s in samples(subtasks=["full"])] == list(UIDS)
+    assert len(samples(subtasks=["full"], limit=2)) == 2
 
 
 def test_only_the_public_subset_of_the_full_set_is_labelled() -> None:
@@ -159,18 +154,6 @@ def test_without_public_answers_only_the_full_set_is_asked(tmp_path: Path) -> No
     assert [s.answer for s in samples(data, subtasks=["full"])] == [None] * 3
 
 
-def test_the_mirrors_subset_without_a_label_is_named(tmp_path: Path) -> None:
-    rows = [mirror_row(0, None), mirror_row(1, "7"), mirror_row(2, "0")]
-    write_table(tmp_path / "Subset/test-00000-of-00001.parquet", rows, MIRROR)
-    shutil.copytree(MIRRORED / "videos", tmp_path / "videos")
-    table = tmp_path / "Subset/test-00000-of-00001.parquet"
-    assert problems(tmp_path) == [
-        f"{table}:row 0: no answer, in the subset where answers are public; skipped",
-        f"{table}:row 1: answer '7' of {UIDS[1]} is not a number 0 to 4; skipped",
-    ]
-    assert [s.answer for s in samples(tmp_path)] == [0]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -186,7 +169,7 @@ def test_a_broken_or_foreign_file_is_refused_with_its_line(tmp_path: Path, text:
 
 
 def test_unknown_layouts_and_tasks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskDataError, match=r"neither questions\.json nor Subset/test-\*\.parquet"):
+    with pytest.raises(TaskDataError, match=r"questions\.json: no such file: give the EgoSchema folder"):
         list(EgoSchema().load(tmp_path))
     with pytest.raises(ValueError, match=r"\['MC_PPL'\] is none of EgoSchema's: subset, full"):
         EgoSchema(subtasks=["MC_PPL"])

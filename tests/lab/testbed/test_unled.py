@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kamera.testbed import COLOURS, GLYPHS, TAGS, World
-from kamera.testbed.frames import DEFAULTS
-from kamera.testbed.render import CELL, pixels
+from kamera.testbed.frames import CELL, DEFAULTS, pixels
 from kamera.testbed.world import resolve
 from lab.testbed.directories import load
 from lab.testbed.unled.muon import Muon, orthogonal

@@ -49,7 +49,7 @@ def _item(top: Path, episode: Mapping[str, Any], units: int) -> Item:
         question=f"Task: {episode['task_info']['instruction']}\nWhich action comes next? Answer with one of "
         f"{', '.join(ACTIONS)}.",
         answer=action,
-        rule="first-word",
+        meta={"rule": "first-word"},
         max_new_tokens=8,
     )
 

@@ -56,9 +56,8 @@ def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> Ite
         question=f"{record['question']}\nAnswer with the shortest possible phrase. If the pages do not tell, "
         f"answer “{UNANSWERABLE}”.",
         answer=record["answer"],
-        rule="document",
         max_new_tokens=32,
-        meta={"answer_format": str(record["answer_format"])},
+        meta={"rule": "document", "answer_format": str(record["answer_format"])},
     )
 
 

@@ -76,7 +76,7 @@ def _item(record: Mapping[str, Any], moment: int | None, video: Path, units: int
         window=tuple(frames),
         question=question,
         answer=answer,
-        rule=rule,
+        meta={"rule": rule},
         choices=choices,
         max_new_tokens=16,
     )

@@ -38,7 +38,7 @@ def _item(task: Task, sample: TaskSample, rule: str) -> Item:
         window=tuple(f"u{i}" for i in range(len(reused))),
         question=sample.question,
         answer=sample.answer,
-        rule=rule,
+        meta={"rule": rule},
         live=(live,) if live else (),
         choices=sample.choices,
         max_new_tokens=task.max_new_tokens(sample),

@@ -43,7 +43,6 @@ def read(count: int, seed: int = 0) -> Iterator[Item]:
             window=tuple(f"u{i}" for i in range(size)),
             question=question.text,
             answer=question.answer,
-            rule="words",
             max_new_tokens=1,
-            meta={"hops": question.hops},
+            meta={"rule": "words", "hops": question.hops},
         )
