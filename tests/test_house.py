@@ -34,12 +34,12 @@ MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
 
 LINES = {
     "ops": (3_750, 3_400),
-    "trust": (900, 800),
+    "trust": (1_100, 800),
     "content": (3_650, 2_500),
     "store": (9_900, 7_200),
     "engines": (8_600, 4_600),
     "patches": (2_750, 1_800),
-    "window": (8_550, 3_400),
+    "window": (8_400, 3_400),
     "reuse": (3_250, 2_000),
     "edits": (1_700, 1_200),
     "sessions": (4_450, 2_200),

@@ -1,5 +1,6 @@
 """Guarantees, policies, certificates, proofs: values, and decisions that run no model."""
 
+from kamera.trust.audit import FAR, LOSSY, AuditFinding, lacking_bound
 from kamera.trust.certificate import Certificate, Estimate, Finding, Grounds, Verdict
 from kamera.trust.guarantee import (
     GUARANTEES,
@@ -23,10 +24,14 @@ from kamera.trust.policy import (
 )
 from kamera.trust.proof import Proof, compared, kv_error
 from kamera.trust.sketch import sketch
+from kamera.trust.terms import Permit, Terms, permit_of, terms_of
 
 __all__ = [
+    "FAR",
     "GUARANTEES",
+    "LOSSY",
     "ArchiveRule",
+    "AuditFinding",
     "Certificate",
     "Estimate",
     "Finding",
@@ -35,9 +40,11 @@ __all__ = [
     "MeasuredFile",
     "OnLeave",
     "OnMiss",
+    "Permit",
     "PositionRule",
     "Proof",
     "ReusePolicy",
+    "Terms",
     "Verdict",
     "at_least",
     "certified_by_default",
@@ -45,9 +52,12 @@ __all__ = [
     "compared",
     "guarantee_named",
     "kv_error",
+    "lacking_bound",
     "outranks",
+    "permit_of",
     "policy_of",
     "prefilled_behind",
     "sketch",
+    "terms_of",
     "weakest",
 ]

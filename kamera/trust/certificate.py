@@ -136,6 +136,10 @@ class Certificate:
             return f'its verdict on "{guarantee}" is "{found.verdict}": {found.reason}'
         return None
 
+    def unusable(self, grounds: Grounds) -> str | None:
+        """The reason why it permits nothing on these grounds, in one line; None if it permits anything."""
+        return self.difference(grounds) or (None if self.safe else self.refusal("patched"))
+
     @property
     def file_name(self) -> str:
         """File name in a directory: a new run of one probe on one backbone and budget replaces the last."""

@@ -3,7 +3,7 @@
 from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
 from kamera.window.cascade import Cascade, Dependent
-from kamera.window.certified import Terms, grounds_of, library_versions
+from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
@@ -64,7 +64,6 @@ __all__ = [
     "Slide",
     "Slot",
     "SlotReport",
-    "Terms",
     "Times",
     "Trace",
     "WindowMemory",

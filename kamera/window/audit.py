@@ -25,50 +25,14 @@ from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Former, Worth, later_of
-from kamera.trust import Guarantee
+from kamera.trust import FAR, LOSSY, AuditFinding, Guarantee, lacking_bound
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
 from kamera.window.steps import Plan
 
-LOSSY = 0.25
-"""Bound for canonicals that are kept in codes: what 4 bits lose stays below it."""
-
-FAR = 2.0
-"""Bound of a sampled chunk's KV: a wrong completion is off by ten times its size and more."""
-
-CLOSER = 0.1
-"""A patch restores at least its stated share of the deficit's energy, less this share."""
-
 _ROUNDING = 1e-6
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class AuditFinding:
-    """What an audit measured: the error of ``part`` of a slot, relative, against its ``bound``.
-
-    ``part`` "KV": served against prefilled again, the largest relative L2 error of a layer and channel.
-    "canonical" and "system prompt": the same of stored KV. "patch": the share of the deficit's energy that
-    the served KV lacks.
-    """
-
-    chunk_id: str
-    guarantee: Guarantee
-    part: str
-    error: float
-    bound: float
-
-    @property
-    def holds(self) -> bool:
-        """True if the error is within the bound; a NaN is not."""
-        return self.error <= self.bound
-
-    def __str__(self) -> str:
-        return (
-            f"audit of chunk {self.chunk_id[:12]} ({self.guarantee}): its {self.part} is off by "
-            f"{self.error:.1e}, the bound is {self.bound:.1e}"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +168,7 @@ def audited(stage: Stage, served: Served) -> list[AuditFinding]:
         first = LOSSY if former.context.lossy else rounding
         found += _sampled(resident, worth, served.kv, true, first)
     lacking = _lacking(former, resident, served.kv, true)
-    bound = _lacking_bound(former, resident, worth)
+    bound = lacking_bound(worth, _energy(former, resident) if worth == "patched" else None)
     if bound is not None and lacking is not None:
         found.append(AuditFinding(resident.facts.chunk_id, worth, "patch", lacking, bound))
     return found
@@ -260,14 +224,6 @@ def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float 
     # a deficit of rounding size says nothing about a patch
     floor = former.backbone.probe.tolerance**2 * size
     return None if deficit <= floor else max(0.0, left - floor) / deficit
-
-
-def _lacking_bound(former: Former, resident: Resident, worth: Guarantee) -> float | None:
-    """Largest share of the deficit's energy that a slot of this guarantee may lack; None: any."""
-    if worth == "patched":
-        energy = _energy(former, resident)
-        return 1.0 if energy is None else min(1.0, 1.0 - energy + CLOSER)
-    return 1.0 if worth in ("sampled", "orbit") else None
 
 
 def _energy(former: Former, resident: Resident) -> float | None:

@@ -15,10 +15,9 @@ from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan, TraceError
 from kamera.patches import Ahead, Anchor, later_of
 from kamera.store import ChunkStore, Context, memory_of
-from kamera.trust import ArchiveRule, Guarantee, OnLeave, PositionRule, ReusePolicy, policy_of, weakest
+from kamera.trust import ArchiveRule, Guarantee, OnLeave, PositionRule, ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.cascade import Cascade, cascade
-from kamera.window.certified import Terms
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures

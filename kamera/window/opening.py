@@ -12,9 +12,9 @@ from kamera.engines import Engine, Part, Recipe, StoredPart, check_places, read_
 from kamera.ops import SampleSize
 from kamera.patches import Copy, Former, Losses, anchor_of, canonical_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, conditioned
-from kamera.trust import Certificate, PositionRule, ReusePolicy, guarantee_named
+from kamera.trust import Certificate, PositionRule, ReusePolicy, Terms, guarantee_named
 from kamera.window.apart import stage_of
-from kamera.window.certified import Terms, agree
+from kamera.window.certified import agree
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
