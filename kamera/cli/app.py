@@ -37,7 +37,7 @@ EVAL = {
     "egoschema": Verb("kamera.cli.eval_tasks:egoschema"),
     "reuse": Verb(
         "kamera.cli.eval_reuse:reuse",
-        "The frozen benchmark of reuse: windows over time, and what each way of keeping them costs.",
+        "The frozen benchmark of reuse: windows with a history, and what each method of reuse costs.",
     ),
 }
 store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)

@@ -139,7 +139,7 @@ def schema(output: File = None, quiet: Quiet = False) -> None:
 
 VERBS = {name: Verb(f"kamera.cli.eval_reuse:{name}") for name in ("freeze", "run", "score", "schema")}
 reuse = typer.Typer(
-    help="The frozen benchmark of reuse: windows over time, and what each way of keeping them costs.",
+    help="The frozen benchmark of reuse: windows with a history, and what each method of reuse costs.",
     cls=group(VERBS),
     no_args_is_help=True,
 )

@@ -31,10 +31,10 @@ def plan_from_trace(
     out: Output,
     plan: Annotated[
         Path | None,
-        typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile."),
+        typer.Argument(metavar="PLAN", dir_okay=False, help="The plan to write, for kamera compile."),
     ] = None,
     place: Annotated[
-        bool, typer.Option("--place", help="Place each window's chunks where the least is run; no PLAN.")
+        bool, typer.Option("--place", help="Print what each window runs in the best order; no PLAN.")
     ] = False,
     system: Annotated[
         str | None, typer.Option(help="The windows' system prompt; a trace holds only its digest.")
@@ -52,9 +52,9 @@ def plan_from_trace(
 ) -> None:
     """Make a plan of the recurring windows, the largest savings first.
 
-    With a store, windows end before the first chunk that it does not hold. With --place, print what each
-    window runs in the order of arrival, and as kamera.window.Assemble places it: out of what the windows
-    before it left, and what the store holds.
+    With a store, a window ends before the first chunk that is not in it. With --place, print what each
+    window runs in the order of arrival, and in the order that kamera.window.Assemble chooses, with the
+    objects of earlier windows and of the store.
     """
     if place == (plan is not None):
         raise typer.BadParameter("give a PLAN to write, or --place")
