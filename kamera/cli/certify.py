@@ -45,11 +45,11 @@ def certify(
     view: View = None,
     quiet: Quiet = False,
 ) -> None:
-    """Ask a multi-hop probe of reused and of re-prefilled windows, and write a certificate.
+    """Measure what a model loses with reused KV, and write a certificate.
 
-    It finds of each guarantee (patched, sampled, orbit, survivor, near) whether it is safe, after asking the
-    same of builds that are wrong on purpose. Exit code 0: patched KV is safe. 1: it is not, or the probe
-    cannot tell. The certificate is written in every case; windows serve what it found safe.
+    For each guarantee (patched, sampled, orbit, survivor, near) it says whether it is safe. Builds that are
+    wrong on purpose get the same questions and must be found unsafe. Exit code 0: patched KV is safe. 1: it
+    is not, or the probe cannot tell. The certificate is written in every case; windows serve what is safe.
     """
     folder = home() if output is None else output
     if folder is None:  # checked before the model is loaded

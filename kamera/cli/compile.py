@@ -62,8 +62,8 @@ def compile_plan(
         float | None,
         typer.Option(
             min=0.0,
-            help="Nats by which answers behind a patch may differ from those behind the true KV: it grows "
-            f"until they do not (default {ReusePolicy.tolerance}; 0: nothing is asked).",
+            help="Largest difference, in nats, of answers behind a patch and behind the true KV; a patch "
+            f"grows until it passes (default {ReusePolicy.tolerance}; 0: no test).",
         ),
     ] = None,
     cluster: Annotated[

@@ -41,17 +41,16 @@ class TaskRun:
         typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK, those of --arm-module."),
     ] = "reprefill,blind,patch@16"
     arm_module: ArmModules = None
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many samples of each annotation file.")
-    ] = None
-    sample: Annotated[
-        int | None, typer.Option(min=1, help="Ask so many samples, drawn by --seed from all.")
-    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each annotation file.")] = (
+        None
+    )
+    sample: Annotated[int | None, typer.Option(min=1, help="Ask N samples, drawn by --seed from all.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Which samples --sample draws.")] = 0
     shard: Annotated[
         str | None,
         typer.Option(
-            metavar="I/N", help="Ask only this share of the samples; a folder each, then kamera eval merge."
+            metavar="I/N",
+            help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
         ),
     ] = None
     max_tokens: Annotated[

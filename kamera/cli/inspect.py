@@ -45,7 +45,8 @@ def inspect(
     of: Annotated[
         str | None,
         typer.Argument(
-            metavar="OBJECT", help="Of a store: a key, or a chunk's id for all its objects; a start does."
+            metavar="OBJECT",
+            help="A key in a store, or a chunk's id for all its objects; a beginning is enough.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,

@@ -74,7 +74,7 @@ File = Annotated[
 View = Annotated[
     Path | None,
     typer.Option(
-        "--view", dir_okay=False, callback=_writable, help="Draw the result as a page, in this file, too."
+        "--view", dir_okay=False, callback=_writable, help="Also draw the result as a page in this file."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]

@@ -37,14 +37,14 @@ def serve(
     ] = "8GiB",  # type: ignore[assignment]  # typer parses defaults, too
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A name of the model for clients (default: MODEL); again for more."),
+        typer.Option(help="A name of the model for clients (default: MODEL); repeat it for more."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve /v1/chat/completions, /v1/responses and /v1/messages; an agent changes its URL only.
+    """Serve /v1/chat/completions, /v1/responses and /v1/messages; only an agent's URL changes.
 
-    / is a page of what it does. Prints one line with the address when it is ready. SIGTERM and Ctrl-C finish
-    what runs, save, and say so.
+    / is a live page of what it does. Prints one line with the address when it is ready. On SIGTERM and
+    Ctrl-C it finishes running requests, saves, and prints one more line.
     """
     try:
         from kamera import serve as serving

@@ -18,7 +18,7 @@ FLUSH_SECONDS = 60
 
 Certificates = Annotated[
     bool,
-    typer.Option("--certificates/--no-certificates", help="Certificates of the backbones concerned, too."),
+    typer.Option("--certificates/--no-certificates", help="Also the certificates of these backbones."),
 ]
 
 

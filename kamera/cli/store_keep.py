@@ -54,7 +54,7 @@ def pin(
         int | None,
         typer.Option(metavar="SIZE", parser=size, help="First limit the bytes of pinned objects."),
     ] = None,
-    no_cap: Annotated[bool, typer.Option("--no-cap", help="First lift that bound.")] = False,
+    no_cap: Annotated[bool, typer.Option("--no-cap", help="First remove that limit.")] = False,
 ) -> None:
     """Keep objects through gc, and show the pins. Without OBJECT only show them."""
     if no_cap and cap is not None:
@@ -88,11 +88,13 @@ def unpin(target: StoreArgument, objects: Targets) -> None:
 @command
 def forget(
     target: StoreArgument,
-    chunk: Annotated[str, typer.Argument(metavar="CHUNK", help="The id of a chunk; its start suffices.")],
+    chunk: Annotated[
+        str, typer.Argument(metavar="CHUNK", help="The id of a chunk; its beginning is enough.")
+    ],
 ) -> None:
     """Remove everything derived from a chunk, check again, and report any remains.
 
-    Exit code 1 if anything remains, or if the store held nothing of the chunk.
+    Exit code 1 if anything remains, or if the store had nothing of the chunk.
     """
     with target.open() as store:
         done = StoreAdmin(store).forget(chunk)

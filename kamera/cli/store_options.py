@@ -33,10 +33,15 @@ def duration(text: str) -> float:
 Kind = Annotated[str | None, typer.Option(help=f"Only objects of a kind: {', '.join(KINDS)}.")]
 Targets = Annotated[
     list[str],
-    typer.Argument(metavar="OBJECT…", help="Keys, or ids of chunks for all their objects; starts suffice."),
+    typer.Argument(
+        metavar="OBJECT…", help="Keys, or ids of chunks for all their objects; beginnings are enough."
+    ),
 ]
 Older = Annotated[
-    float | None, typer.Option(metavar="TIME", parser=duration, help="Copies older than this, e.g. 30d.")
+    float | None,
+    typer.Option(
+        metavar="TIME", parser=duration, help="Delete copies in quarantine older than this, e.g. 30d."
+    ),
 ]
 MaxBytes = Annotated[
     int | None, typer.Option(metavar="SIZE", parser=size, help="Most bytes of all objects, e.g. 20GiB.")

@@ -9,19 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from kamera.cli.command import command
+from kamera.cli.lazy import Verb, group
 from kamera.cli.store_options import Older, StoreArgument
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
+QUARANTINE = {name: Verb(f"kamera.cli.store_quarantine:{name}") for name in ("ls", "show", "release", "drop")}
 quarantine = typer.Typer(
     help="Damaged copies in quarantine; never served, deleted only on demand.",
+    cls=group(QUARANTINE),
     no_args_is_help=True,
 )
 
 Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by their file in `ls`.")]
 
 
-@quarantine.command("ls")
 @command
 def ls(target: StoreArgument) -> None:
     """List the copies; `show` tells what is wrong with one."""
@@ -30,7 +32,6 @@ def ls(target: StoreArgument) -> None:
     target.out.show(_document(store, copies, 0))
 
 
-@quarantine.command("show")
 @command
 def show(
     target: StoreArgument,
@@ -47,10 +48,9 @@ def show(
         raise typer.Exit(1)
 
 
-@quarantine.command("release")
 @command
 def release(target: StoreArgument, copies: Copies) -> None:
-    """Return sound copies to the store, unless it holds the object again. The others stay, with a reason.
+    """Return sound copies to the store, unless it has the object again. The others stay, with a reason.
 
     Exit code 1 if one stays.
     """
@@ -61,7 +61,6 @@ def release(target: StoreArgument, copies: Copies) -> None:
         raise typer.Exit(1)
 
 
-@quarantine.command("drop")
 @command
 def drop(
     target: StoreArgument,

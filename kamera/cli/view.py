@@ -46,7 +46,7 @@ def view(
     ] = ViewForm.page,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine; it goes on as the trace grows.")
+        bool, typer.Option("--live", help="Serve the page on this machine; it follows the trace as it grows.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --live; 0 takes a free one.")] = 8765,
     quiet: Quiet = False,
@@ -54,7 +54,7 @@ def view(
     """Show a window's life: every chunk over time, what ran, and what a prefix cache would have run.
 
     The page is one file that loads nothing from elsewhere. A trace has ids, numbers and times; with
-    Trace(FILE, content=True) it has texts and pictures, too.
+    Trace(FILE, content=True) it also has texts and pictures.
     """
     name = title or re.split(r"[/\\?#]", source.rstrip("/"))[-1]
     if live:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from kamera.cli.app import EVAL, STORE, VERBS
+from kamera.cli.eval_reuse import VERBS as REUSE
 from kamera.cli.lazy import Verb
+from kamera.cli.store_quarantine import QUARANTINE
 from tests.cli.run import kamera
 
 HEAVY = {"torch", "transformers", "numpy", "rich.console", "PIL", "sqlite3"}
@@ -43,7 +45,16 @@ def test_the_list_says_of_a_verb_what_it_says_itself(name, verb):
     assert " ".join(command.help.split("\n\n")[0].split()) == verb.help
 
 
-@pytest.mark.parametrize(("group", "verbs"), [([], VERBS), (["store"], STORE), (["eval"], EVAL)])
+@pytest.mark.parametrize(
+    ("group", "verbs"),
+    [
+        ([], VERBS),
+        (["store"], STORE),
+        (["store", "quarantine"], QUARANTINE),
+        (["eval"], EVAL),
+        (["eval", "reuse"], REUSE),
+    ],
+)
 def test_help_cuts_no_sentence(capsys, group, verbs):
     out = " ".join(kamera(capsys, *group, "--help").out.split())
     for name, verb in verbs.items():
