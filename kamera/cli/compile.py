@@ -55,9 +55,6 @@ def compile_plan(
         typer.Option(min=1, help="Orderings that an orbit patch averages (default: a small balanced set)."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Canonicals that may share a forward, if that changes no bit.")
-    ] = Settings.batch,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -88,7 +85,6 @@ def compile_plan(
         orbit=orbit,
         samples=samples,
         limit=limit,
-        batch=batch,
     )
     if tolerance is not None:
         settings = replace(settings, tolerance=tolerance or None)

@@ -2,14 +2,12 @@
 
 from kamera.compile.job import CompileJob, Step, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
-from kamera.compile.report import Batches, BreakEven, CompileReport, Failure, ObjectCounts, Probes
+from kamera.compile.report import CompileReport, Failure, ObjectCounts, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.worker import SoloTeam, Team
 from kamera.errors import PlanError
 
 __all__ = [
-    "Batches",
-    "BreakEven",
     "CompileJob",
     "CompileReport",
     "Failure",

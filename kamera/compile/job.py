@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kamera.compile.plan import ById, PlanFile, PlannedWindow
 from kamera.compile.progress import Progress, System
-from kamera.compile.report import Batches, BreakEven, CompileReport, Probes
+from kamera.compile.report import CompileReport, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Sources, TaskCost
 from kamera.compile.worker import PlanWorker, SoloTeam, Team
@@ -71,7 +71,7 @@ class CompileJob:
         self.chunks = sum(len(window.chunks) for window in self.windows)  # positions in all windows
         self._progress = Progress(self.windows, settings)
         self._cost = TaskCost()
-        self._clock = self._check(store.url)
+        self._check(store.url)
         self._started = time.perf_counter()
 
     @property
@@ -90,7 +90,6 @@ class CompileJob:
     def report(self) -> CompileReport:
         """The report up to now."""
         progress, cost = self._progress, self._cost
-        saved = progress.formed_tokens()
         return CompileReport(
             windows=len(self.windows),
             chunks=self.chunks,
@@ -102,14 +101,10 @@ class CompileJob:
             tokens=cost.tokens,
             vision_encodes=cost.vision_encodes,
             probes=Probes(cost.probe_forwards, cost.probe_tokens, cost.probe_encodes),
-            batches=Batches(cost.batched, cost.trials, cost.trials_equal),
             bytes_stored=cost.bytes,
             seconds=time.perf_counter() - self._started,
             work_seconds=cost.seconds,
-            decoder_seconds=cost.decoder_seconds,
-            clock=self._clock,
-            saved_tokens=saved,
-            break_even=BreakEven.of(cost, saved) if saved else None,
+            saved_tokens=progress.formed_tokens(),
             workers=self.team.size,
             reruns=self.team.reruns,
             failures=progress.failures(),
@@ -132,8 +127,8 @@ class CompileJob:
             self._cost.add(cost)
             yield Step("patches", sum(map(self._progress.enter_growth, task, growths)))
 
-    def _check(self, store: str) -> str:
-        """Refuse ids that the store lacks and layers that the model lacks; returns the workers' clock."""
+    def _check(self, store: str) -> None:
+        """Refuse ids that the store lacks and layers that the model lacks."""
         tasks = [
             Sources(system, tuple(source for source in sources if isinstance(source, ById)))
             for system, sources in self._progress.sources.items()
@@ -148,4 +143,3 @@ class CompileJob:
                 problems.append(f"{planned.where}: {error}")
         if problems:
             raise PlanError(problems)
-        return prospects[0][1].clock

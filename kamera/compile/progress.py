@@ -16,8 +16,8 @@ from kamera.ops import PatchBudget
 
 System = str | None
 
-_BATCHES = 8
-"""Batches of canonicals in one task."""
+_CHUNKS = 64
+"""Most chunks that one task locates."""
 
 _PARTS = 4
 """Tasks per worker in a team of several: few repeat little prefill, many end at about the same time."""
@@ -60,8 +60,7 @@ class Progress:
 
     def locating(self, system: System, workers: int) -> list[Sources]:
         """The distinct chunks of a system prompt, in tasks for a team of so many workers."""
-        sources = self.sources[system]
-        size = _BATCHES * self._settings.batch
+        sources, size = self.sources[system], _CHUNKS
         if workers > 1:
             size = min(size, -(-len(sources) // (_PARTS * workers)))
         return [Sources(system, sources[i : i + size]) for i in range(0, len(sources), size)]

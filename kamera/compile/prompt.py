@@ -5,12 +5,23 @@ from __future__ import annotations
 import logging
 from functools import cached_property
 
+from kamera.compile.plan import ByContent, ById, ChunkSource
 from kamera.compile.settings import Settings
+from kamera.compile.tasks import Location
 from kamera.compile.trie import Path
+from kamera.content import Chunk
 from kamera.engines.hf import Backbone
-from kamera.errors import CorruptChunk, KameraError, WrongKey
+from kamera.errors import (
+    CorruptChunk,
+    KameraError,
+    StoreError,
+    StoreVersionError,
+    UnknownChunk,
+    UnreadableMedia,
+    WrongKey,
+)
 from kamera.ops import PatchBudget, tensor_digest
-from kamera.patches import Former, Line, anchor_ids, how_many, prefill_anchor, stored_patch
+from kamera.patches import Facts, Former, Line, anchor_ids, how_many, pay, prefill_anchor, stored_patch
 from kamera.store import ChunkStore, Context, ObjectInfo
 
 logger = logging.getLogger(__name__)
@@ -30,7 +41,7 @@ class PromptObjects:
     """Objects of one context. Look-ups go by ids alone, without a forward; a suitable patch is also verified.
 
     The anchor is prefilled with the first use of ``former`` or ``line``. ``refused`` counts stored objects
-    that were not accepted.
+    that were not accepted, ``bytes`` are those of the objects that were formed.
     """
 
     def __init__(self, backbone: Backbone, store: ChunkStore, system: str | None, settings: Settings) -> None:
@@ -38,7 +49,7 @@ class PromptObjects:
         self.store = store
         self.system = system
         self.settings = settings
-        self.refused = 0
+        self.refused = self.bytes = 0
 
     @cached_property
     def context(self) -> Context:
@@ -56,6 +67,32 @@ class PromptObjects:
     def line(self) -> Line:
         """The window that was walked to last, all of it exact."""
         return Line(self.former)
+
+    def locate(self, source: ChunkSource) -> Location:
+        """The id of a chunk, and its canonical formed if it is not stored; its own errors are in the result.
+
+        Raises StoreError and StoreVersionError.
+        """
+        try:
+            if isinstance(source, ById):
+                info = self.store.info(self.context, source.chunk_id)
+                if info is None:
+                    raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self.store.url!r}")
+                return Location(source, source.chunk_id, info.tokens)
+            chunk = self._built(source)
+            if self.has_canonical(chunk.id):
+                return Location(source, chunk.id, chunk.num_tokens)
+            pay(self.former.unarchived(self._encoded(chunk)))
+            self.count(chunk.id)
+            return Location(source, chunk.id, chunk.num_tokens, formed=True)
+        except (StoreError, StoreVersionError):
+            raise
+        except KameraError as error:
+            return Location(source, error=str(error))
+
+    def facts(self, source: ByContent) -> Facts:
+        """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
+        return self._encoded(self._built(source))
 
     def has_canonical(self, chunk_id: str) -> bool:
         """True if the chunk's canonical is stored."""
@@ -81,20 +118,32 @@ class PromptObjects:
             self.refuse(error)
             raise
 
-    def row_of(self, chunk_id: str, antecedents: Path | None = None, kind: str | None = None) -> ObjectInfo:
-        """The row of an object that was put. Raises NotStored if the store does not hold it."""
+    def count(self, chunk_id: str, antecedents: Path | None = None, kind: str | None = None) -> None:
+        """Count the bytes of an object that was put. Raises NotStored if the store does not hold it."""
         row = self.store.info(self.context, chunk_id, antecedents, kind)
         if row is None:
             raise NotStored(
                 f"chunk {chunk_id[:12]} was prefilled but {self.store!r} does not hold the result: a memory "
                 "store evicted it; give the store more memory"
             )
-        return row
+        self.bytes += row.bytes
 
     def refuse(self, error: KameraError) -> None:
         """Count and log an object that was not accepted."""
         self.refused += 1
         logger.warning("a stored object was refused: %s", error)
+
+    def _built(self, source: ByContent) -> Chunk:
+        try:
+            return self.backbone.chunk([dict(item) for item in source.items])
+        except KameraError:
+            raise
+        except ValueError as error:  # the processor's own error, for example for a picture too narrow
+            raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
+
+    def _encoded(self, chunk: Chunk) -> Facts:
+        encodings = self.former.encodings
+        return encodings.stored(chunk) or encodings.made(chunk)
 
     def _suits(self, row: ObjectInfo, budget: PatchBudget) -> bool:
         orbit = row.kind == "orbit"

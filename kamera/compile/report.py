@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kamera.compile.tasks import TaskCost
 from kamera.engines import Spent, Usage
 
 
@@ -23,54 +22,6 @@ class Failure:
 
     where: str
     error: str
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """Reuses after which each patch formed in a run has repaid its cost; seconds by the run's clock.
-
-    ``context_seconds`` is the time of the forwards in context of the chunks whose patches were formed, which
-    a window without them would spend again; ``serving_seconds`` the time to serve all of them from memory,
-    measured on some. One reuse of each saves the difference. None if it saves nothing.
-
-    ``harvested``: for a window that prefills these chunks anyway, the extra cost is that of the missing
-    canonicals (``canonical_seconds``) and of the patches (``forming_seconds``). ``compiled``: ahead of any
-    window, all work of the run is extra cost: antecedents, media and orbit patches too.
-    """
-
-    harvested: float | None
-    compiled: float | None
-    context_seconds: float
-    serving_seconds: float
-    canonical_seconds: float
-    forming_seconds: float
-
-    @classmethod
-    def of(cls, cost: TaskCost, tokens: int) -> BreakEven:
-        """Break-even of a run that formed patches of ``tokens`` tokens."""
-        serving = tokens * cost.applied_seconds / cost.applied_tokens if cost.applied_tokens else 0.0
-        saved = cost.context_seconds - serving
-        extra = cost.canonical_seconds + cost.forming_seconds
-        return cls(
-            harvested=extra / saved if saved > 0 else None,
-            compiled=cost.seconds / saved if saved > 0 else None,
-            context_seconds=cost.context_seconds,
-            serving_seconds=serving,
-            canonical_seconds=cost.canonical_seconds,
-            forming_seconds=cost.forming_seconds,
-        )
-
-
-@dataclass(frozen=True)
-class Batches:
-    """Canonicals that shared a forward (`compile.canonicals`), and the trials that allowed it.
-
-    ``trials`` batches were run once more to compare rows; ``equal`` of them agreed in every bit.
-    """
-
-    canonicals: int
-    trials: int
-    equal: int
 
 
 @dataclass(frozen=True)
@@ -94,9 +45,8 @@ class CompileReport:
     top, and `usage` is all of it. ``bytes_stored`` are those of the canonicals and patches that were formed,
     as stored.
 
-    ``seconds`` is wall time, ``work_seconds`` the sum over workers by their ``clock``, and
-    ``decoder_seconds`` its part inside the decoder. ``saved_tokens`` are the tokens that one reuse of every
-    patch formed here does not prefill; ``break_even`` is None if none was formed.
+    ``seconds`` is wall time, ``work_seconds`` the sum over workers. ``saved_tokens`` are the tokens that one
+    reuse of every patch formed here does not prefill.
 
     ``workers`` is the size of the team, ``reruns`` the tasks repeated because a worker died.
     """
@@ -111,14 +61,10 @@ class CompileReport:
     tokens: int
     vision_encodes: int
     probes: Probes
-    batches: Batches
     bytes_stored: int
     seconds: float
     work_seconds: float
-    decoder_seconds: float
-    clock: str
     saved_tokens: int
-    break_even: BreakEven | None
     workers: int
     reruns: int
     failures: tuple[Failure, ...]

@@ -23,8 +23,7 @@ class Settings:
     default is a window's: where no certificate is asked for, no proof is either.
 
     ``samples`` and ``seed`` select the orderings that an orbit patch averages (`patches.orderings`);
-    ``limit`` compiles the first lines only. At most ``batch`` canonicals share a forward
-    (`compile.canonicals`).
+    ``limit`` compiles the first lines only.
     """
 
     rank: int = ReusePolicy.rank
@@ -34,11 +33,10 @@ class Settings:
     samples: int | None = None
     seed: int = 0
     limit: int | None = None
-    batch: int = 8
     tolerance: float | None = field(default_factory=_tolerance)
 
     def __post_init__(self) -> None:
-        for name in ("rank", "samples", "limit", "batch"):
+        for name in ("rank", "samples", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")

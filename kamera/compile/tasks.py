@@ -12,19 +12,13 @@ from kamera.ops import PatchBudget
 
 @dataclass(eq=False)
 class TaskCost:
-    """Work done: counts by hooks on the model, seconds by the worker's `Clock`.
-
-    ``seconds`` is the total of a task. Of these, ``decoder_seconds`` were inside the decoder,
-    ``canonical_seconds`` formed and archived canonicals, ``context_seconds`` prefilled in context the chunks
-    whose patches were formed, and ``forming_seconds`` formed and stored those patches. ``applied_seconds``
-    is the time to serve some of those patches, of ``applied_tokens`` tokens.
+    """Work done: counts by hooks on the model, and wall time.
 
     ``forwards``, ``tokens`` and ``vision_encodes`` are the work on the task's objects; ``probe_forwards``,
     ``probe_tokens`` and ``probe_encodes`` are that of the model's probe, which comes on top.
 
-    ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
-    that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the canonicals and
-    patches that were formed, as stored. ``refused`` stored objects were not taken.
+    ``bytes`` are those of the canonicals and patches that were formed, as stored. ``refused`` stored objects
+    were not taken.
     """
 
     forwards: int = 0
@@ -34,15 +28,6 @@ class TaskCost:
     probe_tokens: int = 0
     probe_encodes: int = 0
     seconds: float = 0.0
-    decoder_seconds: float = 0.0
-    canonical_seconds: float = 0.0
-    context_seconds: float = 0.0
-    forming_seconds: float = 0.0
-    applied_seconds: float = 0.0
-    applied_tokens: int = 0
-    batched: int = 0
-    trials: int = 0
-    trials_equal: int = 0
     bytes: int = 0
     refused: int = 0
 
@@ -62,11 +47,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a job asks first: ids of sources that the store lacks, the model's layers, the worker's clock."""
+    """What a job asks first: ids of sources that the store lacks, and the number of the model's layers."""
 
     missing: tuple[str, ...]
     layers: int
-    clock: str
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ antecedents. So the same objects are stored for any division of a plan into task
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-import torch
-
-from kamera.compile.canonicals import Canonicals
-from kamera.compile.clock import Clock
 from kamera.compile.plan import ById
 from kamera.compile.prompt import PromptObjects
 from kamera.compile.settings import Settings
@@ -29,9 +26,7 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.ops import kv_map, uniform_offset
-from kamera.ops.kernels import serve
-from kamera.patches import Copy, Facts, Former, form_orbit
+from kamera.patches import Facts, form_orbit
 from kamera.store import ChunkStore
 
 FLUSH_SECONDS = 60.0
@@ -50,35 +45,33 @@ class PlanWorker:
         self.backbone = backbone
         self.store = store
         self.settings = settings
-        self.clock = Clock(backbone.device)
-        self._canonicals = Canonicals(backbone, settings.batch, self.clock)
         self._prompt = self._prompt_of(None)
         self._errors: dict[tuple[str | None, Path], str] = {}
 
     def prospect(self, task: Sources) -> Prospect:
-        """What is missing of the chunks that sources name, and facts of the model and the clock."""
+        """What is missing of the chunks that sources name, and the model's layers."""
         ids = [source.chunk_id for source in task.sources if isinstance(source, ById)]
         prompt = self._prompt_under(task.system)
         missing = tuple(chunk_id for chunk_id in ids if not prompt.has_canonical(chunk_id))
-        return Prospect(missing, len(self.backbone.layout), self.clock.name)
+        return Prospect(missing, len(self.backbone.layout))
 
     def locate(self, task: Sources) -> tuple[tuple[Location, ...], TaskCost]:
         """Determine the id of each chunk, and form its canonical if that is not stored."""
         prompt = self._prompt_under(task.system)
         with self._measuring(prompt) as cost:
-            locations = self._canonicals.locate(prompt, task.sources, cost)
+            locations = tuple(prompt.locate(source) for source in task.sources)
         return locations, cost
 
     def compile(self, branches: Sequence[Branch]) -> tuple[tuple[Growth, ...], TaskCost]:
         """Form the patches of each branch that are not stored."""
         prompt = self._prompt_under(branches[0].system)
         with self._measuring(prompt) as cost:
-            growths = tuple(self._grow(prompt, branch, cost) for branch in branches)
+            growths = tuple(self._grow(prompt, branch) for branch in branches)
         return growths, cost
 
     # -- patches -------------------------------------------------------------------------------
 
-    def _grow(self, prompt: PromptObjects, branch: Branch, cost: TaskCost) -> Growth:
+    def _grow(self, prompt: PromptObjects, branch: Branch) -> Growth:
         patches: set[int] = set()
         orbits: set[int] = set()
         i = 1  # a leading chunk has no antecedents
@@ -90,9 +83,9 @@ class PlanWorker:
                 if i < branch.first:
                     continue
                 if i not in patches and not prompt.has_patch(path, branch.budgets[i]):
-                    self._walk(prompt, branch, i, patches, cost)
+                    self._walk(prompt, branch, i, patches)
                 if i in branch.orbits and not prompt.has_patch(path, branch.orbits[i], "orbit"):
-                    self._form_orbit(prompt, branch, i, patches, cost)
+                    self._form_orbit(prompt, branch, i, patches)
                     orbits.add(i)
         except (StoreError, StoreVersionError):
             raise
@@ -101,9 +94,7 @@ class PlanWorker:
             return Growth(frozenset(patches), frozenset(orbits), (i, str(error)))
         return Growth(frozenset(patches), frozenset(orbits))
 
-    def _walk(
-        self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int], cost: TaskCost
-    ) -> Sequence[Facts]:
+    def _walk(self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int]) -> Sequence[Facts]:
         """Walk the line to the branch's chunk ``i``; adds patches formed on the way to ``formed``.
 
         What it has in common with the line stays. Returns the chunks of the line.
@@ -114,27 +105,18 @@ class PlanWorker:
         line.stand(chunks[:same])
         for place in range(same, i + 1):
             facts, before = self._facts_of(prompt, branch, place), line.before
-            prefill = TaskCost()
-            with self.clock.adding(prefill, "context_seconds"):
-                copy = line.append(facts)
-            budget = branch.budgets[place]
+            copy, budget = line.append(facts), branch.budgets[place]
             if place and not prompt.has_patch(branch.path[: place + 1], budget):
-                cost.add(prefill)
-                former = prompt.former.within(budget)
-                with self.clock.adding(cost, "forming_seconds"):
-                    former.harvest(facts, copy, before)
+                prompt.former.within(budget).harvest(facts, copy, before)
                 formed.add(place)
-                cost.bytes += prompt.row_of(facts.chunk_id, before.names, "exact").bytes
-                self._time_serving(former, facts, copy, before.names, cost)
+                prompt.count(facts.chunk_id, before.names, "exact")
         return line.before.chunks
 
-    def _form_orbit(
-        self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int], cost: TaskCost
-    ) -> None:
-        *antecedents, facts = self._walk(prompt, branch, i, formed, cost)
+    def _form_orbit(self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int]) -> None:
+        *antecedents, facts = self._walk(prompt, branch, i, formed)
         former, settings = prompt.former.within(branch.orbits[i]), self.settings
         form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
-        cost.bytes += prompt.row_of(facts.chunk_id, branch.path[:i], "orbit").bytes
+        prompt.count(facts.chunk_id, branch.path[:i], "orbit")
 
     def _facts_of(self, prompt: PromptObjects, branch: Branch, place: int) -> Facts:
         """A chunk from its stored canonical; built again from its content if that is damaged or missing.
@@ -153,41 +135,19 @@ class PlanWorker:
                 prompt.refuse(error)
             if isinstance(source, ById):
                 raise
-            facts = self._canonicals.facts(source, prompt.former)
+            facts = prompt.facts(source)
             prompt.former.canonical(facts)
             return facts
 
     # -- measurement ---------------------------------------------------------------------------
 
-    def _time_serving(
-        self, former: Former, facts: Facts, copy: Copy, names: tuple[str, ...], cost: TaskCost
-    ) -> None:
-        """Time serving a chunk's patch from memory at the position of ``copy``, as a window does.
-
-        Once per task: the cost of a reuse is about equal for every token.
-        """
-        if cost.applied_tokens:
-            return
-        record = former.store.get_patch(former.context, facts.chunk_id, names)
-        if record is None:
-            return
-        canonical = former.canonical(facts)
-        offset = uniform_offset(canonical.positions, copy.positions)
-        assert offset is not None, "compact places of one chunk differ by one offset per axis"
-        layout, room = self.backbone.layout, kv_map(copy.kv, torch.empty_like)
-        serve(room, canonical.kv, record.patch, layout, offset)  # untimed: the first touch of the room
-        with self.clock.adding(cost, "applied_seconds"):
-            serve(room, canonical.kv, record.patch, layout, offset)
-        cost.applied_tokens = facts.length
-
     @contextmanager
     def _measuring(self, prompt: PromptObjects) -> Iterator[TaskCost]:
         """Count and time the block, and check that its objects are stored."""
         cost = TaskCost()
-        started, refused = self.clock.now(), prompt.refused
+        started, refused, formed = time.perf_counter(), prompt.refused, prompt.bytes
         backbone = self.backbone
-        every, own = backbone.measure(probes=True), backbone.measure()
-        with every as all_work, own as work, self.clock.inside(backbone.decoder, cost):
+        with backbone.measure(probes=True) as all_work, backbone.measure() as work:
             yield cost
         flushed = self.store.flush(FLUSH_SECONDS)
         if lost := (*flushed.unsaved, *flushed.dropped):
@@ -200,8 +160,8 @@ class PlanWorker:
         cost.probe_forwards = all_work.forwards - work.forwards
         cost.probe_tokens = all_work.tokens - work.tokens
         cost.probe_encodes = all_work.vision_encodes - work.vision_encodes
-        cost.refused = prompt.refused - refused
-        cost.seconds = self.clock.now() - started
+        cost.refused, cost.bytes = prompt.refused - refused, prompt.bytes - formed
+        cost.seconds = time.perf_counter() - started
 
     # -- inside --------------------------------------------------------------------------------
 

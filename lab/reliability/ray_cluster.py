@@ -100,10 +100,6 @@ def _contents(store: ChunkStore) -> dict[str, bytes]:
     return found
 
 
-def _rounded(reuses: float | None) -> float | None:
-    return None if reuses is None else round(reuses, 1)
-
-
 def _taken(report: CompileReport) -> dict[str, Any]:
     return {
         "forwards": report.forwards,
@@ -113,5 +109,4 @@ def _taken(report: CompileReport) -> dict[str, Any]:
         "patches reused": report.patches.reused,
         "failures": len(report.failures),
         "seconds": round(report.seconds, 1),
-        "break-even reuses": _rounded(None if report.break_even is None else report.break_even.compiled),
     }

@@ -28,7 +28,7 @@ def equals(report: CompileReport, seen: Seen) -> bool:
     return (now.forwards, now.tokens, now.vision_encodes) == (seen.forwards, seen.tokens, seen.encodes)
 
 
-@pytest.mark.parametrize("settings", [PROVING, Settings(orbit=True), Settings(batch=2)])
+@pytest.mark.parametrize("settings", [PROVING, Settings(orbit=True)])
 def test_the_account_of_a_job_equals_hooks_on_the_model(tmp_path, plan, settings):
     backbone = vision_backbone()
     with ChunkStore.open(tmp_path / "store") as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -116,6 +117,15 @@ def test_a_chunk_new_to_one_window_only_is_encoded_once(tmp_path, backbone, stor
     assert report.vision_encodes == 3
     assert report.canonicals == ObjectCounts(formed=3, reused=3)
     assert report.patches == ObjectCounts(formed=3)
+
+
+def test_a_chunk_described_twice_is_formed_once(tmp_path, backbone, store, frames):
+    image, text = frames[0]
+    other = shutil.copy(image["image"], tmp_path / "copy.png")
+    plan = read_plan(write_plan(tmp_path, [[image, text]], [[{"image": str(other)}, text]]))
+    report = run_plan(plan, backbone, store)
+    assert report.canonicals == ObjectCounts(formed=1, reused=1)
+    assert report.bytes_stored == sum(row.bytes for row in store.ls("canonical"))
 
 
 def test_the_processor_sees_a_description_once(tmp_path, backbone, store, frames, monkeypatch):

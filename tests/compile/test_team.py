@@ -8,8 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import BreakEven, CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
-from kamera.compile.tasks import TaskCost
+from kamera.compile import CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile.worker import PlanWorker
 from kamera.errors import StoreError
 from tests.compile.same import contents
@@ -147,29 +146,6 @@ def test_a_report_may_be_asked_for_at_any_time(tmp_path, frames):
             assert step.doing in ("canonicals", "patches")
     assert seen == sorted(seen)
     assert seen[-1] == job.chunks + 2 * (job.chunks - len(plan.windows))
-
-
-def test_break_even_is_what_is_extra_over_what_a_reuse_saves(tmp_path, frames):
-    plan = read_plan(write_plan(tmp_path, *windows_of(frames)))
-    _, report = compiled(tmp_path / "s", plan, here)
-    even = report.break_even
-    assert report.clock == "wall time"
-    parts = (even.context_seconds, even.serving_seconds, even.canonical_seconds, even.forming_seconds)
-    assert min(parts) > 0
-    assert sum(parts) - even.serving_seconds < report.work_seconds <= report.seconds
-    assert 0 < report.decoder_seconds < report.work_seconds
-    _, again = compiled(tmp_path / "s", plan, here)
-    assert (again.saved_tokens, again.break_even, again.decoder_seconds) == (0, None, 0.0)
-
-
-def test_break_even_counts_context_only_if_it_is_extra():
-    cost = TaskCost(seconds=100.0, context_seconds=30.0, canonical_seconds=20.0, forming_seconds=5.0)
-    cost.applied_tokens, cost.applied_seconds = 100, 2.0
-    even = BreakEven.of(cost, 500)  # all patches are five times those that were tried
-    assert even.serving_seconds == 10.0
-    assert (even.harvested, even.compiled) == ((20.0 + 5.0) / (30.0 - 10.0), 100.0 / (30.0 - 10.0))
-    slow = BreakEven.of(cost, 1500)  # serving takes as long as the forward it saves
-    assert (slow.harvested, slow.compiled, slow.serving_seconds) == (None, None, 30.0)
 
 
 def test_a_store_that_fails_ends_the_run_of_a_team_too(tmp_path, frames):

@@ -44,7 +44,8 @@ def test_an_arms_own_counts_are_in_its_lines(run):
         assert not whole["error"] and whole["window_tokens"] == lines[id, "reprefill"]["window_tokens"]
         # the document's units are pictures and captions; all but the first get a tenth of their tokens
         assert 0 < part["recomputed_tokens"] < 0.15 * whole["recomputed_tokens"]
-        assert whole["recomputed_tokens"] == whole["window_tokens"]
+        again = lines[id, "reprefill"]["recomputed_tokens"]
+        assert whole["recomputed_tokens"] == again < whole["window_tokens"]
         assert lines[id, "recent@4"]["recomputed_tokens"] < whole["recomputed_tokens"]
 
 
