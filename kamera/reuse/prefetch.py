@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kamera.errors import KameraError
 from kamera.store import ChunkStore, Context
+from kamera.window import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,17 @@ class Load(NamedTuple):
     antecedents: tuple[str, ...] | None = None
     kind: str | None = None
     base: str = ""
+
+
+def loads_of(plan: Plan) -> list[Load]:
+    """The objects that a plan places, in order."""
+    loads: list[Load] = []
+    for chunk_id, offer in plan.loads:
+        if offer is None or not offer.base:
+            loads.append(Load(chunk_id))
+        if offer is not None:
+            loads.append(Load(chunk_id, offer.antecedents, offer.kind, offer.base))
+    return loads
 
 
 class Prefetch:

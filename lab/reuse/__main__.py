@@ -15,7 +15,7 @@ from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, listing
 from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, CutRule, Prompt, Scope
 from lab.reuse.charts import Plot, chart
-from lab.reuse.on_model import calibrate, roc, sink
+from lab.reuse.on_model import roc, sink
 from lab.reuse.otel import read_calls
 from lab.reuse.recovery import Observer, Recovery
 from lab.reuse.render import render
@@ -35,7 +35,7 @@ def _root() -> None:
     """Measure possible reuse; nothing is served."""
 
 
-for _verb in (roc, sink, calibrate):
+for _verb in (roc, sink):
     program.command(_verb.__name__)(_verb)
 
 TraceFile = Annotated[

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ import torch
 from kamera import ChunkStore, ReusePolicy
 from kamera.reuse import Reused, ReusePlan, Reuser
 from lab.results import keep
-from lab.reuse.ttft import HEADER, POLICY, SINK, Rig, lenient
+from lab.reuse.ttft import HEADER, POLICY, SINK, Rig
 from lab.speed.machine import commit, machine
 
 Form = Literal["as-is", "int8", "int4"]
@@ -97,16 +97,14 @@ def stored(reuser: Reuser, prompt: Any) -> Reused:
     return done
 
 
-def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock, calibration: Any) -> int:
+def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock) -> int:
     """Times a miss and a reuse in every tier that this form and policy have. Bytes of the body's objects."""
     header = rig.words(HEADER)
-    prompt, moved = rig.prompt(header), rig.prompt(rig.words(HEADER))
+    prompt = rig.prompt(header)
     with tempfile.TemporaryDirectory() as folder:
 
-        def opened(policy: ReusePolicy = policy, **options: Any) -> Reuser:
-            return Reuser(
-                rig.backbone, ChunkStore.open(folder, kv=form, digest="blake3"), policy, sink=SINK, **options
-            )
+        def opened() -> Reuser:
+            return Reuser(rig.backbone, ChunkStore.open(folder, kv=form, digest="blake3"), policy, sink=SINK)
 
         first = opened()
         done = clock.timed(f"{name} miss", lambda: stored(first, prompt))
@@ -119,33 +117,26 @@ def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock,
         clock.timed(f"{name} run", lambda: run(read))
         ahead.prefetch().wait()
         clock.timed(f"{name} run, read ahead", lambda: run(ahead))
-        if policy is not PROVED:
-            loose = replace(policy, minimum="blind")
-            near = clock.timed(
-                f"{name} approximate", lambda: first_token(opened(loose, calibration=calibration), moved)
-            )
-            expected(near, "approximate")
     return size
 
 
 def measure(body: int, rounds: int) -> dict[str, Any]:
     """Medians over rounds, in which all ways take turns."""
     rig = Rig(body)
-    calibration = lenient(rig.backbone)
     cases: list[tuple[Form, ReusePolicy, str]] = [(form, POLICY, form) for form in FORMS]
     cases.append(("as-is", PROVED, "proved"))
     clock, sizes = Clock(), {}
     for number in range(rounds + 1):
         clock.timed("no cache", lambda: rig.nothing(rig.words(HEADER)))
         for form, policy, name in cases:
-            sizes[name] = round_of(rig, form, policy, name, clock, calibration)
+            sizes[name] = round_of(rig, form, policy, name, clock)
         if number == 0:
             clock.held.clear()  # warm-up
     base = clock.median("no cache")
     rows = [_row("live session", "exact", 0.0, base - clock.median("exact"), 0)]
     for name in clock.held:
         kept, _, tier = name.partition(" ")
-        if tier in ("patched", "approximate"):
+        if tier == "patched":
             invested = clock.median(f"{kept} miss") - base
             rows.append(_row(kept, tier, invested, base - clock.median(name), sizes[kept]))
     seconds = {name: clock.median(name) for name in clock.held}
