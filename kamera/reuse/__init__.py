@@ -4,15 +4,12 @@ from kamera.reuse.admission import Admission, Tier, admissions_of, as_placed
 from kamera.reuse.anchors import anchors_of
 from kamera.reuse.cuts import cut, resets
 from kamera.reuse.discovery import Discovery, discovery_of
-from kamera.reuse.file import IndexFile
-from kamera.reuse.index import ContentIndex, Counts, Found, Hit
+from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recut import Recut, recut
-from kamera.reuse.restored import stored_prompts
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
-from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.terms import strict
 
 __all__ = [
@@ -20,12 +17,10 @@ __all__ = [
     "RULES",
     "Admission",
     "ContentIndex",
-    "Counts",
     "CutRule",
     "Discovery",
     "Found",
     "Hit",
-    "IndexFile",
     "Media",
     "Prefetch",
     "Prompt",
@@ -33,7 +28,6 @@ __all__ = [
     "ReusePlan",
     "Reused",
     "Reuser",
-    "Scope",
     "Span",
     "Tier",
     "admissions_of",
@@ -43,7 +37,5 @@ __all__ = [
     "discovery_of",
     "recut",
     "resets",
-    "segment_key",
-    "stored_prompts",
     "strict",
 ]

@@ -15,7 +15,6 @@ from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission, admissions_of, as_placed
 from kamera.reuse.discovery import Discovery
-from kamera.reuse.file import IndexFile
 from kamera.reuse.pieces import Pieces, of_ids, of_messages
 from kamera.reuse.prefetch import Prefetch, loads_of
 from kamera.reuse.prompt import Prompt
@@ -113,14 +112,10 @@ class Reuser:
     as it was (`ContentIndex`); the rest of a conversation is cut into its rendered segments, that of token
     ids by ``rule``. The last segment is the question.
 
-    The index of what came before is the reuser's own, of the prompts that ran, or ``index``, a file that
-    several processes share; its rule takes the place of ``rule``.
-
     ``policy`` is that of the windows, certificate included. The last ``held`` windows are kept: the next
     prompt starts from the one with which it has the longest prefix in common.
 
-    Raises ForeignIndex for an index of another model or tenant, `ValueError` for a ``sink`` below 1 or
-    ``held`` below 0.
+    Raises `ValueError` for a ``sink`` below 1 or ``held`` below 0.
     """
 
     def __init__(
@@ -130,7 +125,6 @@ class Reuser:
         policy: ReusePolicy | None = None,
         *,
         rule: CutRule = RULES[DEFAULT_RULE],
-        index: IndexFile | None = None,
         sink: int = SINK,
         max_tokens: int | None = None,
         held: int = 8,
@@ -145,7 +139,7 @@ class Reuser:
         self._most = held
         self._reader: LandmarkReader | None = None
         self._seen = Seen()
-        self._discovery = Discovery(backbone, store, rule, index)
+        self._discovery = Discovery(rule)
         self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 

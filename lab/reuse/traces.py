@@ -30,7 +30,7 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Message
 from kamera.edits import policies
-from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser, Scope
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
 from lab.replay.scripts import screens
@@ -62,7 +62,7 @@ def measure(backbone: Backbone, pattern: str, requests: int, seed: int, name: st
 
 def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -> dict[str, Any]:
     """Each prompt (as given to ``reuser``, and as the index sees it) is counted, then served."""
-    observer = Observer(ContentIndex(Scope("", ""), RULES[DEFAULT_RULE]), sink=reuser.sink)
+    observer = Observer(ContentIndex(RULES[DEFAULT_RULE]), sink=reuser.sink)
     tokens: Counter[str] = Counter()
     encodes = pictures = 0
     for given, prompt in asked:

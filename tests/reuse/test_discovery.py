@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import Backbone, ChunkStore, ReusePolicy, testbed
-from kamera.errors import ForeignIndex
+from kamera import Backbone, ReusePolicy, testbed
 from kamera.patches import later_of
-from kamera.reuse import RULES, IndexFile, Prompt, Scope
+from kamera.reuse import RULES, Prompt
 from tests.reuse.rig import HEAD, SAMPLED, error, family, plain, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 from tests.window.rig import borne, watching
@@ -86,42 +85,6 @@ def test_a_part_of_a_segment_is_computed_before_it_is_served():
         ]
         assert part.tier == tier
         assert ("it came before" in part.reason) == (tier == "none")
-
-
-def test_processes_that_share_an_index_cut_alike(tmp_path):
-    backbone, store = family(NAME), ChunkStore.open("memory://")
-    scope = Scope(backbone.fingerprint, "tokenizer", store.tenant)
-    draw = random.Random(0)
-    drawn = [draw.sample(range(5), 4) for _ in range(4)]
-    with (
-        IndexFile(tmp_path / "index", scope, RULE) as here,
-        IndexFile(tmp_path / "index", scope, RULE) as there,
-    ):
-        mine, other = reuser(backbone, store, index=here), reuser(backbone, store, index=there)
-        for order in drawn:
-            mine.prepare(shuffled(order)).run()
-        done = other.prepare(shuffled(drawn[-1])).run()
-        tiers = {a.tier for a in done.admissions}
-    assert tiers == {"exact", "patched"}
-    assert done.report.forwards == 0
-
-
-def test_a_damaged_index_is_a_miss_and_anothers_is_refused(tmp_path, caplog):
-    backbone = family(NAME)
-    path = tmp_path / "index"
-    with IndexFile(path, Scope(backbone.fingerprint, "tokenizer", ""), RULE) as file:
-        one = reuser(backbone, policy=ReusePolicy.exact(), index=file)
-        one.prepare(shuffled([0, 1])).run()
-        with path.open("ab") as raw:
-            raw.write(b"damage, not a frame")
-        done = one.prepare(shuffled([1, 0])).run()
-        assert error(done.window.next_token_logits(done.question), plain(backbone, shuffled([1, 0]))) < 1e-4
-        assert "nothing was looked up" in caplog.text and "was not added" in caplog.text
-    with (
-        IndexFile(tmp_path / "foreign", Scope(backbone.fingerprint, "tokenizer", "b"), RULE) as file,
-        pytest.raises(ForeignIndex, match="tenant 'b'"),
-    ):
-        reuser(backbone, index=file)
 
 
 def test_a_conversation_finds_what_moved_inside_its_messages():
