@@ -5,7 +5,6 @@ from kamera.reuse.anchors import anchors_of
 from kamera.reuse.cuts import cut, resets
 from kamera.reuse.discovery import Discovery, discovery_of
 from kamera.reuse.index import ContentIndex, Found, Hit
-from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recut import Recut, recut
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
@@ -22,7 +21,6 @@ __all__ = [
     "Found",
     "Hit",
     "Media",
-    "Prefetch",
     "Prompt",
     "Recut",
     "ReusePlan",

@@ -16,7 +16,6 @@ from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission, admissions_of, as_placed
 from kamera.reuse.discovery import Discovery
 from kamera.reuse.pieces import Pieces, of_ids, of_messages
-from kamera.reuse.prefetch import Prefetch, loads_of
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
@@ -57,7 +56,6 @@ class ReusePlan:
         self._window = window
         self._plan = plan
         self._pieces = pieces
-        self._prefetch: Prefetch | None = None
         self._ran = False
 
     @property
@@ -69,16 +67,6 @@ class ReusePlan:
     def later(self) -> Cost:
         """Cost of what `run` leaves for later work; proofs of patches and audits are not in it."""
         return self._plan.later
-
-    def prefetch(self) -> Prefetch:
-        """Begin to read the stored objects that `run` will place, in the background: before it is their turn.
-
-        For a plan that is made while another prompt is still being answered. What cannot be read is a miss.
-        """
-        if self._prefetch is None:
-            window = self._window
-            self._prefetch = Prefetch(window.store, window.context, loads_of(self._plan))
-        return self._prefetch
 
     def run(self) -> Reused:
         """Prefill misses, place hits; new segments are stored as the policy says.
@@ -94,11 +82,7 @@ class ReusePlan:
         with self._reuser._account.now(window.backbone):
             if len(self.question):
                 window.expect(self.question)
-            try:
-                report = window.run(self._plan)
-            finally:
-                if self._prefetch is not None:
-                    self._prefetch.end()
+            report = window.run(self._plan)
         self._reuser.hold(window)
         admissions = as_placed(self.admissions, self._plan, window.slots)
         return Reused(window, self.question, admissions, report)

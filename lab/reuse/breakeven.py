@@ -9,8 +9,7 @@ time to the first token. f* = invested / saved is the number of reuses that repa
 often should not be stored. Stores are a directory, opened anew before each reuse, so a reuse pays reading,
 verifying and decoding: KV as computed, and in codes of 8 and 4 bits. ``proved`` is the default policy, whose
 patches are checked against the true KV before they serve. ``exact`` takes nothing out of a store: its session
-is live. ``run`` are the seconds of a planned patched prompt, ``run, read ahead`` those after
-`ReusePlan.prefetch` has read its objects.
+is live.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.reuse import Reused, ReusePlan, Reuser
+from kamera.reuse import Reused, Reuser
 from lab.results import keep
 from lab.reuse.ttft import HEADER, POLICY, SINK, Rig
 from lab.speed.machine import commit, machine
@@ -74,12 +73,7 @@ class Row:
 
 def first_token(reuser: Reuser, prompt: Any) -> Reused:
     """The prompt served, and the logits of its first answer token."""
-    return run(reuser.prepare(prompt))
-
-
-def run(plan: ReusePlan) -> Reused:
-    """The same of a prompt that is planned already."""
-    done = plan.run()
+    done = reuser.prepare(prompt).run()
     done.window.next_token_logits(done.question)
     return done
 
@@ -113,10 +107,6 @@ def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock)
         body = {one.chunk_id for one in done.admissions[1:]}
         size = sum(info.bytes for info in first.store.ls() if info.chunk_id in body)
         expected(clock.timed(f"{name} patched", lambda: first_token(opened(), prompt)), "patched")
-        read, ahead = opened().prepare(prompt), opened().prepare(prompt)
-        clock.timed(f"{name} run", lambda: run(read))
-        ahead.prefetch().wait()
-        clock.timed(f"{name} run, read ahead", lambda: run(ahead))
     return size
 
 
@@ -162,9 +152,6 @@ def main() -> None:
             f"{row['form']:14} {row['tier']:12} invested {row['invested']:.3f} s  "
             f"saved {row['saved']:.3f} s  f* {repaid}  {row['bytes'] / 2**20:.2f} MiB"
         )
-    for form in (*FORMS, "proved"):
-        without, ahead = (found["seconds"][f"{form} {name}"] for name in ("run", "run, read ahead"))
-        print(f"{form:14} a planned run {without:.3f} s, read ahead {ahead:.3f} s")
     if asked.output is not None:
         command = f"python -m lab.reuse.breakeven --body {asked.body} --rounds {asked.rounds}"
         document = {"command": command, "commit": commit(), "machine": machine(), **found}
