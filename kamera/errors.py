@@ -260,15 +260,3 @@ class InvalidRequest(KameraError, ValueError):
 
 class UnidentifiedMedia(KameraError, ValueError):
     """A media placeholder has no digest of its picture or clip."""
-
-
-class CorruptIndex(KameraError):
-    """A file of the content index is damaged, or of an unknown format."""
-
-
-class UnusableIndex(KameraError):
-    """The file of a content index cannot be opened, read or written, or is no regular file."""
-
-
-class ForeignIndex(KameraError):
-    """A content index was made for another model, tokenizer, tenant or cut rule."""

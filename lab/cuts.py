@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,9 +32,7 @@ from kamera.reuse import (
     RULES,
     ContentIndex,
     CutRule,
-    IndexFile,
     Prompt,
-    Scope,
     cut,
 )
 from lab.agent_traces import Writer
@@ -47,7 +44,6 @@ from lab.reuse.similar import SimilarIndex
 from lab.reuse.words import word_ids
 from lab.speed.machine import commit, machine
 
-_SCOPE = Scope("benchmark", "benchmark")
 _SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -93,21 +89,11 @@ def speed() -> list[dict[str, Any]]:
     moved = Prompt.of(np.concatenate([draw.integers(0, 150_000, 777), short.ids]))
     for name in (DEFAULT_RULE,):
         rule = RULES[name]
-        row(f"{name}: index, insert", len(short), lambda r=rule: ContentIndex(_SCOPE, r).add(short))
-        full = ContentIndex(_SCOPE, rule)
+        row(f"{name}: index, insert", len(short), lambda r=rule: ContentIndex(r).add(short))
+        full = ContentIndex(rule)
         full.add(short)
         row(f"{name}: index, find the same prompt", len(short), lambda f=full: f.find(short))
         row(f"{name}: index, find it moved", len(moved), lambda f=full: f.find(moved))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "index"
-
-            def insert_on_disk(p: Path = path, r: CutRule = rule) -> None:
-                p.unlink(missing_ok=True)
-                with IndexFile(p, _SCOPE, r) as file:
-                    file.add(short)
-
-            row(f"{name}: file, make and insert", len(short), insert_on_disk)
-            row(f"{name}: file, open", len(short), lambda p=path, r=rule: IndexFile(p, _SCOPE, r).close())
     writer = Writer(0)
     texts = [" ".join(writer.passage(10).split()[:128]) for _ in range(200)]
     tokens = sum(len(word_ids(t)) for t in texts)
@@ -224,7 +210,7 @@ def _found(
 ) -> tuple[float, int]:
     """The share of a region that is found in another prompt, and the number of wrong hits."""
     region = source(size, draw)
-    index = ContentIndex(_SCOPE, rule)
+    index = ContentIndex(rule)
     prompts = []
     for _ in range(2):
         head, tail = (source(int(draw.integers(200, 1_000)), draw) for _ in range(2))

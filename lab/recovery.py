@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kamera.reuse import RULES, ContentIndex, Prompt, Scope
+from kamera.reuse import RULES, ContentIndex, Prompt
 from lab.agent_traces import PATTERNS, trace
 from lab.results import keep
 from lab.reuse.otel import read_calls
@@ -37,7 +37,7 @@ def measure(seeds: int, requests: int) -> list[dict[str, Any]]:
         for seed in range(seeds):
             prompts = prompts_of(pattern, seed, requests)
             for name, rule in RULES.items():
-                counted[name] += recovery(ContentIndex(Scope("", ""), rule), prompts)
+                counted[name] += recovery(ContentIndex(rule), prompts)
         for name, found in counted.items():
             shares = {k: getattr(found, k) / found.tokens for k in ("prefix", "recovered", "novel")}
             rows.append({"pattern": pattern, "rule": name, "tokens": found.tokens, **shares})

@@ -7,7 +7,6 @@ from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
-from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited, same
 from kamera.edits.repeating import Foreseen, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
@@ -23,10 +22,7 @@ __all__ = [
     "EditPolicy",
     "Evict",
     "Foreseen",
-    "Fresh",
-    "Kept",
     "Mode",
-    "Piece",
     "Pin",
     "Share",
     "Snap",
@@ -38,7 +34,6 @@ __all__ = [
     "edited",
     "edited_messages",
     "of_items",
-    "pieces",
     "policies",
     "repeated",
     "resolve",

@@ -63,11 +63,6 @@ class Edit:
     replacement: tuple[int, ...]
     mode: Mode
 
-    @property
-    def shift(self) -> int:
-        """Change of position, in tokens, of everything after it."""
-        return len(self.replacement) - (self.stop - self.start)
-
 
 def resolve(
     directives: Sequence[Directive],

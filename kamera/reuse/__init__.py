@@ -1,56 +1,39 @@
 """Moved content: prompts are cut into segments, compared with earlier ones, and served as far as trusted."""
 
-from kamera.reuse.admission import Admission, Tier
+from kamera.reuse.admission import Admission, Tier, admissions_of, as_placed
 from kamera.reuse.anchors import anchors_of
-from kamera.reuse.arrangement import Arrangement, Outcome
-from kamera.reuse.calibration import Calibration, HeldOut, Point, calibration_of
 from kamera.reuse.cuts import cut, resets
 from kamera.reuse.discovery import Discovery, discovery_of
-from kamera.reuse.file import IndexFile
-from kamera.reuse.index import ContentIndex, Counts, Found, Hit
-from kamera.reuse.prefetch import Prefetch
+from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recut import Recut, recut
-from kamera.reuse.restored import stored_prompts
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
-from kamera.reuse.scope import Scope, segment_key
-from kamera.reuse.terms import serves_moved, strict
+from kamera.reuse.terms import strict
 
 __all__ = [
     "DEFAULT_RULE",
     "RULES",
     "Admission",
-    "Arrangement",
-    "Calibration",
     "ContentIndex",
-    "Counts",
     "CutRule",
     "Discovery",
     "Found",
-    "HeldOut",
     "Hit",
-    "IndexFile",
     "Media",
-    "Outcome",
-    "Point",
-    "Prefetch",
     "Prompt",
     "Recut",
     "ReusePlan",
     "Reused",
     "Reuser",
-    "Scope",
     "Span",
     "Tier",
+    "admissions_of",
     "anchors_of",
-    "calibration_of",
+    "as_placed",
     "cut",
     "discovery_of",
     "recut",
     "resets",
-    "segment_key",
-    "serves_moved",
-    "stored_prompts",
     "strict",
 ]

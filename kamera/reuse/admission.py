@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.trust import Guarantee
+from kamera.window import KameraWindow, Plan, Slot
 
-Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "approximate", "none"]
+Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "none"]
 """``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
 patch for this left context. ``sampled``: a few of its tokens run behind this left context. ``survivor``: kept
-in place although an antecedent has left. ``approximate``: stored for another left context, admitted by guard
-and probe. ``none``: not reused, prefilled."""
+in place although an antecedent has left. ``none``: not reused, prefilled."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,59 @@ class Admission:
         return self.stop - self.start
 
 
-def tier_of(guarantee: str) -> Tier:
+def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] = ()) -> tuple[Admission, ...]:
+    """The admissions of a window's segments under ``plan``, in order.
+
+    ``recurring`` are ids of those that came before elsewhere.
+    """
+    held = {seat.number: seat.source for seat in plan.before.seats}
+    found: list[Admission] = []
+    at = window.anchor.length
+    for seat, worth in zip(plan.after.seats, plan.after.worths, strict=True):
+        tier, source, head = _tier_of(worth), seat.source, plan.heads.get(seat.number, 0)
+        if head == seat.length:
+            reason = f"{worth}: the first tokens of a segment that the window holds"
+        elif held.get(seat.number) == source:
+            reason = f"{worth}: held by the window"
+        elif source.patched:
+            reason = f"{worth}: a stored patch for this left context"
+        elif source.sample is not None:
+            reason = f"{worth}: {source.sample.tokens} of its {seat.length} tokens run for this left context"
+        elif source.canonical and _is_stored(window, seat.chunk_id):
+            reason = f"{worth}: leads the prompt, as its stored copy does"
+        else:
+            tier, reason = "none", _why(window, seat.chunk_id, recurring)
+            reason += f"; the window holds its first {head} tokens" if head else ""
+        found.append(Admission(at, at + seat.length, seat.chunk_id, tier, worth, reason, head))
+        at += seat.length
+    return tuple(found)
+
+
+def as_placed(admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]) -> tuple[Admission, ...]:
+    """The admissions after ``plan`` has run, with the guarantees of the window's ``slots``."""
+    out = []
+    for admission, seat, slot in zip(admissions, plan.after.seats, slots, strict=True):
+        if seat.source.patched and slot.rank is None:
+            admission = replace(admission, tier="none", reason="the stored patch was refused")
+        out.append(replace(admission, guarantee=slot.guarantee))
+    return tuple(out)
+
+
+def _tier_of(guarantee: str) -> Tier:
     """The tier of reused KV by the guarantee of its slot."""
-    found: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "approximate")
+    found: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "none")
     return found
+
+
+def _is_stored(window: KameraWindow, chunk_id: str) -> bool:
+    try:
+        return window.store.info(window.context, chunk_id) is not None
+    except (CorruptChunk, WrongKey, StoreError):
+        return False  # the window refuses it, too, and says so in its report
+
+
+def _why(window: KameraWindow, chunk_id: str, recurring: Collection[str]) -> str:
+    if _is_stored(window, chunk_id):
+        return "stored, but not for this left context"
+    came = chunk_id in recurring
+    return "it came before, but no copy of it by itself is stored" if came else "no copy is stored"

@@ -18,7 +18,6 @@ from kamera.reuse.prompt import Prompt
 from kamera.reuse.radix import ids_of
 from kamera.reuse.rules import CutRule
 from kamera.reuse.scan import MOST, WINDOW, Place, Scan, window_stops
-from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.table import Content, SegmentTable
 
 LEAST = 16
@@ -55,48 +54,23 @@ class Found:
     kept: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Record:
-    """Additions of a prompt: segments after ``node``, by their ``lengths`` in ``ids`` and media digests."""
-
-    node: int
-    lengths: tuple[int, ...]
-    media: tuple[str, ...]
-    ids: bytes
-
-
-class Counts(NamedTuple):
-    """What an index was asked: prompts and their tokens, and the tokens found in the prefix and behind it.
-
-    ``refused`` look-ups met an equal hash of other tokens; ``evicted`` segments of prompts left for room.
-    """
-
-    prompts: int = 0
-    tokens: int = 0
-    prefix: int = 0
-    moved: int = 0
-    refused: int = 0
-    evicted: int = 0
-
-
 class ContentIndex:
-    """Segments and prompts of one scope, cut by one rule, in memory. Not thread-safe.
+    """Segments and prompts of one model and tenant, cut by one rule, in memory. Not thread-safe.
 
     Of more than ``limit`` bytes (None: any number) the ends of those prompts leave that were added or found
-    longest ago.
+    longest ago; ``evicted`` counts their segments.
     """
 
-    def __init__(self, scope: Scope, rule: CutRule, *, limit: int | None = None) -> None:
-        self.scope = scope
+    def __init__(self, rule: CutRule, *, limit: int | None = None) -> None:
         self.rule = rule
         self.limit = limit
-        self._table = SegmentTable(int(scope.digest[:16], 16))
+        self.evicted = 0
+        self._table = SegmentTable()
         self._paths = Paths(self._table)
         self._scan = Scan()
         self._bytes = 0
         self._now = 0
         self._leaves: list[tuple[int, int]] = []  # a heap of last uses and nodes; some are out of date
-        self._counts = Counts()
 
     def __len__(self) -> int:
         """Number of distinct segments."""
@@ -107,18 +81,9 @@ class ContentIndex:
         """Bytes in memory, about."""
         return self._bytes + self._scan.nbytes
 
-    @property
-    def counts(self) -> Counts:
-        """What was asked and found so far."""
-        return self._counts._replace(refused=self._counts.refused + self._table.refused)
-
     def content(self, segment: int) -> Content:
         """Ids and media of a segment by its number. Raises `KeyError` for one that is not there."""
         return self._table[segment]
-
-    def key(self, segment: int) -> str:
-        """The segment's key in a store."""
-        return segment_key(self.scope, *self._table[segment])
 
     def find(self, prompt: Prompt, edges: Sequence[int] = ()) -> Found:
         """The parts of ``prompt`` that were added before. Adds nothing; what is found is used last.
@@ -140,58 +105,27 @@ class ContentIndex:
         nodes = self._paths
         hits = [Hit(a, b, nodes[node].segment, o) for a, b, node, o in parts if a >= prefix]
         hits += self._segments(prompt, [*itertools.pairwise(cuts)], parts)
-        hits.sort()
-        counts, moved = self._counts, sum(hit.stop - hit.start for hit in hits)
-        self._counts = counts._replace(
-            prompts=counts.prompts + 1,
-            tokens=counts.tokens + len(prompt),
-            prefix=counts.prefix + prefix,
-            moved=counts.moved + moved,
-        )
-        return Found(prefix, tuple(hits), tuple(cuts), tuple(spans))
+        return Found(prefix, tuple(sorted(hits)), tuple(cuts), tuple(spans))
 
     def add(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> int:
         """Add ``prompt`` in segments between ``cuts`` (default: as found); returns how many are new."""
-        known = len(self)
-        self.apply(self.record_of(prompt, cuts))
-        return len(self) - known
-
-    def record_of(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> Record:
-        """The record that `add` would apply: all of ``prompt`` after its longest path in the trie."""
-        digests = {m.start: m.digest for m in prompt.media}
+        known, digests = len(self), {m.start: m.digest for m in prompt.media}
         borders = self.find(prompt).cuts if cuts is None else cuts
-        pieces = [(a, b, digests.get(a, "")) for a, b in itertools.pairwise(borders)]
-        node, first = ROOT, 0
-        for start, stop, digest in pieces:
-            child = self._paths.child(node, Content(prompt.slice(start, stop), digest))
-            if child is None:
-                break
-            node, first = child, first + 1
-        rest = pieces[first:]
-        ids = prompt.slice(rest[0][0], len(prompt)) if rest else b""
-        return Record(node, tuple(b - a for a, b, _ in rest), tuple(digest for *_, digest in rest), ids)
-
-    def apply(self, record: Record) -> None:
-        """Add a record. Raises `ValueError`, and adds nothing, for one that does not fit the index."""
-        if record.node not in self._paths:
-            raise ValueError(f"a record follows node {record.node}, which this index does not have")
         self._now += 1
-        node, at = record.node, 0
-        new: list[int] = []
-        for length, digest in zip(record.lengths, record.media, strict=True):
-            known = len(self._table)
-            content = Content(record.ids[4 * at : 4 * (at + length)], digest)
+        node = ROOT
+        for start, stop in itertools.pairwise(borders):
+            distinct = len(self._table)
+            content = Content(prompt.slice(start, stop), digests.get(start, ""))
             node, made = self._paths.step(node, content)
-            at += length
             if made:
-                new.append(node)
-                self._bytes += _NODE + (len(content.ids) if len(self._table) > known else 0)
-        for one in new:
-            hashes, places = self._windows(one)
-            self._scan.add(hashes, places)
-            self._bytes += _WINDOW * len(places)
+                hashes, places = self._windows(node)
+                self._scan.add(hashes, places)
+                held = len(content.ids) if len(self._table) > distinct else 0
+                self._bytes += _NODE + held + _WINDOW * len(places)
+        added = len(self) - known
         self._touch(node)
         self._make_room()
+        return added
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -203,7 +137,6 @@ class ContentIndex:
         found: list[Part] = []
         known: set[tuple[int, int]] = set()  # nodes that were met, and where in the prompt they would begin
         ends: list[int] = []  # a heap of where stretches end
-        refused = 0
         for stop, places in self._scan.candidates(text.prompt.ids):
             start = stop - WINDOW
             if start < prefix or not text.plain(start, stop):
@@ -218,9 +151,6 @@ class ContentIndex:
                     found += parts
                     heapq.heappush(ends, parts[-1].stop)
                     known.update((part.node, part.start - part.offset) for part in parts)
-                else:
-                    refused += 1
-        self._counts = self._counts._replace(refused=self._counts.refused + refused)
         whole = most([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
         return filled(whole, found, prefix, len(text.prompt))
 
@@ -285,4 +215,4 @@ class ContentIndex:
             self._bytes -= _NODE + _WINDOW * len(hashes) + (self._paths.remove(node) or 0)
             if above != ROOT and not self._paths[above].children:
                 heapq.heappush(self._leaves, (self._paths[above].used, above))
-            self._counts = self._counts._replace(evicted=self._counts.evicted + 1)
+            self.evicted += 1

@@ -41,9 +41,6 @@ class Paths:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def __contains__(self, node: int) -> bool:
-        return node in self._nodes
-
     def __getitem__(self, node: int) -> Node:
         return self._nodes[node]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +13,16 @@ import torch
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
-from kamera.reuse.admission import Admission
-from kamera.reuse.arrangement import Arrangement, Item
-from kamera.reuse.calibration import Calibration, calibration_of
+from kamera.reuse.admission import Admission, admissions_of, as_placed
 from kamera.reuse.discovery import Discovery
-from kamera.reuse.file import IndexFile
 from kamera.reuse.pieces import Pieces, of_ids, of_messages
-from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
+from kamera.reuse.terms import strict
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
-from kamera.window import Cost, KameraWindow, Report
+from kamera.window import Arrange, Cost, KameraWindow, Plan, Report
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks."""
@@ -52,38 +48,26 @@ class ReusePlan:
     ``prefix`` tokens stay as an earlier prompt left them. ``question`` are the last tokens of the prompt.
     """
 
-    def __init__(self, reuser: Reuser, arrangement: Arrangement, prefix: int, pieces: Pieces) -> None:
+    def __init__(self, reuser: Reuser, window: KameraWindow, plan: Plan, prefix: int, pieces: Pieces) -> None:
         self.prefix = prefix
         self.question = pieces.ids[pieces.question :]
+        self.admissions: tuple[Admission, ...] = admissions_of(window, plan, pieces.again)
+        """The segments behind the sink and before the question, in order."""
         self._reuser = reuser
+        self._window = window
+        self._plan = plan
         self._pieces = pieces
-        self._arrangement = arrangement
-        self._prefetch: Prefetch | None = None
         self._ran = False
 
     @property
-    def admissions(self) -> tuple[Admission, ...]:
-        """The segments behind the sink and before the question, in order."""
-        return self._arrangement.admissions
-
-    @property
     def cost(self) -> Cost:
-        """Cost of `run`; the question is not in it, nor a segment that its probe refuses."""
-        return self._arrangement.cost
+        """Cost of `run`; the question is not in it."""
+        return self._plan.cost
 
     @property
     def later(self) -> Cost:
         """Cost of what `run` leaves for later work; proofs of patches and audits are not in it."""
-        return self._arrangement.later
-
-    def prefetch(self) -> Prefetch:
-        """Begin to read the stored objects that `run` will place, in the background: before it is their turn.
-
-        For a plan that is made while another prompt is still being answered. What cannot be read is a miss.
-        """
-        if self._prefetch is None:
-            self._prefetch = self._arrangement.prefetch()
-        return self._prefetch
+        return self._plan.later
 
     def run(self) -> Reused:
         """Prefill misses, place hits; new segments are stored as the policy says.
@@ -94,18 +78,15 @@ class ReusePlan:
         if self._ran:
             raise ValueError("this plan has run: prepare the prompt again")
         self._ran = True
-        window = self._arrangement.window
+        window = self._window
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
         with self._reuser._account.now(window.backbone):
             if len(self.question):
                 window.expect(self.question)
-            try:
-                outcome = self._arrangement.run()
-            finally:
-                if self._prefetch is not None:
-                    self._prefetch.end()
+            report = window.run(self._plan)
         self._reuser.hold(window)
-        return Reused(window, self.question, outcome.admissions, outcome.report)
+        admissions = as_placed(self.admissions, self._plan, window.slots)
+        return Reused(window, self.question, admissions, report)
 
 
 class Reuser:
@@ -116,15 +97,10 @@ class Reuser:
     as it was (`ContentIndex`); the rest of a conversation is cut into its rendered segments, that of token
     ids by ``rule``. The last segment is the question.
 
-    The index of what came before is the reuser's own, of the prompts that ran, or ``index``, a file that
-    several processes share; its rule takes the place of ``rule``.
+    ``policy`` is that of the windows, certificate included. The last ``held`` windows are kept: the next
+    prompt starts from the one with which it has the longest prefix in common.
 
-    ``policy`` is that of the windows, certificate included; ``calibration`` (an object, or its file) admits
-    approximate segments as far as the policy's minimum allows ("near", "blind"). The last ``held`` windows
-    are kept: the next prompt starts from the one with which it has the longest prefix in common.
-
-    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply, ForeignIndex for
-    an index of another model or tenant, `ValueError` for a ``sink`` below 1 or ``held`` below 0.
+    Raises `ValueError` for a ``sink`` below 1 or ``held`` below 0.
     """
 
     def __init__(
@@ -134,9 +110,7 @@ class Reuser:
         policy: ReusePolicy | None = None,
         *,
         rule: CutRule = RULES[DEFAULT_RULE],
-        index: IndexFile | None = None,
         sink: int = SINK,
-        calibration: Calibration | str | os.PathLike[str] | None = None,
         max_tokens: int | None = None,
         held: int = 8,
     ) -> None:
@@ -146,14 +120,11 @@ class Reuser:
         self.store = store
         self.policy = policy_of(policy)
         self.sink = sink
-        self._calibration = None if calibration is None else calibration_of(calibration)
-        if self._calibration is not None:
-            self._calibration.check(backbone)
         self._max_tokens = max_tokens
         self._most = held
         self._reader: LandmarkReader | None = None
         self._seen = Seen()
-        self._discovery = Discovery(backbone, store, rule, index)
+        self._discovery = Discovery(rule)
         self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
@@ -209,13 +180,13 @@ class Reuser:
             pieces = of_ids(self.backbone, given, self._discovery, self.sink)
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
-        order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
+        order = (*window.slots[:kept], *pieces.chunks[kept:])
         among = self._seen.beginning_as(pieces.chunks)
         self._seen.add(pieces.chunks)
-        arrangement = Arrangement(
-            window, order, calibration=self._calibration, among=among, recurring=pieces.again
-        )
-        return ReusePlan(self, arrangement, prefix, pieces)
+        policy = strict(window.policy)
+        moved = pieces.again if policy.moves else ()
+        plan = window.plan(Arrange(order, "repair", among, archive=False, recurring=moved), policy=policy)
+        return ReusePlan(self, window, plan, prefix, pieces)
 
     def _anchored(self, ids: torch.Tensor) -> Prompt:
         if self._reader is None and self.backbone.processor is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from kamera.content import EXPONENT, LONGEST, SHORTEST, Bits, hash_window
-from kamera.ops import digest
 
 Kind = Literal["content", "fixed"]
 
@@ -45,17 +44,6 @@ class CutRule:
                 f"minimum {self.minimum} is less than the {hash_window(self.exponent, self.bits)} tokens of "
                 f"the hash's {self.bits} bits: a cut would depend on tokens before its segment"
             )
-
-    @property
-    def digest(self) -> str:
-        """Digest of all fields: rules with one digest cut equally."""
-        fields = [f"{name}={value}" for name, value in sorted(self.to_info().items())]
-        return digest("kamera.reuse.rule.v1", *fields)
-
-    def to_info(self) -> dict[str, Any]:
-        """The rule as JSON values."""
-        held = asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in held.items()}
 
 
 _PLAIN = CutRule(anchors=False, spans=False)

@@ -20,14 +20,9 @@ class Content(NamedTuple):
 
 
 class SegmentTable:
-    """Segments numbered from 0 in the order of addition. ``seed`` separates the hashes of scopes.
+    """Segments numbered from 0 in the order of addition."""
 
-    ``refused`` counts the look-ups that met an equal hash of another segment.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.refused = 0
-        self._seed = seed
+    def __init__(self) -> None:
         self._numbers: dict[bytes, list[int]] = {}
         self._contents: dict[int, Content] = {}
         self._uses: dict[int, int] = {}
@@ -44,18 +39,15 @@ class SegmentTable:
 
         A segment of equal hash and different tokens is not a match.
         """
-        for number in self._numbers.get(identity(content, self._seed), ()):
-            if self._contents[number] == content:
-                return number
-            self.refused += 1
-        return None
+        same = self._numbers.get(identity(content), ())
+        return next((number for number in same if self._contents[number] == content), None)
 
     def add(self, content: Content) -> int:
         """The number of ``content``, added if it is new; each call is one use (`release`)."""
         number = self.find(content)
         if number is None:
             number, self._next = self._next, self._next + 1
-            self._numbers.setdefault(identity(content, self._seed), []).append(number)
+            self._numbers.setdefault(identity(content), []).append(number)
             self._contents[number] = content
         self._uses[number] = self._uses.get(number, 0) + 1
         return number
@@ -65,7 +57,7 @@ class SegmentTable:
         self._uses[number] -= 1
         if self._uses[number]:
             return False
-        key = identity(self._contents.pop(number), self._seed)
+        key = identity(self._contents.pop(number))
         self._numbers[key].remove(number)
         if not self._numbers[key]:
             del self._numbers[key]
@@ -73,7 +65,7 @@ class SegmentTable:
         return True
 
 
-def identity(content: Content, seed: int) -> bytes:
+def identity(content: Content) -> bytes:
     """xxh3-128 of ids and media. Not collision-resistant: compare the tokens after a look-up."""
     ids = content.ids + content.media.encode() if content.media else content.ids
-    return xxh3_128_digest(ids, seed)
+    return xxh3_128_digest(ids)

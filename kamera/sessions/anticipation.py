@@ -19,17 +19,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kamera import forks
-from kamera.content import Extent, Message, media_items
+from kamera.content import Message
 from kamera.edits import Client, EditPolicy, Foreseen, edited, repeated
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, later_of
-from kamera.sessions.admitting import Admitting, cut_anew
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, held, in_place, known_part, question_ids
-from kamera.sessions.modes import SessionMode, cheapest, choices
-from kamera.sessions.ordering import Orders
-from kamera.sessions.showing import State, arranged, cut_to
+from kamera.sessions.layout import anchor_ids, held, in_place, known_part
+from kamera.sessions.modes import SessionMode
+from kamera.sessions.showing import State, chosen
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ class Manner(NamedTuple):
     policy: EditPolicy | None
     anchors: Anchors
     tools: Sequence[Any] | None
-    admitting: Admitting
+    reuse: bool
 
 
 class Anticipation:
@@ -147,25 +145,16 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
     """
     before, anchors = state.layout, manner.anchors
-    conversations = anchors.conversations
     if state.window is None or before is None:
         return None
     messages = next_history.messages
-    prompt = known_part(conversations.render(messages, tools=manner.tools), next_history.known)
+    prompt = known_part(anchors.conversations.render(messages, tools=manner.tools), next_history.known)
     if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == held(before):
         return None
     window = anchors.fork(state.window, apart=True)
-    prompt, admitting, again = prompt.cut_as(before.prompt), manner.admitting, frozenset[Extent]()
-    discovery = admitting.discovery(anchors, window)
-    if discovery is not None:
-        prompt, _, again = cut_anew(discovery, prompt, before)
-    before = cut_to(window, before, prompt)
-    media = {m.digest: m for m in map(conversations.media, media_items(messages))}
-    apart, samples = admitting.apart(window), window.policy.samples
-    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
-    treatments = choices([manner.mode], window, admitting.on)
-    choice = cheapest(window, treatments, orders.under, admitting.policy(window))
-    arranged(window, choice, admitting, question_ids(prompt), None)
+    prompt = prompt.cut_as(before.prompt)
+    orders, choice, _ = chosen(anchors, window, before, prompt, messages, [manner.mode], manner.reuse)
+    window.run(choice.plan)
     return replace(state, layout=orders.layout(choice.on_leave), window=window)
 
 

@@ -18,7 +18,6 @@ from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edite
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError
 from kamera.reuse import Admission
-from kamera.sessions.admitting import Admitting, Reuse
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.branches import History, whole_history
@@ -52,7 +51,7 @@ class ChatSession:
     `TurnReport.uncached`. By default it is raised: prefilling everything is the caller's choice.
 
     ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
-    admitted (docs/reuse.md); a `Calibration`, or its file, admits approximate KV. It is not saved.
+    admitted (docs/reuse.md). It is not saved.
     ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`). ``trace`` is a file of what its
     windows do, as for `KameraWindow` (`kamera view`); it is not saved.
 
@@ -74,7 +73,7 @@ class ChatSession:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
-        reuse: Reuse = False,
+        reuse: bool = False,
         clock: Clock = time.time,
         trace: str | Path | None = None,
     ) -> None:
@@ -98,7 +97,7 @@ class ChatSession:
         mode: SessionMode = "auto",
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
-        reuse: Reuse = False,
+        reuse: bool = False,
         clock: Clock = time.time,
         state: State | None = None,
     ) -> None:
@@ -113,7 +112,7 @@ class ChatSession:
         self._state = state or State()
         self._turns, self._account = Turns(), Account()
         self._ahead = Anticipation(self.backbone)
-        self._clock, self._admitting = clock, Admitting.of(reuse)
+        self._clock, self._reuse = clock, reuse
         if state is not None and state.last is not None and anchors.branches.now(state.last) is None:
             anchors.branches.keep(state.last, None, (), state.messages)  # of another process
 
@@ -269,7 +268,7 @@ class ChatSession:
         What the edit policy removes next is known, a client's own edit is taken to be repeated. The next turn
         never waits for it, and serves of it what its prompt has (`TurnReport.anticipated`).
         """
-        manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._admitting)
+        manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._reuse)
         with self._account.now(self.backbone):
             self._ahead.begin(self._state, manner)
 
@@ -343,7 +342,7 @@ class ChatSession:
         store: ChunkStore,
         *,
         edit_policy: EditPolicy | None = None,
-        reuse: Reuse = False,
+        reuse: bool = False,
         clock: Clock = time.time,
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
@@ -387,4 +386,4 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old = replace(old or self._state, ahead=self._ahead.take())
         with self.backbone.steady():
-            return shown(old, shaped, modes, self._anchors, self.tools, self._admitting, options)
+            return shown(old, shaped, modes, self._anchors, self.tools, self._reuse, options)

@@ -16,8 +16,6 @@ from kamera.edits import Directive, EditPolicy, Verb
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
 from kamera.patches import later_of
-from kamera.reuse import calibration_of
-from kamera.sessions.admitting import Reuse
 from kamera.sessions.anchors import Tenants
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
@@ -65,8 +63,6 @@ class SessionPool:
     ``trace`` is a file of what the sessions' windows do, under the sessions' ids (`kamera view`), or a
     function from a tenant to a listener of its events. ``branches`` holds each tenant's turns by their ids;
     two pools may share one.
-
-    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
 
     def __init__(
@@ -82,7 +78,7 @@ class SessionPool:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
-        reuse: Reuse = False,
+        reuse: bool = False,
         save: str | Path | None = None,
         max_saved_bytes: int | None = None,
         anticipates: bool = True,
@@ -93,9 +89,6 @@ class SessionPool:
         check_limits(max_sessions, max_bytes, min_tokens)
         check_mode(mode)
         check_policy(policy)
-        if not isinstance(reuse, bool):  # read once, and refused before any request
-            reuse = calibration_of(reuse)
-            reuse.check(backbone)
         self.backbone = backbone
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes

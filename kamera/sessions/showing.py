@@ -15,8 +15,8 @@ from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Arrangement, Outcome
-from kamera.sessions.admitting import Admitting, cut_anew
+from kamera.reuse import Admission, Recut, admissions_of, as_placed
+from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart, terms
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import History
 from kamera.sessions.layout import (
@@ -33,7 +33,7 @@ from kamera.sessions.modes import Choice, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, cut
+from kamera.window import KameraWindow, Report, cut
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -136,14 +136,13 @@ def shown(
     modes: Sequence[str],
     anchors: Anchors,
     tools: Sequence[Any] | None,
-    admitting: Admitting,
+    reuse: bool,
     options: Options | None = None,
 ) -> Shown:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
 
-    With ``options`` the prompt is answered, unless approximate segments are probed first. The strictest of
-    ``modes`` applies to segments after a change. Raises the errors of `Conversations.render` and of the
-    window.
+    With ``options`` the prompt is answered. The strictest of ``modes`` applies to segments after a change.
+    Raises the errors of `Conversations.render` and of the window.
     """
     conversations = anchors.conversations
     prompt = conversations.render(shaped, tools=tools)
@@ -156,24 +155,15 @@ def shown(
     else:
         window, opening = anchors.fork(start.window), Spent()
         prompt = prompt.cut_as(before.prompt)
-    discovery = admitting.discovery(anchors, window)
-    found = None if discovery is None else cut_anew(discovery, prompt, before)
-    prompt = prompt if found is None else found.rendered
-    if before is not None:
-        before = lent(window, before, prompt) if old.borrowed else cut_to(window, before, prompt)
-    slots = window.slots
-    media = {m.digest: m for m in map(conversations.media, media_items(shaped))}
-    _check_length(anchors, prompt, media)
-    again = () if found is None else found.again
-    apart, samples = admitting.apart(window), window.policy.samples
-    orders = Orders(anchors, prompt, before, slots, media, again, apart, samples)
-    choice = cheapest(window, choices(modes, window, admitting.on), orders.under, admitting.policy(window))
-    report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
+    orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
+    prompt = orders.prompt
+    report, admissions, answer = arranged(window, choice, reuse, question_ids(prompt), options)
+    discovery = discovery_for(anchors, window, reuse)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
     left = 0 if before is None or old.layout is None or old.borrowed else _left(old.layout, prompt)
     mode = applied(choice.on_leave)
-    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
+    total = turn_report(orders.slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
         total = replace(total, anticipated=_anticipated(old, start, prompt))
     layout = orders.layout(choice.on_leave)
@@ -181,7 +171,44 @@ def shown(
     return Shown(replace(state, ahead=None, borrowed=False), total, answer)
 
 
-def cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+class Chosen(NamedTuple):
+    """How a window is brought to a prompt; ``found`` is what of it came before, if that was looked for."""
+
+    orders: Orders
+    choice: Choice
+    found: Recut | None
+
+
+def chosen(
+    anchors: Anchors,
+    window: KameraWindow,
+    before: Layout | None,
+    prompt: Rendered,
+    messages: Sequence[Message],
+    modes: Sequence[str],
+    reuse: bool,
+    borrowed: bool = False,
+) -> Chosen:
+    """The cheapest way from the layout ``before`` of a window to the prompt of ``messages``.
+
+    The window's texts are cut where the prompt changes their inside. Of a ``borrowed`` window only what the
+    prompt begins with stays. Raises WindowFull and PolicyRefused.
+    """
+    discovery = discovery_for(anchors, window, reuse)
+    found = None if discovery is None else cut_anew(discovery, prompt, before)
+    prompt = prompt if found is None else found.rendered
+    if before is not None:
+        before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
+    media = {m.digest: m for m in map(anchors.conversations.media, media_items(messages))}
+    _check_length(anchors, prompt, media)
+    again = () if found is None else found.again
+    apart, samples = stands_apart(window, reuse), window.policy.samples
+    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
+    choice = cheapest(window, choices(modes, window, reuse), orders.under, terms(window, reuse))
+    return Chosen(orders, choice, found)
+
+
+def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     """Cut the window's texts where ``prompt`` changes their inside; the layout of its slots then.
 
     Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
@@ -198,26 +225,19 @@ def cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
 def arranged(
     window: KameraWindow,
     choice: Choice,
-    admitting: Admitting,
+    reuse: bool,
     question: torch.Tensor,
     options: Options | None,
-) -> Outcome:
+) -> tuple[Report, tuple[Admission, ...], str | None]:
     """Bring a window to what was chosen; with ``options`` the ``question``'s ids are answered, too."""
-    plan = choice.plan
-    if admitting.on:
-        arrangement = Arrangement(
-            window,
-            choice.order.items,
-            on_leave=choice.on_leave,
-            calibration=admitting.calibration,
-            plan=plan,
-            recurring=choice.order.recurring,
-        )
-        return arrangement.run(question, options)
+    plan, answer = choice.plan, None
+    admissions = admissions_of(window, plan, choice.order.recurring) if reuse else ()
     if options is None:
-        return Outcome(window.run(plan), ())
-    answer, report = window.respond(question, plan, **options)
-    return Outcome(report, (), str(answer))
+        report = window.run(plan)
+    else:
+        answer, report = window.respond(question, plan, **options)
+    admissions = as_placed(admissions, plan, window.slots) if reuse else ()
+    return report, admissions, None if answer is None else str(answer)
 
 
 def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:

@@ -1,4 +1,4 @@
-"""The file of a measurement (certificate, calibration): JSON that states its format and its own digest."""
+"""The file of a measurement (a certificate): JSON that states its format and its own digest."""
 
 from __future__ import annotations
 

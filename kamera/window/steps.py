@@ -291,13 +291,6 @@ class Plan:
         """See above."""
         return {s.seat.number: s.held for s in self.steps if isinstance(s, Prefill) and s.heads}
 
-    @property
-    def loads(self) -> tuple[tuple[str, Offer | None], ...]:
-        """Stored objects that it places, in order: chunks whose canonical is read, each with its patch."""
-        return tuple(
-            (s.seat.chunk_id, s.patch) for s in self.steps if isinstance(s, Place) and not s.computes
-        )
-
     def outline(self) -> tuple[object, ...]:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
         from kamera.window.plan_json import outline

@@ -13,9 +13,9 @@ import typer
 from kamera.cli.app import run as run_program
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, listing
-from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, CutRule, Prompt, Scope
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, CutRule, Prompt
 from lab.reuse.charts import Plot, chart
-from lab.reuse.on_model import calibrate, roc, sink
+from lab.reuse.on_model import roc, sink
 from lab.reuse.otel import read_calls
 from lab.reuse.recovery import Observer, Recovery
 from lab.reuse.render import render
@@ -35,7 +35,7 @@ def _root() -> None:
     """Measure possible reuse; nothing is served."""
 
 
-for _verb in (roc, sink, calibrate):
+for _verb in (roc, sink):
     program.command(_verb.__name__)(_verb)
 
 TraceFile = Annotated[
@@ -78,7 +78,7 @@ def recovery(
     prompts, holes = _prompts(trace, tokenizer, media_tokens, skip_holes)
     rows: list[dict[str, Any]] = []
     for name, chosen in rules.items():
-        observer = Observer(ContentIndex(Scope("", ""), chosen), sink=sink)
+        observer = Observer(ContentIndex(chosen), sink=sink)
         counts: dict[str, Recovery] = {}
         for service, prompt in prompts:
             counts[service] = counts.get(service, Recovery()) + observer.observe(prompt)
@@ -91,7 +91,7 @@ def recovery(
         "media_tokens": media_tokens,
         "sink": sink,
         "left_out": holes,
-        "rules": {name: chosen.to_info() for name, chosen in rules.items()},
+        "rules": {name: asdict(chosen) for name, chosen in rules.items()},
         "recovery": rows,
     }
     cells = [tuple(_cell(row, column) for column in _COLUMNS) for row in rows]

@@ -9,8 +9,7 @@ time to the first token. f* = invested / saved is the number of reuses that repa
 often should not be stored. Stores are a directory, opened anew before each reuse, so a reuse pays reading,
 verifying and decoding: KV as computed, and in codes of 8 and 4 bits. ``proved`` is the default policy, whose
 patches are checked against the true KV before they serve. ``exact`` takes nothing out of a store: its session
-is live. ``run`` are the seconds of a planned patched prompt, ``run, read ahead`` those after
-`ReusePlan.prefetch` has read its objects.
+is live.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.reuse import Reused, ReusePlan, Reuser
+from kamera.reuse import Reused, Reuser
 from lab.results import keep
-from lab.reuse.ttft import HEADER, POLICY, SINK, Rig, lenient
+from lab.reuse.ttft import HEADER, POLICY, SINK, Rig
 from lab.speed.machine import commit, machine
 
 Form = Literal["as-is", "int8", "int4"]
@@ -74,12 +73,7 @@ class Row:
 
 def first_token(reuser: Reuser, prompt: Any) -> Reused:
     """The prompt served, and the logits of its first answer token."""
-    return run(reuser.prepare(prompt))
-
-
-def run(plan: ReusePlan) -> Reused:
-    """The same of a prompt that is planned already."""
-    done = plan.run()
+    done = reuser.prepare(prompt).run()
     done.window.next_token_logits(done.question)
     return done
 
@@ -97,16 +91,14 @@ def stored(reuser: Reuser, prompt: Any) -> Reused:
     return done
 
 
-def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock, calibration: Any) -> int:
+def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock) -> int:
     """Times a miss and a reuse in every tier that this form and policy have. Bytes of the body's objects."""
     header = rig.words(HEADER)
-    prompt, moved = rig.prompt(header), rig.prompt(rig.words(HEADER))
+    prompt = rig.prompt(header)
     with tempfile.TemporaryDirectory() as folder:
 
-        def opened(policy: ReusePolicy = policy, **options: Any) -> Reuser:
-            return Reuser(
-                rig.backbone, ChunkStore.open(folder, kv=form, digest="blake3"), policy, sink=SINK, **options
-            )
+        def opened() -> Reuser:
+            return Reuser(rig.backbone, ChunkStore.open(folder, kv=form, digest="blake3"), policy, sink=SINK)
 
         first = opened()
         done = clock.timed(f"{name} miss", lambda: stored(first, prompt))
@@ -115,37 +107,26 @@ def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock,
         body = {one.chunk_id for one in done.admissions[1:]}
         size = sum(info.bytes for info in first.store.ls() if info.chunk_id in body)
         expected(clock.timed(f"{name} patched", lambda: first_token(opened(), prompt)), "patched")
-        read, ahead = opened().prepare(prompt), opened().prepare(prompt)
-        clock.timed(f"{name} run", lambda: run(read))
-        ahead.prefetch().wait()
-        clock.timed(f"{name} run, read ahead", lambda: run(ahead))
-        if policy is not PROVED:
-            loose = replace(policy, minimum="blind")
-            near = clock.timed(
-                f"{name} approximate", lambda: first_token(opened(loose, calibration=calibration), moved)
-            )
-            expected(near, "approximate")
     return size
 
 
 def measure(body: int, rounds: int) -> dict[str, Any]:
     """Medians over rounds, in which all ways take turns."""
     rig = Rig(body)
-    calibration = lenient(rig.backbone)
     cases: list[tuple[Form, ReusePolicy, str]] = [(form, POLICY, form) for form in FORMS]
     cases.append(("as-is", PROVED, "proved"))
     clock, sizes = Clock(), {}
     for number in range(rounds + 1):
         clock.timed("no cache", lambda: rig.nothing(rig.words(HEADER)))
         for form, policy, name in cases:
-            sizes[name] = round_of(rig, form, policy, name, clock, calibration)
+            sizes[name] = round_of(rig, form, policy, name, clock)
         if number == 0:
             clock.held.clear()  # warm-up
     base = clock.median("no cache")
     rows = [_row("live session", "exact", 0.0, base - clock.median("exact"), 0)]
     for name in clock.held:
         kept, _, tier = name.partition(" ")
-        if tier in ("patched", "approximate"):
+        if tier == "patched":
             invested = clock.median(f"{kept} miss") - base
             rows.append(_row(kept, tier, invested, base - clock.median(name), sizes[kept]))
     seconds = {name: clock.median(name) for name in clock.held}
@@ -171,9 +152,6 @@ def main() -> None:
             f"{row['form']:14} {row['tier']:12} invested {row['invested']:.3f} s  "
             f"saved {row['saved']:.3f} s  f* {repaid}  {row['bytes'] / 2**20:.2f} MiB"
         )
-    for form in (*FORMS, "proved"):
-        without, ahead = (found["seconds"][f"{form} {name}"] for name in ("run", "run, read ahead"))
-        print(f"{form:14} a planned run {without:.3f} s, read ahead {ahead:.3f} s")
     if asked.output is not None:
         command = f"python -m lab.reuse.breakeven --body {asked.body} --rounds {asked.rounds}"
         document = {"command": command, "commit": commit(), "machine": machine(), **found}

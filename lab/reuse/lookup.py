@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kamera.reuse import RULES, ContentIndex, Prompt, Scope
+from kamera.reuse import RULES, ContentIndex, Prompt
 from lab.results import keep
 from lab.speed.machine import commit, machine
 
@@ -36,7 +36,7 @@ def prompts(count: int) -> list[Prompt]:
 
 def measure(count: int, limit: int | None) -> dict[str, Any]:
     """One row: milliseconds, bytes, and what was found."""
-    index, given = ContentIndex(Scope("", ""), RULES["anchors"], limit=limit), prompts(count + LOOKUPS)
+    index, given = ContentIndex(RULES["anchors"], limit=limit), prompts(count + LOOKUPS)
     started = time.process_time()
     for prompt in given[:count]:
         index.add(prompt)
@@ -58,7 +58,7 @@ def measure(count: int, limit: int | None) -> dict[str, Any]:
             found += hits.prefix + sum(hit.stop - hit.start for hit in hits.hits)
         row[f"{name}: ms"] = 1e3 * statistics.median(times)
         row[f"{name}: tokens found"] = found / len(of)
-    return {**row, "MiB": index.nbytes / 2**20, "counts": index.counts._asdict()}
+    return {**row, "MiB": index.nbytes / 2**20, "evicted": index.evicted}
 
 
 def main() -> None:

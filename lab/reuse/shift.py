@@ -14,7 +14,6 @@ from kamera.reuse.cuts import cut
 from kamera.reuse.index import ContentIndex
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import CutRule
-from kamera.reuse.scope import Scope
 from lab.reuse.recovery import SINK, Observer
 
 
@@ -39,7 +38,7 @@ def shift(prompts: Sequence[Prompt], rule: CutRule, *, sink: int = SINK) -> Shif
     """The diagnostic of requests in their order. `ValueError` for fewer than three."""
     if len(prompts) < 3:
         raise ValueError(f"{len(prompts)} requests: the diagnostic needs three or more")
-    index = ContentIndex(Scope("", ""), rule)
+    index = ContentIndex(rule)
     observer = Observer(index, sink=sink)
     seen: set[tuple[bytes, str]] = set()
     rows = []

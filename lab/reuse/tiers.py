@@ -1,13 +1,12 @@
 """What each tier answers when the left context of a moved chunk changes against it.
 
-    python -m lab.reuse.tiers [--windows 12] [--families gqa,…] [--output FILE]
+    python -m lab.reuse.tiers [--windows 8] [--families gqa,…] [--output FILE]
 
 A store holds an items frame behind three frames that decide its meaning. It is then asked for behind
 others: the same, a reordered one, one whose first or last frame is another definition, one less, one with a
 picture that means nothing, or new ones. Every service gets the same prompts: ``exact``, ``patched`` (the
-default), ``calibrated`` (approximate segments as the sweep allows), and, as a control, ``unguarded`` (the
-nearest stored patch, else the canonical). Answers are held against a re-prefill and against the truth.
-Calibration runs on other episodes.
+default), and, as a control, ``unguarded`` (the nearest stored patch, else the canonical). Answers are held
+against a re-prefill and against the truth.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
+from kamera.content import Chunk
 from kamera.engines.hf import Backbone
-from kamera.reuse import Arrangement, Calibration
-from kamera.window import Arrange
+from kamera.reuse import admissions_of, as_placed, strict
+from kamera.window import Arrange, Slot
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
-from lab.reuse.sweep import Case, derive, run
 from lab.speed.machine import commit, machine
 from lab.testbed import load
 
@@ -45,49 +44,18 @@ SHIFTS: dict[str, tuple[int, ...]] = {
 """The left contexts in which the frame is asked for; indices into an episode's frames (`lab.paper.draw`)."""
 
 PATCHED = ReusePolicy(rank=32, patch_bytes=None, certified=False, forms="always")
-LOOSE = replace(PATCHED, minimum="blind")
-UNGUARDED = replace(LOOSE, on_miss="blind", max_divergence=1.0)
-SWEPT = 10_000
-"""First episode of the calibration: none of those asked."""
+UNGUARDED = replace(PATCHED, minimum="blind", on_miss="blind", max_divergence=1.0)
 
 
-def cases(bench: Bench, count: int) -> Iterator[Case]:
-    """Calibration cases: the frame behind `MAIN`, stored behind every shift."""
-    for index in range(SWEPT, SWEPT + count):
-        stage = bench.stage(index)
-        scene = stage.scene(MAIN)
-        anchor = bench.backbone.chunk_from_tensors(bench.anchor.input_ids)
-        others = []
-        for order in SHIFTS.values():
-            if order != MAIN:
-                same = _suffix(stage, MAIN, order)
-                others.append((same, (anchor, *stage.chunks(order))))
-        asked = tuple(scene.question(q.text) for q in stage.questions(MAIN)[:6])
-        yield Case((anchor, *stage.chunks(MAIN)), stage.chunk(TARGET), asked, tuple(others))
-
-
-def _suffix(stage: Stage, these: Sequence[int], those: Sequence[int]) -> int:
-    count = 0
-    for one, other in zip(reversed(these), reversed(those), strict=False):
-        if one != other:
-            break
-        count += stage.chunk(one).num_tokens
-    return count
-
-
-def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
-    """All services on one backbone, and its calibration."""
+def measure(name: str, windows: int) -> dict[str, Any]:
+    """All services on one backbone."""
     backbone = Backbone(*load(name))
     bench = Bench.prepare(backbone, 0, 1)
-    drawn = list(cases(bench, swept))
-    ran = [run(backbone, case) for case in drawn]
-    trials = [trial for of in ran for trial in of]
-    calibration = derive(backbone, drawn, ran, model=name)
     rows: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     for index in range(windows):
         stage = bench.stage(index)
         for shift, order in SHIFTS.items():
-            for service, tier, right, agree, drift in served(backbone, stage, order, calibration):
+            for service, tier, right, agree, drift in served(backbone, stage, order):
                 rows[service, shift, tier].append((right, agree, drift))
     table = []
     for (service, shift, tier), held in rows.items():
@@ -104,16 +72,19 @@ def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
                 "kl max": float(drift.max()),
             }
         )
-    return {
-        "family": name,
-        "calibration": {n: v for n, v in asdict(calibration).items() if n != "path"},
-        "trials": [asdict(trial) for trial in trials],
-        "rows": table,
-    }
+    return {"family": name, "rows": table}
+
+
+def tier_of(window: KameraWindow, order: Sequence[Slot | Chunk]) -> str:
+    """Bring a window to an order; the tier of its last segment."""
+    plan = window.plan(Arrange(order, "repair", archive=False), policy=strict(window.policy))
+    admissions = admissions_of(window, plan)
+    window.run(plan)
+    return as_placed(admissions, plan, window.slots)[-1].tier
 
 
 def served(
-    backbone: Backbone, stage: Stage, order: Sequence[int], calibration: Calibration
+    backbone: Backbone, stage: Stage, order: Sequence[int]
 ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Per service: the frame's tier; right, agrees with the re-prefill, and drift of every question."""
     questions = stage.questions(order)
@@ -129,7 +100,6 @@ def served(
     for service, policy in (
         ("exact", ReusePolicy.exact()),
         ("patched", PATCHED),
-        ("calibrated", LOOSE),
         ("unguarded", UNGUARDED),
     ):
         store = ChunkStore.open("memory://")
@@ -145,16 +115,14 @@ def served(
             while same < min(len(order), len(MAIN)) and order[same] == MAIN[same]:
                 same += 1
             same += tuple(order) == MAIN
-            outcome = Arrangement(live, [*live.slots[:same], *chunks[same:]]).run()
-            tier: str = outcome.admissions[-1].tier
+            tier = tier_of(live, [*live.slots[:same], *chunks[same:]])
         elif service == "unguarded":
             live = window(policy, store)
             live.run(Arrange(chunks))
             tier = live.slots[-1].guarantee
         else:
             live = window(policy, store)
-            given = calibration if service == "calibrated" else None
-            tier = Arrangement(live, chunks, calibration=given).run().admissions[-1].tier
+            tier = tier_of(live, chunks)
         logits = live.next_token_logits_of([q.text for q in questions])
         best = logits.argmax(-1)
         yield (
@@ -170,22 +138,20 @@ def main() -> None:
     """Measure, print, and write JSON where it is asked for."""
     parser = argparse.ArgumentParser(prog="python -m lab.reuse.tiers")
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--swept", type=int, default=12, help="episodes of the calibration")
     parser.add_argument("--families", default="gqa-unled,mla,gqa,mha,deepstack")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found = []
     for name in asked.families.split(","):
-        made = measure(name, asked.windows, asked.swept)
+        made = measure(name, asked.windows)
         found.append(made)
-        held = made["calibration"]
-        print(name, "windows", held["windows"], "threshold", held["threshold"], "trials", held["trials"])
+        print(name)
         for row in made["rows"]:
             cells = (f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items())
             print("  ", "  ".join(cells), flush=True)
         if asked.output is not None:  # after each family, so that a stopped run leaves what it has
-            command = f"python -m lab.reuse.tiers --windows {asked.windows} --swept {asked.swept}"
+            command = f"python -m lab.reuse.tiers --windows {asked.windows}"
             command += f" --families {asked.families}"
             document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
             keep(document, asked.output)

@@ -1,6 +1,6 @@
 """What is served of agents' traces, by pattern and tier: tokens found are not tokens that may be reused.
 
-    python -m lab.reuse.traces [--requests 6] [--policies strict calibrated sampled] [--patterns tools …]
+    python -m lab.reuse.traces [--requests 6] [--policies strict sampled] [--patterns tools …]
                                [--output FILE]
 
 The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
@@ -8,9 +8,8 @@ a segment depends on its left context alone, not on weights. ``heads`` are the f
 segments whose KV is taken from the segment that stood there, ``found behind it`` the tokens that the index
 finds behind the exact prefix. ``served`` is all that is not prefilled, ``of what comes again`` its share of
 prefix and found tokens. Under ``strict`` the policy is POLICY: patches of the same left context. Under
-``calibrated`` it is LOOSE with a calibration that lets every segment pass: what a stored copy is there for
-is served, whatever its left context, so this counts discovery and not quality. A trace lacks pixels, so the
-pattern with pictures is another one, with real ones: ``screens`` are conversations of a computer-use agent
+``sampled`` a quarter of each moved segment's tokens is run. A trace lacks pixels, so the pattern with
+pictures is another one, with real ones: ``screens`` are conversations of a computer-use agent
 (`lab.replay.scripts`) that keeps its last three screenshots, through the shipped vision backbone and its
 processor, strict; its encodes are counted too.
 """
@@ -31,20 +30,19 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Message
 from kamera.edits import policies
-from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser, Scope
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
 from lab.replay.scripts import screens
 from lab.results import keep
 from lab.reuse.recovery import Observer
-from lab.reuse.ttft import LAYERS, VOCABULARY, lenient, model
+from lab.reuse.ttft import LAYERS, VOCABULARY, model
 from lab.speed.machine import commit, machine
 
 POLICY = ReusePolicy(rank=4, certified=False, forms="always")
-LOOSE = replace(POLICY, minimum="blind")
 SAMPLED = replace(POLICY, minimum="sampled", share=0.25, max_error=1.0, forms="returning")
 """A quarter of each segment's tokens: on random weights the estimate would refuse them."""
-POLICIES = {"strict": POLICY, "calibrated": LOOSE, "sampled": SAMPLED}
+POLICIES = {"strict": POLICY, "sampled": SAMPLED}
 
 KEEP = policies.keep_last_images(3)
 
@@ -57,15 +55,14 @@ def folded(prompt: Prompt) -> Prompt:
 
 def measure(backbone: Backbone, pattern: str, requests: int, seed: int, name: str) -> dict[str, Any]:
     """Shares of all prompt tokens: kept in the prefix, by tier behind it, found by the index, and run."""
-    policy, calibration = POLICIES[name], lenient(backbone) if name == "calibrated" else None
-    reuser = Reuser(backbone, ChunkStore.open("memory://"), policy, held=4, calibration=calibration)
+    reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICIES[name], held=4)
     prompts = [folded(given) for given in prompts_of(pattern, seed, requests)]
     return _served(reuser, pattern, [(prompt, prompt) for prompt in prompts])
 
 
 def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -> dict[str, Any]:
     """Each prompt (as given to ``reuser``, and as the index sees it) is counted, then served."""
-    observer = Observer(ContentIndex(Scope("", ""), RULES[DEFAULT_RULE]), sink=reuser.sink)
+    observer = Observer(ContentIndex(RULES[DEFAULT_RULE]), sink=reuser.sink)
     tokens: Counter[str] = Counter()
     encodes = pictures = 0
     for given, prompt in asked:

@@ -5,9 +5,8 @@
 A prompt is a sink, a header that is new in every round, a body that is stored, and a question. Ways:
 no cache; a prefix cache (the sink alone is common); CacheBlend with 15 % of the tokens; boundary states
 at half depth (the upper half of the layers runs for the body: timed as a model of half the layers); and a
-`Reuser` per tier: a miss that is stored, ``patched`` (this header was seen), ``approximate`` (it was not; two
-tokens are probed) and ``exact`` (the last window still holds the prompt). Weights are random: only shapes
-decide times.
+`Reuser` per tier: a miss that is stored, ``patched`` (this header was seen) and ``exact`` (the last window
+still holds the prompt). Weights are random: only shapes decide times.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.ops import PatchBudget, kv_concat, kv_of
+from kamera.ops import kv_concat, kv_of
 from kamera.patches import prefill_anchor
-from kamera.reuse import Calibration, HeldOut, Prompt, Reuser
-from kamera.window import grounds_of, library_versions
+from kamera.reuse import Prompt, Reuser
 from lab.baselines.cacheblend import CacheBlend
 from lab.baselines.rows import tokens_afforded
 from lab.results import keep
@@ -136,20 +133,10 @@ def reused(reuser: Reuser, prompt: Prompt, tier: str) -> None:
     done.window.next_token_logits(done.question)
 
 
-def lenient(backbone: Backbone) -> Calibration:
-    """A calibration that lets every segment pass, so that the accepted case is timed."""
-    grounds = grounds_of(backbone, PatchBudget(1))
-    facts = (grounds.fingerprint, "random", grounds.dtype, grounds.vocabulary, grounds.position_limit)
-    none = HeldOut(0, 0, 0, 0)
-    scope = "", ("text behind text",), ("",)
-    return Calibration(*facts, library_versions(), 1.0, (0,) * LAYERS, -1.0, (), 0, none, none, *scope, "")
-
-
 def measure(body: int, rounds: int) -> dict[str, Any]:
     """Median seconds of every way, rounds interleaved, and ratios to no cache."""
     rig = Rig(body)
     backbone = rig.backbone
-    calibration = lenient(backbone)
     seconds: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[[], None]) -> None:
@@ -157,19 +144,16 @@ def measure(body: int, rounds: int) -> dict[str, Any]:
         work()
         seconds.setdefault(name, []).append(time.perf_counter() - started)
 
-    loose = replace(POLICY, minimum="blind")
     for number in range(rounds + 1):
         header, store = rig.words(HEADER), ChunkStore.open("memory://")
         for name, way in rig.ways.items():
             timed(name, partial(way, header))
-        prompt, moved = rig.prompt(header), rig.prompt(rig.words(HEADER))
+        prompt = rig.prompt(header)
         first = Reuser(backbone, store, POLICY, sink=SINK)
         timed("Kamera, a miss that is stored", partial(reused, first, prompt, "none"))
         timed("Kamera, exact", partial(reused, first, prompt, "exact"))
         again = Reuser(backbone, store, POLICY, sink=SINK)
         timed("Kamera, patched", partial(reused, again, prompt, "patched"))
-        near = Reuser(backbone, store, loose, sink=SINK, calibration=calibration)
-        timed("Kamera, approximate", partial(reused, near, moved, "approximate"))
         if number == 0:
             seconds.clear()  # warm-up
     medians = {name: statistics.median(held) for name, held in seconds.items()}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.content import Rendered, Segment
-from kamera.edits import difference, pieces
+from kamera.edits import difference
 
 
 def rendered(letters: str) -> Rendered:
@@ -72,8 +72,3 @@ def test_a_long_session_is_compared_in_linear_steps():
     one = rendered("abcde" * 100)
     other = rendered(("abcde" * 100)[7:])
     assert len(difference(one, other).kept) == len(other.segments)
-
-
-def test_pieces_of_an_untouched_prompt_are_its_segments():
-    before = rendered("abc")
-    assert [p.index for p in pieces(before, ())] == [0, 1, 2]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kamera.content import Conversations
-from kamera.edits import Directive, Edit, Fresh, Kept, pieces, resolve
+from kamera.edits import Directive, Edit, resolve
 from kamera.errors import InvalidDirective
 from tests.content import templates
 from tests.content.templates import TALK, screens
@@ -30,7 +28,7 @@ def _picture(n: int) -> tuple[int, int]:
 def test_a_message_is_its_whole_turn():
     (edit,) = resolve([Directive(1, 2, None, "forget", "messages")], _TALK, _tokenize)
     assert (edit.start, edit.stop) == _TALK.turns[1] and edit.mode == "forget"
-    assert edit.shift == _TALK.turns[1][0] - _TALK.turns[1][1]
+    assert (edit.start, edit.stop, edit.replacement) == (*_TALK.turns[1], ())
 
 
 def test_a_picture_is_replaced_by_text_in_its_turn():
@@ -47,7 +45,7 @@ def test_segments_are_counted_like_messages():
 
 def test_an_insertion_between_messages_removes_nothing():
     (edit,) = resolve([Directive(1, 1, "note", unit="messages")], _TALK, _tokenize)
-    assert edit.start == edit.stop == _TALK.turns[1][0] and edit.shift == 4
+    assert edit.start == edit.stop == _TALK.turns[1][0] and len(edit.replacement) == 4
 
 
 @pytest.mark.parametrize("cut", [(1, 0), (0, -1)], ids=["begins inside", "ends inside"])
@@ -105,33 +103,3 @@ def test_a_directive_that_means_nothing_is_refused():
         Directive(0, 1, unit="words")
     with pytest.raises(InvalidDirective, match="not a token id"):
         resolve([Directive(0, 1, [-5])], rendered("cde"), _tokenize)
-
-
-@given(st.data())
-def test_pieces_hold_the_edited_tokens_and_keep_whole_segments(data):
-    before = rendered(data.draw(st.text("abcdef", min_size=1, max_size=8)))
-    borders = sorted(data.draw(st.sets(st.integers(0, before.stable), max_size=8)))
-    spans = list(zip(borders[::2], borders[1::2], strict=False))
-    edits = resolve(
-        [Directive(a, b, data.draw(st.lists(st.integers(0, 9), max_size=3))) for a, b in spans],
-        before,
-        _tokenize,
-    )
-    wanted = before.ids.tolist()
-    for edit in reversed(edits):
-        wanted[edit.start : edit.stop] = edit.replacement
-    made = pieces(before, edits)
-    tokens: list[int] = []
-    for piece in made:
-        tokens += (
-            piece.ids if isinstance(piece, Fresh) else before.tokens(before.segments[piece.index]).tolist()
-        )
-    assert tokens == wanted
-    touched = {
-        i
-        for i, s in enumerate(before.segments)
-        if any(e.start < s.stop and s.start < e.stop for e in edits if e.start < e.stop)
-    }
-    assert [p.index for p in made if isinstance(p, Kept)] == [
-        i for i in range(len(before.segments)) if i not in touched
-    ]

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lab.recompute import Resume, hidden_states, recompute
-from lab.reuse import breakeven, curve
+from lab.reuse import breakeven
 from lab.reuse.boundary import Boundary, Multicut, above, hidden_bytes, rank_of
 from lab.reuse.exact import backbones, drawn, run
-from lab.reuse.sweep import Trial
 from tests.engines.compare import relative
 from tests.lab.scenes import FAMILIES
 from tests.lab.scenes import scene_of as new_scene
@@ -87,7 +86,7 @@ def test_random_prompts_reuse_and_do_not_diverge():
 def test_break_even_divides_what_storing_cost_by_what_a_reuse_saves():
     found = breakeven.measure(body=64, rounds=1)
     rows = {(row["form"], row["tier"]): row for row in found["rows"]}
-    stored = {(form, tier) for form in breakeven.FORMS for tier in ("patched", "approximate")}
+    stored = {(form, "patched") for form in breakeven.FORMS}
     assert set(rows) == stored | {("live session", "exact"), ("proved", "patched")}
     seconds = found["seconds"]
     for (form, tier), row in rows.items():
@@ -98,17 +97,3 @@ def test_break_even_divides_what_storing_cost_by_what_a_reuse_saves():
             assert row["f_star"] * row["saved"] == pytest.approx(row["invested"])
     sizes = [rows[form, "patched"]["bytes"] for form in ("as-is", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
-
-
-def test_an_operating_point_admits_only_trials_within_its_bound(tmp_path):
-    near = [Trial(64, (0.0, 0.01 + 0.001 * i), 0.9 + 0.001 * i, True) for i in range(20)]
-    far = [Trial(0, (0.0, 2.0 + i), 0.95, False) for i in range(5)]
-    found = curve.points([*near, *far], bounds=(0.005, 0.05, 4.0))
-    assert set(found) == {0.05}  # no left context is enough for 0.005, too few trials go beyond 4
-    assert found[0.05].accepted == 20 / 25 and found[0.05].agreement == 1.0
-    assert found[0.05].worst == pytest.approx(0.029)
-    by_guard = [(row.accepted, row.worst) for row in curve.by_guard([*near, *far])]
-    assert by_guard == [(0.8, pytest.approx(0.029)), (1.0, 6.0)]
-    assert curve.by_probe([*near, *far])[0].worst == 6.0  # probed tokens alike, and yet the worst drift
-    curve.draw([("made up", [*near, *far])], tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1000

@@ -8,13 +8,14 @@ import torch
 
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.hf.backbone import Backbone as Hf
-from kamera.ops import PatchBudget
-from kamera.reuse import Calibration, HeldOut, Point, Prompt, Reuser
-from kamera.window import grounds_of, library_versions
+from kamera.reuse import Prompt, Reuser
 from tests.models import tiny
 
 FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False, forms="always")
 """Patches of full rank."""
+
+SAMPLED = ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, certified=False)
+"""A quarter of a moved segment's tokens, whatever the estimate: on random weights it would refuse them."""
 
 HEAD = torch.tensor([5, 6, 7, 8])
 """The first tokens of every prompt: its sink."""
@@ -55,31 +56,6 @@ def plain(backbone: Hf, asked: Prompt) -> torch.Tensor:
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
-
-
-def calibration(backbone: Backbone, **changed) -> Calibration:
-    """A calibration that lets everything pass, but for ``changed``."""
-    grounds = grounds_of(backbone, PatchBudget(1))
-    content = {
-        "fingerprint": grounds.fingerprint,
-        "model": "tiny",
-        "dtype": grounds.dtype,
-        "vocabulary": grounds.vocabulary,
-        "position_limit": grounds.position_limit,
-        "versions": library_versions(),
-        "bound": 0.05,
-        "windows": (0,) * len(backbone.layout),
-        "threshold": -1.0,
-        "curve": (Point(-1.0, 1.0, 0.0, 0.0, 1.0),),
-        "trials": 20,
-        "tested": HeldOut(60, 60, 0, 0),
-        "replaced": HeldOut(60, 0, 0, 0),
-        "refusal": "",
-        "scope": ("text behind text",),
-        "sources": ("", "system", "user", "assistant", "tool"),
-        "created": "2026-11-22T00:00:00+00:00",
-    }
-    return Calibration(**{**content, **changed})
 
 
 def family(name: str) -> Backbone:

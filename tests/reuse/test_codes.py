@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.ops import KV
-from tests.reuse.rig import FULL, calibration, error, family, parts, plain, prompt, reuser, words
+from tests.reuse.rig import error, family, parts, plain, prompt, reuser, words
 
 NAME = "llama_mqa"
 CODES = pytest.mark.parametrize("codec", ["int8", "int4"])
@@ -70,13 +68,3 @@ def test_an_edited_segment_takes_no_head_out_of_codes(codec):
     done = plan.run()
     asked = prompt(a[:10], words(3, 5), question)
     assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4
-
-
-@CODES
-def test_approximate_segments_out_of_codes_are_near(codec):
-    backbone, store = family(NAME), store_of(codec)
-    _, b, c, d, question = parts()
-    loose = replace(FULL, minimum="blind")
-    one = reuser(backbone, store, loose, calibration=calibration(backbone))
-    done = one.prepare(prompt(d, b, c, question)).run()
-    assert [x.guarantee for x in done.admissions][1:] == ["near", "near"]

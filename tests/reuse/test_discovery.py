@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import Backbone, ChunkStore, ReusePolicy, testbed
-from kamera.errors import ForeignIndex
+from kamera import Backbone, ReusePolicy, testbed
 from kamera.patches import later_of
-from kamera.reuse import RULES, IndexFile, Prompt, Scope
-from tests.reuse.rig import HEAD, calibration, error, family, plain, reuser, words
+from kamera.reuse import RULES, Prompt
+from tests.reuse.rig import HEAD, SAMPLED, error, family, plain, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 from tests.window.rig import borne, watching
 
@@ -67,31 +66,18 @@ def test_what_came_before_is_the_same_chunk_again():
     assert last == [tuple(PASSAGES[i].tolist()) for i in ORDERS[-1]]
 
 
-def test_moved_chunks_are_served_under_a_calibration():
-    backbone = family(NAME)
-    loose = ReusePolicy(minimum="blind", rank=64, patch_bytes=None, certified=False, forms="always")
-    one = reuser(backbone, policy=loose, rule=RULE, calibration=calibration(backbone))
-    shares = []
-    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0, 3, 1], [1, 3, 2, 0]):
-        done = one.prepare(shuffled(order)).run()
-        served = sum(a.tokens for a in done.admissions if a.tier != "none")
-        shares.append(served / sum(a.tokens for a in done.admissions))
-    assert shares[0] == 0.0
-    assert shares[-1] > 0.7
-
-
 def test_a_part_of_a_segment_is_computed_before_it_is_served():
     """A slice of a canonical attended to what precedes it in its segment: it is no canonical."""
     backbone, whole = family(NAME), words(7, 200)
-    loose = ReusePolicy(minimum="blind", rank=64, patch_bytes=None, certified=False, forms="always")
-    one = reuser(backbone, policy=loose, rule=RULE, calibration=calibration(backbone))
+    one = reuser(backbone, policy=SAMPLED, rule=RULE)
 
     def asked(*parts: torch.Tensor) -> Prompt:
         return Prompt.of(torch.cat([HEAD, *parts, QUESTION]).numpy())
 
     one.prepare(asked(whole)).run()
-    for seed, tier in ((8, "none"), (9, "approximate")):
+    for seed, tier in ((8, "none"), (9, "sampled")):
         done = one.prepare(asked(words(seed, 30), whole[20:110])).run()
+        done.window.flush()
         (part,) = [
             a
             for a, piece in zip(done.admissions, spans(done), strict=True)
@@ -99,42 +85,6 @@ def test_a_part_of_a_segment_is_computed_before_it_is_served():
         ]
         assert part.tier == tier
         assert ("it came before" in part.reason) == (tier == "none")
-
-
-def test_processes_that_share_an_index_cut_alike(tmp_path):
-    backbone, store = family(NAME), ChunkStore.open("memory://")
-    scope = Scope(backbone.fingerprint, "tokenizer", store.tenant)
-    draw = random.Random(0)
-    drawn = [draw.sample(range(5), 4) for _ in range(4)]
-    with (
-        IndexFile(tmp_path / "index", scope, RULE) as here,
-        IndexFile(tmp_path / "index", scope, RULE) as there,
-    ):
-        mine, other = reuser(backbone, store, index=here), reuser(backbone, store, index=there)
-        for order in drawn:
-            mine.prepare(shuffled(order)).run()
-        done = other.prepare(shuffled(drawn[-1])).run()
-        tiers = {a.tier for a in done.admissions}
-    assert tiers == {"exact", "patched"}
-    assert done.report.forwards == 0
-
-
-def test_a_damaged_index_is_a_miss_and_anothers_is_refused(tmp_path, caplog):
-    backbone = family(NAME)
-    path = tmp_path / "index"
-    with IndexFile(path, Scope(backbone.fingerprint, "tokenizer", ""), RULE) as file:
-        one = reuser(backbone, policy=ReusePolicy.exact(), index=file)
-        one.prepare(shuffled([0, 1])).run()
-        with path.open("ab") as raw:
-            raw.write(b"damage, not a frame")
-        done = one.prepare(shuffled([1, 0])).run()
-        assert error(done.window.next_token_logits(done.question), plain(backbone, shuffled([1, 0]))) < 1e-4
-        assert "nothing was looked up" in caplog.text and "was not added" in caplog.text
-    with (
-        IndexFile(tmp_path / "foreign", Scope(backbone.fingerprint, "tokenizer", "b"), RULE) as file,
-        pytest.raises(ForeignIndex, match="tenant 'b'"),
-    ):
-        reuser(backbone, index=file)
 
 
 def test_a_conversation_finds_what_moved_inside_its_messages():
@@ -188,11 +138,9 @@ def served(one, orders) -> tuple[float, int]:
 
 def test_canonicals_of_what_recurs_are_made_where_they_can_be_served():
     backbone = family(NAME)
-    for minimum in ("patched", "blind"):
-        policy = ReusePolicy(minimum=minimum, certified=False)
-        one = reuser(backbone, policy=policy, rule=RULE, calibration=calibration(backbone))
-        share, later = served(one, LONG)
-        if minimum == "patched":
+    for policy in (ReusePolicy(certified=False), SAMPLED):
+        share, later = served(reuser(backbone, policy=policy, rule=RULE), LONG)
+        if policy.minimum == "patched":
             assert later == 0 and share < 0.5
         else:
             assert later > 0 and share > 0.9  # what led a prompt before has its canonical for nothing
@@ -221,9 +169,8 @@ def test_plans_and_account_tell_all_forwards(minimum, forms):
     """What plans said of now and of later, and the account, equal hooks on the model once all is done."""
     backbone = family(NAME)
     policy = ReusePolicy(minimum, forms=forms, certified=False, tolerance=None, audit=0.0)
-    given = calibration(backbone) if minimum == "blind" else None
     with watching(backbone, probes=True) as seen:
-        one = reuser(backbone, policy=policy, rule=RULE, calibration=given)
+        one = reuser(backbone, policy=policy, rule=RULE)
         one.prepare(shuffled(LONG[0]))  # the anchor
         later_of(backbone).flush()
         before = one.usage()

@@ -291,3 +291,16 @@ def test_a_plan_runs_once_and_then_leaves_the_callers_window_alone():
     with pytest.raises(ValueError, match="has run"):
         plan.run()
     assert window.slots == before
+
+
+@pytest.mark.parametrize("minimum", ["near", "blind"])
+def test_nothing_stored_for_another_left_context_is_served(minimum):
+    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
+    a, b, c, d, question = parts()
+    reuser(backbone, store).prepare(prompt(a, b, c, question)).run()
+    asked = prompt(d, b, c, question)
+    done = reuser(backbone, store, replace(FULL, minimum=minimum, max_divergence=1.0)).prepare(asked).run()
+    assert [x.tier for x in done.admissions] == ["none"] * 3
+    assert "stored, but not for this left context" in done.admissions[1].reason
+    assert {slot.guarantee for slot in done.window.slots} == {"exact"}
+    assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.content import gear
-from kamera.reuse import RULES, ContentIndex, Media, Prompt, Scope
+from kamera.reuse import RULES, ContentIndex, Media, Prompt
 from kamera.reuse.scan import Scan, window_stops
 
-SCOPE = Scope("model", "tokenizer")
 RULE = RULES["high"]
 
 
@@ -25,7 +24,7 @@ def text(seed: int, count: int, alphabet: int = 30_000) -> np.ndarray:
 @given(st.integers(0, 10**6), st.integers(63, 400), st.integers(0, 700), st.sampled_from(sorted(RULES)))
 def test_a_moved_region_is_found_to_the_token(seed, size, shift, rule):
     region = text(seed, size)
-    index = ContentIndex(SCOPE, RULES[rule])
+    index = ContentIndex(RULES[rule])
     index.add(Prompt.of(np.concatenate([text(seed + 1, 321), region, text(seed + 2, 100)])))
     asked = np.concatenate([text(seed + 3, shift), region, text(seed + 4, 50)])
     found = index.find(Prompt.of(asked))
@@ -39,7 +38,7 @@ def test_a_moved_region_is_found_to_the_token(seed, size, shift, rule):
 
 def test_hits_are_apart_and_in_order():
     region = np.tile(text(0, 40), 20)
-    index = ContentIndex(SCOPE, RULE)
+    index = ContentIndex(RULE)
     index.add(Prompt.of(region))
     hits = index.find(Prompt.of(np.concatenate([text(1, 7), region]))).hits
     assert hits
@@ -48,7 +47,7 @@ def test_hits_are_apart_and_in_order():
 
 def test_a_scan_finds_nothing_in_a_picture():
     ids = text(0, 300)
-    index = ContentIndex(SCOPE, RULE)
+    index = ContentIndex(RULE)
     index.add(Prompt.of(ids))
     for edge in (50, 20, 0):
         asked = Prompt.of(np.concatenate([text(1, 9), ids]), media=[Media(edge, 250, "red")])

@@ -11,7 +11,6 @@ import torch
 from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.sessions import SessionPool
-from tests.reuse.rig import calibration
 from tests.sessions.rig import EXACT, Messages, plain_logits, speaking
 from tests.window.rig import borne, watching
 
@@ -74,18 +73,6 @@ def test_what_is_found_and_not_served_answers_as_the_plain_model(policy):
         chat.flush()
     reasons = [a.reason for a in chat.admissions]
     assert any("stored, but not for this left context" in why for why in reasons) == (policy is REFUSED)
-
-
-def test_a_calibration_serves_what_moved():
-    backbone, store = speaking("headers"), ChunkStore.open("memory://")
-    loose = ReusePolicy(minimum="blind", certified=False)
-    tiers = []
-    for number in range(3):
-        chat = ChatSession(backbone, store, policy=loose, reuse=calibration(backbone))
-        chat.next_token_logits(told(words(30 + number, 50)))
-        chat.flush()
-        tiers.append({a.tier for a in chat.admissions if a.tokens > 100})
-    assert tiers == [{"none"}, {"none"}, {"approximate"}]
 
 
 def equal_runs(text: list[int], earlier: list[list[int]], least: int) -> set[int]:

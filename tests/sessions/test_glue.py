@@ -7,7 +7,7 @@ import pytest
 from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
 from kamera.errors import UnknownChunk
-from kamera.sessions.showing import Admitting
+from kamera.sessions import showing
 from kamera.window import GLUE, Arrange, Evict
 from tests.window.rig import watching
 
@@ -166,7 +166,7 @@ def test_chunks_of_several_segments_run_no_token_more(backbone, frames, mode, po
         return tokens, len(session.window)
 
     merged, few = ran()
-    monkeypatch.setattr(Admitting, "apart", lambda self, window: True)
+    monkeypatch.setattr(showing, "stands_apart", lambda window, reuse: True)
     apart, many = ran()
     assert all(a <= b + more for a, b in zip(merged, apart, strict=True)), (merged, apart)
     assert few < many or mode == "forget"

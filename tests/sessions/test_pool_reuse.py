@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 
 from kamera import ChunkStore
-from kamera.errors import CertificateMismatch
 from kamera.sessions import SessionPool
 from tests.content.templates import TALK
-from tests.reuse.rig import calibration
 from tests.sessions.rig import EXACT, FULL, plain_logits, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
@@ -70,17 +67,6 @@ def test_threads_get_the_answers_of_sessions_without_it(policy):
     assert failed == []
     assert found == {(turn, word): alone[word] for turn in range(2) for word in words}
     assert one.metrics().failed == 0
-
-
-def test_a_pools_calibration_is_checked_before_any_request():
-    backbone = speaking("headers")
-    loose = replace(FULL, minimum="blind")
-    one = pool(policy=loose, reuse=calibration(backbone), min_tokens=APART)
-    one.send(TALK, **GREEDY)
-    name = one.send([TALK[2], TALK[1], {"role": "user", "content": "ten"}], **GREEDY).session_id
-    assert "approximate" in {a.tier for a in one.session(name).admissions}
-    with pytest.raises(CertificateMismatch, match="fingerprint"):
-        pool(policy=loose, reuse=calibration(backbone, fingerprint="0" * 64))
 
 
 def test_reuse_is_off_unless_it_is_asked_for():

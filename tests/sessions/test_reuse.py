@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kamera import ChatSession, ChunkStore
-from kamera.errors import CertificateMismatch
-from tests.reuse.rig import calibration
 from tests.sessions.rig import EXACT, FULL, plain_logits, session, speaking
 
 TALK = [
@@ -25,7 +21,7 @@ def off(chat: ChatSession, messages) -> float:
 
 
 @pytest.mark.parametrize("policy", [EXACT, FULL])
-def test_reuse_without_a_calibration_changes_no_answer(policy):
+def test_reuse_changes_no_answer(policy):
     chat = session(speaking("headers"), policy, reuse=True)
     for messages in (TALK[:1], TALK, MOVED, TALK):
         assert off(chat, messages) < 1e-4
@@ -41,16 +37,3 @@ def test_stored_segments_are_admitted_in_another_session():
     assert off(second, TALK) < 1e-4
     assert {a.tier for a in first.admissions} == {"none"}
     assert {a.tier for a in second.admissions} == {"exact", "patched"}
-
-
-def test_a_calibration_admits_and_a_foreign_one_is_refused():
-    backbone, store = speaking("headers"), ChunkStore.open("memory://")
-    loose = replace(FULL, minimum="blind")
-    ChatSession(backbone, store, policy=loose, reuse=True).next_token_logits(TALK)
-    chat = ChatSession(backbone, store, policy=loose, reuse=calibration(backbone))
-    chat.next_token_logits(MOVED)
-    assert "approximate" in {a.tier for a in chat.admissions}
-    assert chat.window.guarantee in ("near", "blind")
-    foreign = calibration(backbone, fingerprint="0" * 64)
-    with pytest.raises(CertificateMismatch, match="fingerprint"):
-        ChatSession(backbone, store, policy=loose, reuse=foreign).next_token_logits(TALK)

@@ -13,7 +13,6 @@ from kamera.engines import calls_of, precedence
 from kamera.engines.hf import Observer
 from kamera.patches import later_of
 from kamera.reuse import Reuser
-from tests.reuse.rig import calibration, family, parts, prompt
 from tests.sessions.rig import session, speaking
 from tests.window.rig import Seen, borne, watching
 
@@ -262,19 +261,3 @@ def test_a_reuser_bears_its_plans_and_runs(backbone, frames):
             done.window.flush()
         assert seen.encodes >= 3
         assert borne(seen, reuser.usage())
-
-
-@pytest.mark.parametrize("threshold", [-1.0, 2.0])
-def test_probes_of_approximate_segments_are_on_the_account(threshold):
-    """Admitted, or refused and prefilled."""
-    own, store = family("llama_mqa"), ChunkStore.open("memory://")
-    a, b, c, d, question = parts()
-    loose = replace(POLICIES["forming always"], certified=False, minimum="blind")
-    with watching(own, probes=True) as seen:
-        reuser = Reuser(own, store, loose, calibration=calibration(own, threshold=threshold))
-        reuser.prepare(prompt(a, b, c, question)).run().window.flush()
-        done = reuser.prepare(prompt(d, b, c, question)).run()
-        done.window.flush()
-    tiers = [admission.tier for admission in done.admissions]
-    assert tiers == (["none", "approximate", "approximate"] if threshold < 0 else ["none"] * 3)
-    assert borne(seen, reuser.usage())

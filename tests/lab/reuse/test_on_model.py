@@ -1,4 +1,4 @@
-"""``python -m lab.reuse roc | sink | shift | calibrate``: a table, JSON, a plot, and a calibration's file."""
+"""``python -m lab.reuse roc | sink | shift``: a table, JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from kamera.reuse import Calibration
 from lab.agent_traces import trace
 from lab.reuse.__main__ import main
 from tests.cli.run import run
@@ -32,20 +31,6 @@ def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
     short.write_text("too short")
     refused = run(capsys, main, "sink", "testbed", "--text", short)
     assert refused.code == 2 and "give a longer text" in refused.err
-
-
-def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
-    plot = tmp_path / "c.png"
-    text = tmp_path / "text.txt"
-    text.write_text(" ".join(f"value of tag {i} red glyph" for i in range(200)))
-    common = ("calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
-    made = run(capsys, main, *common, "--cases", 2, "--source", "tool", "--text", text)
-    assert made.code == 1 and made.document["threshold"] is None  # eight comparisons: too few to believe
-    assert made.document["violation_limit"] == 1.0 and "too few" in made.document["refusal"]
-    read = Calibration.read(made.document["path"])
-    assert (read.model, read.trials, len(read.windows)) == ("testbed", 8, 6)
-    assert (read.sources, read.scope, read.tested.cases) == (("tool",), ("text behind text",), 1)
-    assert plot.read_bytes().startswith(PNG)
 
 
 def test_shift_predicts_per_service(capsys, tmp_path):

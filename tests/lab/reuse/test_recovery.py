@@ -7,14 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from kamera.reuse import RULES, ContentIndex, Hit, Media, Prompt, Scope
+from kamera.reuse import RULES, ContentIndex, Hit, Media, Prompt
 from lab.agent_traces import PATTERNS, trace
 from lab.reuse.otel import read_calls
 from lab.reuse.recovery import Observer, Recovery, covered, recovery
 from lab.reuse.render import render
 from lab.reuse.words import word_ids
-
-SCOPE = Scope("", "")
 
 
 def text(seed: int, count: int) -> np.ndarray:
@@ -22,7 +20,7 @@ def text(seed: int, count: int) -> np.ndarray:
 
 
 def observed(rule: str, *prompts: Prompt, sink: int = 32) -> Recovery:
-    return recovery(ContentIndex(SCOPE, RULES[rule]), prompts, sink=sink)
+    return recovery(ContentIndex(RULES[rule]), prompts, sink=sink)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def test_the_sink_is_never_recovered_but_as_prefix():
     assert 0 < first.recovered < 200 - 31
     assert observed("anchors", seen, seen).prefix == 400
     with pytest.raises(ValueError, match="-1"):
-        Observer(ContentIndex(SCOPE, RULES["low"]), sink=-1)
+        Observer(ContentIndex(RULES["low"]), sink=-1)
 
 
 def test_overlapping_hits_count_once():
