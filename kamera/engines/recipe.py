@@ -68,11 +68,19 @@ class RowKey:
         anchor: str | None = None,
     ) -> RowKey:
         """The name of an object in a recipe of the context ``own``; ``anchor`` if it is not its own."""
-        named = cls(kind, chunk_id, own.anchor if anchor is None else anchor, "", antecedents, base)
-        return replace(named, key=named.derived(own))
+        return cls(kind, chunk_id, own.anchor if anchor is None else anchor, "", antecedents, base).keyed(own)
+
+    def keyed(self, own: Context) -> RowKey:
+        """The same with the key that follows from its other fields. Raises ValueError for no object's."""
+        made = replace(self, key=self.derived(own))
+        made.__dict__["_derived"] = own, made.key  # recipes that share it need not derive it again
+        return made
 
     def derived(self, own: Context) -> str:
         """The key that follows from the other fields. Raises ValueError for what names no object."""
+        known, key = self.__dict__.get("_derived", (None, ""))
+        if known is own:
+            return str(key)
         return object_key(self.kind, self.context(own), self.chunk_id, self.antecedents, self.base)
 
 

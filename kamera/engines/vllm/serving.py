@@ -90,16 +90,21 @@ def salt_of(asked: RecipeAsked) -> str:
     """What a prefix cache has to keep the request apart by: "" if all that is supplied equals a prefill.
 
     It names only what is supplied: behind that all is computed, so a longer window shares the pages of a
-    shorter one that begins with the same parts.
+    shorter one that begins with the same parts. Token ids and pictures are compared by the cache itself.
     """
-    parts, lossy = asked.recipe.parts[: asked.supplied], asked.recipe.context.lossy
-    plain = not lossy and all(
+    parts, own = asked.recipe.parts[: asked.supplied], asked.recipe.context
+    plain = not own.lossy and all(
         part.base == "canonical" and part.patch is None and not any(part.offset) and not i
         for i, part in enumerate(parts)
     )
     if plain or not parts:
         return asked.tenant
-    return digest("kamera.vllm.salt.v1", asked.tenant, replace(asked.recipe, parts=parts).salt)[:32]
+    facts = [asked.tenant, own.fingerprint, own.anchor, own.kv]
+    for part in parts:
+        patch = part.patch
+        rows = (part.kv and part.kv.key, patch and (patch.key, patch.formed, patch.created, patch.rank))
+        facts.append(repr((part.start, part.position, part.offset, rows)))
+    return digest("kamera.vllm.salt.v2", *facts)[:32]
 
 
 class StoredRows:
