@@ -31,8 +31,7 @@ class Ripe:
 
     ``antecedents`` as in `kamera.engines.Part`, ``formed`` is the weakest guarantee among them.
     ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. The ``kind`` is "anchor",
-    "canonical" or, behind antecedents, "exact". ``media`` are the engine's names of its pictures, () if they
-    bear the chunk's own id.
+    "canonical" or, behind antecedents, "exact". ``media`` are the engine's names of its pictures.
     """
 
     kind: str

@@ -266,8 +266,7 @@ def _inputs(
         return ({}, ()) if own == part.chunk_id else None
     if set(named) & {other.chunk_id for other in recipe.parts} - {part.chunk_id}:
         return None
-    media = () if set(named) == {part.chunk_id} else tuple(named)
-    return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}, media
+    return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}, tuple(named)
 
 
 def _pictures(request: Any) -> list[Placeholder]:

@@ -194,23 +194,25 @@ def test_a_survivor_answers_as_the_librarys_window_does(bed):
     assert sum(right) >= 9
 
 
-def test_pictures_without_an_id_are_known_by_the_engines_own_name_once_it_has_harvested_them(bed):
-    """A client that knows nothing of Kamera: the alias leads from the picture's hash to the chunk."""
-    episode = HELD_OUT.episode(4070, layout="LLLI")
+@pytest.mark.parametrize("named", [True, False], ids=["by its chunk's id", "by the engine's own hash"])
+def test_a_picture_that_the_engine_has_harvested_is_known(bed, named):
+    """Without an id the client need know nothing of Kamera: an alias leads from the hash to the chunk."""
+    episode = HELD_OUT.episode(4070 + named, layout="LLLI")
     chunk = bed.backbone.chunk(episode.frames[0].content)
     window = KameraWindow(bed.backbone, ChunkStore.open("memory://"), policy=FULL)
     window.append(chunk)
     recipe, ids = window.recipe(), bed.ids(window, bound(episode)[0].text)
-    given = prompt(ids, [episode.frames[0].image], [])
-    del given["multi_modal_uuids"]
+    given = prompt(ids, [episode.frames[0].image], [chunk.id])
+    if not named:
+        del given["multi_modal_uuids"]
     cold = ask(bed.llm, given, recipe.to_json())
     for _ in range(100):
         if bed.store.has(recipe.context, chunk.id):
             break
         time.sleep(0.1)
-    (row,) = [r for r in bed.store.ls("canonical", chunk_id=chunk.id)]
-    assert row.outline.media and chunk.id not in row.outline.media
-    scheduler_of(bed.llm).kv_cache_manager.reset_prefix_cache()
+    (row,) = bed.store.ls("canonical", chunk_id=chunk.id)
+    assert len(row.outline.media) == 1 and (chunk.id in row.outline.media) == named
+    assert scheduler_of(bed.llm).kv_cache_manager.reset_prefix_cache()
     read(bed)
     served, tokens = supplied(bed, given)
     assert tokens == len(recipe.ids) and same(cold, served)

@@ -158,7 +158,9 @@ def test_pictures_are_known_by_their_chunks_id_or_by_an_alias():
         (ROWS, "hash", 1), (ROWS, B, 3), (hashed, "hash", 2), (hashed, "other", 1), (hashed, B, 2),
     ):  # fmt: skip
         assert len(served(known, media=[Placeholder(6, 2, name)])) == count, name
-    assert len(served(media=[])) == 1  # a text that spells placeholders
+    harvested = [ANCHOR_ROW, CHUNKS[0], replace(canonical(B, media=(B,)), base=""), *PATCHES]
+    assert len(served(harvested)) == 2
+    assert len(served(media=[])) == len(served(harvested, media=[])) == 1  # a text that spells placeholders
 
 
 # -- stores, and the scheduler's side ----------------------------------------------------------------
