@@ -239,7 +239,7 @@ class Executor(Protocol):
 
 def _contradiction(recipe: Recipe) -> str:
     """What is wrong with a recipe, in a few words; "" for nothing."""
-    own, axes = recipe.context, len(recipe.shift)
+    own, axes, bases = recipe.context, len(recipe.shift), get_args(Base)
     anchor = recipe.anchor
     if anchor is not None and (anchor.kind, anchor.chunk_id) != ("anchor", own.anchor):
         return "its anchor is not that of its context"
@@ -251,7 +251,7 @@ def _contradiction(recipe: Recipe) -> str:
             return f"{what} does not begin where the one before it ends"
         if len(part.position) != axes or len(part.offset) != axes:
             return f"{what} stands on other axes than the gap behind it"
-        if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in get_args(Base):
+        if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in bases:
             return f"{what} has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
         if (part.kv is None) != bool(part.missing):
             return f"{what} has neither KV nor a reason, or both"

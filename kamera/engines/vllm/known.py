@@ -73,7 +73,8 @@ class _Behind:
     ) -> Recipe:
         """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
         whole, parts, at = ids.tolist(), list[Part](), tuple[int, ...]()
-        shown, names, worth = tuple[str, ...](), tuple[str, ...](), guarantee_named("exact")
+        shown, names = tuple[str, ...](), tuple[str, ...]()
+        worth: Guarantee = "exact"
         for row, start, stop in spans:
             outline = row.outline
             assert outline is not None
@@ -111,18 +112,22 @@ class _Behind:
         """What is served for a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``."""
         if least == "exact":
             return None
-        orders = list(dict.fromkeys((shown, names)))
-        for guarantee, candidates, formed in (
-            ("patched", orders, weakest((worth, "patched"))),
-            ("survivor", self._wider(row.chunk_id, shown) if least == "survivor" else [], "survivor"),
-        ):
-            for behind in candidates:
-                patch = self.patches.get((row.chunk_id, behind))
-                if patch is None or patch.budget is None or not budget.met_by(patch.budget, row.tokens):
-                    continue
-                if at_least(guarantee_named(patch.key.formed), guarantee_named(formed)):
-                    return _Choice(guarantee_named(guarantee), behind, patch.key)
+        for behind in (shown,) if names == shown else (shown, names):
+            if (key := self._patch(row, behind, budget, weakest((worth, "patched")))) is not None:
+                return _Choice("patched", behind, key)
+        for behind in self._wider(row.chunk_id, shown) if least == "survivor" else ():
+            if (key := self._patch(row, behind, budget, "survivor")) is not None:
+                return _Choice("survivor", behind, key)
         return None
+
+    def _patch(
+        self, row: ObjectInfo, behind: tuple[str, ...], budget: PatchBudget, enough: Guarantee
+    ) -> RowKey | None:
+        """The patch of a chunk that is formed well ``enough``, and meets the budget."""
+        patch = self.patches.get((row.chunk_id, behind))
+        if patch is None or patch.budget is None or not budget.met_by(patch.budget, row.tokens):
+            return None
+        return patch.key if at_least(guarantee_named(patch.key.formed), enough) else None
 
     def _wider(self, chunk_id: str, shown: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Antecedents that end as ``shown``, and knew more before it: the fewest first."""

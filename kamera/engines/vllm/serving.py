@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from kamera.engines.recipe import Recipe, RowKey
@@ -78,8 +79,12 @@ def check_places(asked: RecipeAsked, positions: torch.Tensor) -> None:
 
     ``positions`` ``[axes, tokens]`` are the engine's own, of the prompt.
     """
-    for part in asked.recipe.parts[: asked.supplied]:
-        low = tuple(positions[:, part.start : part.stop].amin(1).tolist())
+    parts = asked.recipe.parts[: asked.supplied]
+    if not parts:
+        return
+    whole, starts = positions[:, : parts[-1].stop].numpy(), [part.start for part in parts]
+    lows = np.minimum.reduceat(whole, starts, axis=1).T.tolist()
+    for part, low in zip(parts, map(tuple, lows), strict=True):
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
