@@ -69,11 +69,19 @@ class RowKey:
         anchor: str | None = None,
     ) -> RowKey:
         """The name of an object in a recipe of the context ``own``; ``anchor`` if it is not its own."""
-        named = cls(kind, chunk_id, own.anchor if anchor is None else anchor, "", antecedents, base)
-        return replace(named, key=named.derived(own))
+        return cls(kind, chunk_id, own.anchor if anchor is None else anchor, "", antecedents, base).keyed(own)
+
+    def keyed(self, own: Context) -> RowKey:
+        """The same with the key that follows from its other fields. Raises ValueError for no object's."""
+        made = replace(self, key=self.derived(own))
+        made.__dict__["_derived"] = own, made.key  # recipes that share it need not derive it again
+        return made
 
     def derived(self, own: Context) -> str:
         """The key that follows from the other fields. Raises ValueError for what names no object."""
+        known, key = self.__dict__.get("_derived", (None, ""))
+        if known is own:
+            return str(key)
         return object_key(self.kind, self.context(own), self.chunk_id, self.antecedents, self.base)
 
 
@@ -232,7 +240,7 @@ class Executor(Protocol):
 
 def _contradiction(recipe: Recipe) -> str:
     """What is wrong with a recipe, in a few words; "" for nothing."""
-    own, axes = recipe.context, len(recipe.shift)
+    own, axes, bases = recipe.context, len(recipe.shift), get_args(Base)
     anchor = recipe.anchor
     if anchor is not None and (anchor.kind, anchor.chunk_id) != ("anchor", own.anchor):
         return "its anchor is not that of its context"
@@ -244,7 +252,7 @@ def _contradiction(recipe: Recipe) -> str:
             return f"{what} does not begin where the one before it ends"
         if len(part.position) != axes or len(part.offset) != axes:
             return f"{what} stands on other axes than the gap behind it"
-        if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in get_args(Base):
+        if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in bases:
             return f"{what} has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
         if (part.kv is None) != bool(part.missing):
             return f"{what} has neither KV nor a reason, or both"

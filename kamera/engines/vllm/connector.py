@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from vllm import __version__ as vllm_version
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -22,15 +22,17 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from kamera.engines.vllm.harvest import Harvester, PageHarvest
 from kamera.engines.vllm.identity import fingerprint_of
+from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.positions import Positions
-from kamera.engines.vllm.scheduler import SchedulerSide
+from kamera.engines.vllm.prompts import PromptTables
+from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide
 from kamera.engines.vllm.serving import PageLoad
 from kamera.engines.vllm.stores import Stores
 from kamera.engines.vllm.versions import check_version
 from kamera.engines.vllm.worker import WorkerSide
-from kamera.errors import UnsupportedBackbone
+from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import PatchBudget
 from kamera.store import parse_size
 
@@ -53,7 +55,8 @@ class KameraConnector(KVConnectorBase_V1):
 
     ``kv_connector_extra_config``: ``store``, the url of a `ChunkStore`, and ``memory_limit`` of each
     tenant's; ``harvest``, bytes of KV that may wait to be stored (0, the default: nothing is read back), and
-    ``rank`` and ``patch_bytes`` of the patches that are formed of it, as in `ReusePolicy`.
+    ``rank`` and ``patch_bytes`` of the patches that are formed of it and served to recognised prompts, as in
+    `ReusePolicy`; ``recognise``, the least guarantee of these prompts ("", the default: none is recognised).
     Raises UnsupportedBackbone at start for another vLLM, for a model whose KV does not move as a whole, for
     pages in 8 bits, and for more than one kind of page.
     """
@@ -90,7 +93,18 @@ class KameraConnector(KVConnectorBase_V1):
                 fingerprint_of(vllm_config),
                 Positions(vllm_config.model_config),
                 self._harvests > 0,
+                self._rules(config.get_from_extra_config("recognise", "")),
             )
+
+    def _rules(self, least: str) -> PromptRules | None:
+        """How prompts without a recipe are recognised. Raises ValueError for no guarantee."""
+        if not least:
+            return None
+        if least not in get_args(Least):
+            raise ValueError(f'"recognise": {quote(least)} is none of {", ".join(get_args(Least))}')
+        tables = PromptTables(self._stores, self._budget)
+        tables.of("")  # most have no tenants: its rows are read while the engine starts
+        return PromptRules(tables, cast(Least, least), self._vllm_config.cache_config.block_size)
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -142,9 +156,13 @@ class KameraConnector(KVConnectorBase_V1):
     # -- scheduler -------------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
-        """Read the recipe, and salt the request by it."""
+        """Read the recipe, or recognise the prompt, and salt the request by what is supplied."""
         assert self.scheduler is not None
-        self.scheduler.arrive(request)
+        manager, local = self._kv_cache_manager, 0
+        if self.scheduler.prompts is not None and manager.prefix_cache_lookup_enabled(request):
+            hashes = request.block_hashes
+            _, local, _ = manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)
+        self.scheduler.arrive(request, local)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens are supplied behind those computed; (None, False) while a remote answers."""
@@ -183,4 +201,6 @@ class KameraConnector(KVConnectorBase_V1):
         """Finish the harvest, and close the stores."""
         if self._harvester is not None:
             self._harvester.close()
+        if self.scheduler is not None and self.scheduler.prompts is not None:
+            self.scheduler.prompts.tables.close()
         self._stores.close()

@@ -32,7 +32,7 @@ class Ripe:
 
     ``antecedents`` as in `kamera.engines.Part`, ``formed`` is the weakest guarantee among them.
     ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. The ``kind`` is "anchor",
-    "canonical" or, behind antecedents, "exact".
+    "canonical" or, behind antecedents, "exact". ``media`` are the engine's names of its pictures.
     """
 
     kind: str
@@ -43,6 +43,7 @@ class Ripe:
     formed: Guarantee
     positions: torch.Tensor
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    media: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,15 @@ def names_of(recipe: Recipe, supplied: int) -> tuple[str, ...]:
     """Each part as an antecedent of those behind it; all but the first ``supplied`` are computed."""
     names: tuple[str, ...] = ()
     for i, part in enumerate(recipe.parts):
-        known = part.antecedents if i < supplied else names
-        own = "" if known == names else digest("kamera.lineage.v1", *known)[:32]
-        names = (*names, survivor(part.chunk_id, own) if own else part.chunk_id)
+        names = (*names, name_behind(part.chunk_id, part.antecedents if i < supplied else names, names))
     return names
+
+
+def name_behind(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """A chunk conditioned on ``antecedents``, as an antecedent of what follows; ``names`` stand before it."""
+    if antecedents == names:
+        return chunk_id
+    return survivor(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
 
 
 @dataclass
@@ -179,5 +185,5 @@ def _canonical(arrived: Waiting) -> CanonicalRecord:
         ripe.inputs,
         behind=behind,
         kind=ripe.kind,
-        outline=Outline.of(ids, ripe.positions, advance),
+        outline=Outline.of(ids, ripe.positions, advance, ripe.media),
     )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+from kamera.engines.recipe import Part, Recipe
+from kamera.engines.recognise import Placeholder
 from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
+from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.positions import Positions
+from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.serving import PageLoad, RecipeAsked, StoredRows, asked_of, check_places, salt_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import chunk_id
+from kamera.store import is_key
 from kamera.trust import prefilled_behind, weakest
 
 logger = logging.getLogger(__name__)
@@ -25,15 +31,31 @@ class SchedulerCounts:
     """What the scheduler's side did since the engine started."""
 
     requests: int = 0
+    recognised: int = 0
     refused: int = 0
     supplied_tokens: int = 0
     failed_loads: int = 0
     encodes: int = 0
 
 
+@dataclass(frozen=True)
+class PromptRules:
+    """How prompts without a recipe are recognised: by which ``tables``, with which ``least`` guarantee.
+
+    It has to supply at least a ``block`` of tokens more than vLLM's own prefix cache.
+    """
+
+    tables: PromptTables
+    least: Least
+    block: int
+
+
 @dataclass
 class _Request:
-    """A request with a recipe, in the engine; its first ``local`` tokens stand in pages already."""
+    """A request with a recipe, in the engine; its first ``local`` tokens stand in pages already.
+
+    A ``recognised`` one came without: its rows are known, and nothing of it is harvested.
+    """
 
     asked: RecipeAsked
     request: Any
@@ -42,6 +64,7 @@ class _Request:
     load: PageLoad | None = None
     failed: bool = False
     harvested: bool = False
+    recognised: bool = False
 
 
 @dataclass
@@ -52,24 +75,28 @@ class SchedulerSide:
     fingerprint: str
     positions: Positions
     harvests: bool = True
+    prompts: PromptRules | None = None
     rows: StoredRows = field(init=False)
     counts: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def __post_init__(self) -> None:
         self.rows = StoredRows(self.stores)
         self._requests: dict[str, _Request] = {}
+        self._undecided: dict[str, str] = {}
         self._loads: list[PageLoad] = []
 
-    def arrive(self, request: Any) -> None:
+    def arrive(self, request: Any, local: int = 0) -> None:
         """A new request: read its recipe, and salt its prefix by what is to be supplied.
 
-        A recipe that does not fit is refused with a line in the log, and the request is computed.
+        A recipe that does not fit is refused with a line in the log, and the request is computed. A request
+        without one may be recognised; its first ``local`` tokens stand in vLLM's own prefix cache.
         """
         self.counts.requests += 1
         try:
             ids = request.prompt_token_ids or ()
             asked = asked_of(request.kv_transfer_params, ids, request.cache_salt or "", self.fingerprint)
             if asked is None:
+                self._plain(request, self.fingerprint, local)
                 return
             positions = self.positions.of(request)
             check_places(asked, positions)
@@ -77,19 +104,19 @@ class SchedulerSide:
             self.counts.refused += 1
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
             return
-        self._requests[request.request_id] = _Request(asked, request, positions)
-        salt = salt_of(asked)
-        if salt != asked.tenant:
-            request.cache_salt = salt
-            request.block_hashes.clear()
-            request.update_block_hashes()
+        self._admit(_Request(asked, request, positions))
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
+        if request.request_id in self._undecided:
+            salt = request.cache_salt
+            if not self._decide(request, computed) or request.cache_salt != salt:
+                return None  # with another salt, what stands in pages is looked up anew
         known = self._requests.get(request.request_id)
         if known is None or known.failed:
             return 0
-        stored = self.rows.stored(request.request_id, known.asked)
+        asked = known.asked
+        stored = asked.supplied if known.recognised else self.rows.stored(request.request_id, asked)
         if stored is None:
             return None
         known.local = computed
@@ -142,11 +169,56 @@ class SchedulerSide:
                 known.failed = True
                 self.counts.failed_loads += 1
                 self.rows.forget(known.asked.recipe)
+                if known.recognised and self.prompts is not None:
+                    self.prompts.tables.forget(known.asked.recipe.context)
 
     def leave(self, request_id: str) -> None:
         """A request is over."""
         self._requests.pop(request_id, None)
+        self._undecided.pop(request_id, None)
         self.rows.drop(request_id)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _admit(self, known: _Request) -> None:
+        """Supply a request, apart from all that are supplied otherwise."""
+        request, salt = known.request, salt_of(known.asked)
+        self._requests[request.request_id] = known
+        if salt != known.asked.tenant:
+            request.cache_salt = salt
+            request.block_hashes.clear()
+            request.update_block_hashes()
+
+    def _plain(self, request: Any, fingerprint: str, local: int) -> None:
+        """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
+        if self.prompts is None or request.skip_reading_prefix_cache or request.resumable:
+            return
+        self._undecided[request.request_id] = fingerprint
+        self._decide(request, local)
+
+    def _decide(self, request: Any, local: int) -> bool:
+        """Recognise a prompt of which ``local`` tokens stand in pages; False while its store is read."""
+        assert self.prompts is not None
+        tenant, rules = request.cache_salt or "", self.prompts
+        table = rules.tables.of(tenant)
+        if table is None:
+            return False
+        fingerprint, ids = self._undecided.pop(request.request_id), request.prompt_token_ids or ()
+        recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), _pictures(request), rules.least)
+        if recipe is None:
+            return True
+        asked = RecipeAsked(tenant, recipe, len(recipe.parts))
+        if asked.stops[-1] - local < rules.block:
+            return True
+        try:
+            positions = self.positions.of(request)
+            check_places(asked, positions)
+        except KameraError as error:
+            logger.warning("request %s is not served: %s", request.request_id, error)
+            return True
+        self.counts.recognised += 1
+        self._admit(_Request(asked, request, positions, harvested=True, recognised=True))
+        return True
 
 
 def _ripe(known: _Request) -> tuple[Ripe, ...]:
@@ -159,33 +231,52 @@ def _ripe(known: _Request) -> tuple[Ripe, ...]:
             Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", known.positions[:, :length])
         )
     for i, part in enumerate(recipe.parts[supplied:], supplied):
-        inputs = _inputs(known.request, part.chunk_id, part.start, part.ids)
-        if inputs is None or part.start < stop:
+        if part.start < stop or (seen := _inputs(known.request, recipe, part)) is None:
             continue
+        inputs, media = seen
         worths = [p.guarantee for p in recipe.parts[:supplied]]
         formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
         kind, places = "exact" if i else "canonical", known.positions[:, part.start : part.stop]
-        found.append(Ripe(kind, part.chunk_id, part.start, part.stop, names[:i], formed, places, inputs))
+        ripe = Ripe(kind, part.chunk_id, part.start, part.stop, names[:i], formed, places, inputs, media)
+        found.append(ripe)
     return tuple(found)
 
 
-def _inputs(request: Any, named: str, start: int, ids: Sequence[int]) -> dict[str, torch.Tensor] | None:
-    """The small inputs of a chunk: its pictures' grids. None unless the chunk is what its id says.
+def _inputs(
+    request: Any, recipe: Recipe, part: Part
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]] | None:
+    """The small inputs of a chunk: its pictures' grids, and their names. None unless it is what its id says.
 
-    The id of a text is a digest of its tokens. A chunk with pictures is believed, within its tenant, if they
-    all bear its id (`multi_modal_uuids`).
+    The id of a text is a digest of its tokens. Of a chunk with pictures its request is believed, within its
+    tenant: they all bear its id (`multi_modal_uuids`), or names that become an alias, but no other chunk's.
     """
-    stop, grids = start + len(ids), []
-    kinds = torch.zeros(len(ids), dtype=torch.int64)
+    grids, kinds = [], torch.zeros(part.length, dtype=torch.int64)
+    named = []
     for feature in request.mm_features:
         first = feature.mm_position.offset
-        if first + feature.mm_position.length <= start or first >= stop:
+        if first + feature.mm_position.length <= part.start or first >= part.stop:
             continue
         grid = None if feature.data is None else feature.data.get("image_grid_thw")
-        if feature.identifier.partition("/")[0] != named or grid is None:
+        if grid is None:
             return None
+        named.append(picture_name(feature.identifier))
         grids.append(grid.data.view(1, 3))
-        kinds[first - start : first - start + feature.mm_position.length] = 1
-    if grids:
-        return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}
-    return {} if chunk_id(torch.tensor(ids, dtype=torch.int64), {}) == named else None
+        kinds[first - part.start : first - part.start + feature.mm_position.length] = 1
+    if not grids:
+        own = chunk_id(torch.tensor(part.ids, dtype=torch.int64), {})
+        return ({}, ()) if own == part.chunk_id else None
+    if set(named) & {other.chunk_id for other in recipe.parts} - {part.chunk_id}:
+        return None
+    return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}, tuple(named)
+
+
+def _pictures(request: Any) -> list[Placeholder]:
+    """The pictures of a prompt, in order."""
+    found = [(feature.mm_position, feature.identifier) for feature in request.mm_features]
+    return sorted(Placeholder(at.offset, at.length, picture_name(named)) for at, named in found)
+
+
+def picture_name(identifier: str) -> str:
+    """The engine's name of a picture; of several pictures under one chunk's id (`ID/1`) the id."""
+    chunk, _, number = identifier.partition("/")
+    return chunk if is_key(chunk) and number.isdigit() else identifier

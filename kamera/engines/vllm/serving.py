@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from kamera.engines.recipe import Recipe, RowKey
@@ -78,8 +79,12 @@ def check_places(asked: RecipeAsked, positions: torch.Tensor) -> None:
 
     ``positions`` ``[axes, tokens]`` are the engine's own, of the prompt.
     """
-    for part in asked.recipe.parts[: asked.supplied]:
-        low = tuple(positions[:, part.start : part.stop].amin(1).tolist())
+    parts = asked.recipe.parts[: asked.supplied]
+    if not parts:
+        return
+    whole, starts = positions[:, : parts[-1].stop].numpy(), [part.start for part in parts]
+    lows = np.minimum.reduceat(whole, starts, axis=1).T.tolist()
+    for part, low in zip(parts, map(tuple, lows), strict=True):
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
@@ -90,16 +95,21 @@ def salt_of(asked: RecipeAsked) -> str:
     """What a prefix cache has to keep the request apart by: "" if all that is supplied equals a prefill.
 
     It names only what is supplied: behind that all is computed, so a longer window shares the pages of a
-    shorter one that begins with the same parts.
+    shorter one that begins with the same parts. Token ids and pictures are compared by the cache itself.
     """
-    parts, lossy = asked.recipe.parts[: asked.supplied], asked.recipe.context.lossy
-    plain = not lossy and all(
+    parts, own = asked.recipe.parts[: asked.supplied], asked.recipe.context
+    plain = not own.lossy and all(
         part.base == "canonical" and part.patch is None and not any(part.offset) and not i
         for i, part in enumerate(parts)
     )
     if plain or not parts:
         return asked.tenant
-    return digest("kamera.vllm.salt.v1", asked.tenant, replace(asked.recipe, parts=parts).salt)[:32]
+    facts = [asked.tenant, own.fingerprint, own.anchor, own.kv]
+    for part in parts:
+        patch = part.patch
+        rows = (part.kv and part.kv.key, patch and (patch.key, patch.formed, patch.created, patch.rank))
+        facts.append(repr((part.start, part.position, part.offset, rows)))
+    return digest("kamera.vllm.salt.v2", *facts)[:32]
 
 
 class StoredRows:

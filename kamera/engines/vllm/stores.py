@@ -30,8 +30,12 @@ class Stores:
         """The store of a tenant. Raises as `ChunkStore.open`."""
         with self._lock:
             if tenant not in self._open:
-                self._open[tenant] = ChunkStore.open(self.url, tenant=tenant, **self._options)
+                self._open[tenant] = self.another(tenant)
             return self._open[tenant]
+
+    def another(self, tenant: str) -> ChunkStore:
+        """A store of a tenant for one look, to be closed by the caller: it may hold nothing of them."""
+        return ChunkStore.open(self.url, tenant=tenant, **self._options)
 
     def close(self) -> None:
         """Close all of them."""

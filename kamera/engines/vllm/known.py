@@ -1,0 +1,189 @@
+"""Prompts that begin with what a tenant has stored, recognised from rows: no recipe, no tensor, no I/O.
+
+A prompt is recognised if it begins with a stored system prompt and goes on with stored chunks. What is served
+for each chunk is the canonical in front, behind it a patch that is stored for exactly what stands before it
+or, if ``least`` permits it, one that knew more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from operator import add, sub
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from kamera.engines.recipe import Part, Recipe, RowKey
+from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
+from kamera.engines.vllm.harvest import name_behind
+from kamera.ops import PatchBudget, ids_digest
+from kamera.store import OPENING, Context, ObjectInfo, chunks_of
+from kamera.trust import Guarantee, at_least, guarantee_named, weakest
+
+Least = Literal["exact", "patched", "survivor"]
+"""The least guarantee that a recognised prompt is served with."""
+
+_TOLERANCE = 0.05
+"""Nats that a patch's proof may be off, as by default in a window's policy."""
+
+_ORDERS = 32
+"""Patches of a chunk behind one neighbour that are looked through for a survivor's: the newest."""
+
+
+class _Patch(NamedTuple):
+    key: RowKey
+    budget: PatchBudget | None
+
+
+class _Choice(NamedTuple):
+    guarantee: Guarantee
+    antecedents: tuple[str, ...]
+    patch: RowKey | None
+
+
+class _Behind:
+    """The chunks that are stored behind one anchor, and their patches."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.anchor: RowKey | None = None
+        self.chunks = Recognised(context)
+        self.canonicals: dict[str, RowKey] = {}
+        self.patches: dict[tuple[str, tuple[str, ...]], _Patch] = {}
+        self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+
+    def add(self, row: ObjectInfo, rank: int) -> None:
+        """Know a row of this context."""
+        own, named = self.context, sys.intern(row.chunk_id)
+        if row.kind == "anchor":
+            self.anchor = RowKey.of(own, "anchor", own.anchor)
+        elif row.kind == "canonical":
+            if self.chunks.add(row):
+                self.canonicals[named] = RowKey.of(own, "canonical", named)
+        elif row.antecedents and not row.base:
+            behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
+            if (named, behind) not in self.patches:
+                self.orders[named, chunks_of(behind[-1:])[0]].append(behind)
+            key = RowKey("exact", named, own.anchor, "", behind, "", row.formed, row.created, rank)
+            self.patches[named, behind] = _Patch(key.keyed(own), row.budget)
+
+    def recipe(
+        self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least, budget: PatchBudget
+    ) -> Recipe:
+        """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
+        whole, parts, at = ids.tolist(), list[Part](), tuple[int, ...]()
+        shown, names = tuple[str, ...](), tuple[str, ...]()
+        worth: Guarantee = "exact"
+        for row, start, stop in spans:
+            outline = row.outline
+            assert outline is not None
+            at = at or (tokens,) * len(outline.low)
+            offset = tuple(map(sub, at, outline.low))
+            if shown:
+                chosen = self._behind(row, shown, names, worth, least, budget)
+            else:
+                chosen = None if any(offset) else _Choice("exact", (), None)
+            if chosen is None or not outline.advance:
+                break
+            guarantee, behind, patch = chosen
+            parts.append(
+                Part(
+                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, "canonical",
+                    guarantee, "patched" if patch else "exact", behind,
+                    self.canonicals[row.chunk_id], patch,
+                )
+            )  # fmt: skip
+            at = tuple(map(add, at, outline.advance))
+            shown, names = (*shown, row.chunk_id), (*names, name_behind(row.chunk_id, behind, names))
+            worth = weakest((worth, guarantee))
+        axes = len(at) or 1
+        return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts), (0,) * axes)
+
+    def _behind(
+        self,
+        row: ObjectInfo,
+        shown: tuple[str, ...],
+        names: tuple[str, ...],
+        worth: Guarantee,
+        least: Least,
+        budget: PatchBudget,
+    ) -> _Choice | None:
+        """What is served for a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``."""
+        if least == "exact":
+            return None
+        for behind in (shown,) if names == shown else (shown, names):
+            if (key := self._patch(row, behind, budget, weakest((worth, "patched")))) is not None:
+                return _Choice("patched", behind, key)
+        for behind in self._wider(row.chunk_id, shown) if least == "survivor" else ():
+            if (key := self._patch(row, behind, budget, "survivor")) is not None:
+                return _Choice("survivor", behind, key)
+        return None
+
+    def _patch(
+        self, row: ObjectInfo, behind: tuple[str, ...], budget: PatchBudget, enough: Guarantee
+    ) -> RowKey | None:
+        """The patch of a chunk that is formed well ``enough``, and meets the budget."""
+        patch = self.patches.get((row.chunk_id, behind))
+        if patch is None or patch.budget is None or not budget.met_by(patch.budget, row.tokens):
+            return None
+        return patch.key if at_least(guarantee_named(patch.key.formed), enough) else None
+
+    def _wider(self, chunk_id: str, shown: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Antecedents that end as ``shown``, and knew more before it: the fewest first."""
+        known = self.orders.get((chunk_id, shown[-1]), [])[: -_ORDERS - 1 : -1]
+        return sorted((b for b in known if chunks_of(b)[-len(shown) - 1 :][1:] == shown), key=len)
+
+
+class KnownPrompts:
+    """What one tenant has stored, as far as it is recognised: anchors, canonicals and exact patches.
+
+    It is made of rows, and can be made again at any time. Canonicals in codes are not in it. Not safe for
+    several threads.
+    """
+
+    def __init__(self, budget: PatchBudget, rows: Iterable[ObjectInfo] = ()) -> None:
+        self._budget = budget
+        self._behind: dict[tuple[str, str], _Behind] = {}
+        self._lengths: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
+        self.rows = 0
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: ObjectInfo) -> None:
+        """Know a row; one of a kind that nothing is recognised by is left out."""
+        own = row.context
+        if not useful(row):
+            return
+        plain = Context(own.fingerprint, own.anchor, own.tenant)
+        table = self._behind.setdefault((own.fingerprint, own.anchor), _Behind(plain))
+        table.add(row, self._budget.rank)
+        self.rows += 1
+        if row.kind == "anchor" and row.outline is not None:
+            self._lengths[own.fingerprint, row.outline.opening].add(row.tokens)
+
+    def forget(self, context: Context) -> None:
+        """Recognise nothing behind an anchor until its rows are added again: one of them was wrong."""
+        self._behind.pop((context.fingerprint, context.anchor), None)
+
+    def recipe(
+        self, fingerprint: str, ids: np.ndarray, media: Sequence[Placeholder], least: Least
+    ) -> Recipe | None:
+        """The recipe of a prompt of token ``ids`` for the model of ``fingerprint``; None: not recognised."""
+        openings = (tuple(ids[:length].tolist()) for length in range(1, OPENING + 1))
+        lengths = {n for opening in openings for n in self._lengths.get((fingerprint, opening), ())}
+        for tokens in sorted(lengths, reverse=True):
+            table = self._behind.get((fingerprint, ids_digest(ids[:tokens])))
+            if table is not None and table.anchor is not None and tokens < len(ids):
+                spans = match(ids, media, table.chunks, tokens)
+                return table.recipe(ids, tokens, spans, least, self._budget)
+        return None
+
+
+def useful(row: ObjectInfo) -> bool:
+    """True for a row by which a prompt may be recognised: not for a patch that was asked and failed."""
+    proof = row.proof
+    if proof is not None and not proof.undecided and not proof.within(_TOLERANCE):
+        return False
+    return row.kind in ("anchor", "canonical", "exact") and not row.context.lossy

@@ -1,0 +1,353 @@
+"""Prompts without a recipe: what is recognised of them, from rows alone, and when they are salted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kamera import ChunkStore
+from kamera.engines import Placeholder, Recipe
+from kamera.engines.vllm import prompts
+from kamera.engines.vllm.harvest import name_behind
+from kamera.engines.vllm.known import KnownPrompts, Least
+from kamera.engines.vllm.positions import Positions
+from kamera.engines.vllm.prompts import PromptTables
+from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide, picture_name
+from kamera.engines.vllm.serving import RecipeAsked, salt_of
+from kamera.engines.vllm.stores import Stores
+from kamera.errors import RemoteUnavailable
+from kamera.ops import Blocks, PatchBudget, ids_digest
+from kamera.store import CanonicalRecord, Context, ObjectInfo, Outline
+from kamera.store.admin.admin import StoreAdmin
+from kamera.trust import Proof
+
+ANCHOR = (1, 2, 3)
+OWN = Context("f", ids_digest(ANCHOR))
+BUDGET = PatchBudget(4, None)
+A, B, C = ("a" * 64, "b" * 64, "c" * 64)
+IDS = {A: (10, 20), B: (11, 9, 9, 21), C: (12, 22, 32)}
+PAD = 9  # the placeholder of B's picture
+TOKENS = (*ANCHOR, *IDS[A], *IDS[B], *IDS[C], 7, 8)
+PICTURE = [Placeholder(6, 2, B)]
+
+
+def canonical(name: str, *, context: Context = OWN, kind: str = "canonical", media=()) -> ObjectInfo:
+    """The row of an anchor or a canonical."""
+    ids = ANCHOR if kind == "anchor" else IDS[name]
+    places = torch.arange(len(ids))[None] + (0 if kind == "anchor" else len(ANCHOR))
+    outline = Outline.of(torch.tensor(ids), places, (len(ids),), media)
+    row = ObjectInfo(name, kind, name, context, (), len(ids), None, None, 1, 1.0, outline=outline)
+    return replace(row, base="vision" if name == B else "")
+
+
+def patch(name: str, behind: Sequence[str], formed: str = "exact", **changed: Any) -> ObjectInfo:
+    """The row of a patch."""
+    row = ObjectInfo(name, "exact", name, OWN, tuple(behind), len(IDS[name]), 4, formed, 1, 2.0)
+    return replace(row, **{"budget": BUDGET, **changed})
+
+
+ANCHOR_ROW = canonical(OWN.anchor, kind="anchor")
+CHUNKS = [canonical(name) for name in (A, B, C)]
+PATCHES = [patch(B, [A]), patch(C, [A, B])]
+ROWS = [ANCHOR_ROW, *CHUNKS, *PATCHES]
+
+
+def recognised(
+    rows: Iterable[ObjectInfo] = ROWS, ids: Sequence[int] = TOKENS, media=PICTURE, least: Least = "patched",
+    model: str = "f",
+) -> Recipe | None:  # fmt: skip
+    return KnownPrompts(BUDGET, rows).recipe(model, np.array(ids), media, least)
+
+
+def served(rows: Iterable[ObjectInfo] = ROWS, **given: Any) -> list[tuple[str, str]]:
+    """The chunks that are served, with their guarantees."""
+    recipe = recognised(rows, **given)
+    return [] if recipe is None else [(part.chunk_id, part.guarantee) for part in recipe.parts]
+
+
+def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
+    recipe = recognised()
+    assert recipe is not None and recipe.ids == TOKENS[:-2] and recipe.missing == ()
+    assert [(p.guarantee, p.made, p.antecedents) for p in recipe.parts] == [
+        ("exact", "exact", ()), ("patched", "patched", (A,)), ("patched", "patched", (A, B)),
+    ]  # fmt: skip
+    assert [(p.start, p.position, p.offset) for p in recipe.parts] == [
+        (3, (3,), (0,)), (5, (5,), (2,)), (9, (9,), (6,)),
+    ]  # fmt: skip
+    assert all(p.patch is None or (p.patch.created, p.patch.rank) == (2.0, 4) for p in recipe.parts)
+    assert Recipe.from_json(recipe.to_json()) == recipe  # its keys are those of its fields
+
+
+def test_a_recognised_prompt_shares_pages_with_the_recipe_that_says_the_same():
+    recipe = recognised()
+    told = Recipe.from_json(recipe.to_json())
+    salts = {salt_of(RecipeAsked("", each, 3)) for each in (recipe, told)}
+    assert len(salts) == 1 and salts.isdisjoint({"", salt_of(RecipeAsked("", recipe, 2))})
+
+
+@pytest.mark.parametrize("changed", range(len(ANCHOR)))
+def test_a_changed_system_prompt_is_not_recognised(changed):
+    other = list(TOKENS)
+    other[changed] += 1
+    assert recognised(ids=other) is None
+    assert recognised(ids=TOKENS[1:]) is None and recognised(ids=ANCHOR) is None
+    assert recognised([*CHUNKS, *PATCHES]) is None  # its KV is not stored
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "anchor", "kv"])
+def test_rows_of_another_model_anchor_or_form_serve_nothing(field):
+    foreign = replace(OWN, **{field: "int8" if field == "kv" else "other"})
+    rows = [ANCHOR_ROW, *(replace(row, context=foreign) for row in (*CHUNKS, *PATCHES))]
+    assert served(rows) == []
+    assert recognised(model="other") is None
+
+
+def test_what_is_served_ends_before_the_first_chunk_that_is_unknown():
+    assert served([ANCHOR_ROW, CHUNKS[0], CHUNKS[2], *PATCHES]) == [(A, "exact")]
+    assert served([ANCHOR_ROW, *CHUNKS, PATCHES[1]]) == [(A, "exact")]
+    assert served([ANCHOR_ROW]) == [] and recognised([ANCHOR_ROW]) is not None  # the anchor alone
+    other = [*TOKENS]
+    other[8] = 99
+    assert served(ids=other) == [(A, "exact")]
+
+
+def test_exact_serves_what_equals_a_prefill_and_is_not_salted():
+    recipe = recognised(least="exact")
+    assert [part.chunk_id for part in recipe.parts] == [A]
+    assert salt_of(RecipeAsked("", recipe, 1)) == ""
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        patch(B, [A], "blind"),
+        patch(B, [A], budget=PatchBudget(2, None)),
+        patch(B, [A], budget=None),
+        patch(B, [A], base="d" * 64),
+        patch(B, [A], kind="sampled"),
+        patch(B, [A], proof=Proof(0.2, 1, 9, 1e-6, ("q",))),
+    ],
+    ids=["formed behind blind KV", "small", "no budget", "another base", "sampled", "failed its proof"],
+)
+def test_a_patch_that_a_window_would_not_take_is_not_served(spoilt):
+    assert served([ANCHOR_ROW, *CHUNKS, spoilt]) == [(A, "exact")]
+
+
+def test_a_survivor_is_served_only_where_the_setting_permits_and_knew_the_fewest():
+    gone, more = "d" * 64, "e" * 64
+    rows = [ANCHOR_ROW, *CHUNKS, patch(B, [more, gone, A]), patch(B, [gone, A]), patch(B, [A, gone])]
+    assert served(rows) == [(A, "exact")]
+    recipe = recognised(rows, least="survivor")
+    assert [(p.guarantee, p.antecedents) for p in recipe.parts] == [("exact", ()), ("survivor", (gone, A))]
+    own = name_behind(B, (gone, A), (A,))
+    behind = [*rows, patch(C, [A, own], "survivor")]  # formed behind just that survivor
+    assert served(behind, least="survivor") == [(A, "exact"), (B, "survivor"), (C, "patched")]
+    assert served([*rows, *PATCHES], least="survivor") == served()
+
+
+def test_pictures_are_known_by_their_chunks_id_or_by_an_alias():
+    assert [picture_name(f"{B}/1"), picture_name("shop/1"), picture_name(B)] == [B, "shop/1", B]
+    hashed = [ANCHOR_ROW, CHUNKS[0], canonical(B, media=("hash",)), *PATCHES]
+    for known, name, count in (
+        (ROWS, "hash", 1), (ROWS, B, 3), (hashed, "hash", 2), (hashed, "other", 1), (hashed, B, 2),
+    ):  # fmt: skip
+        assert len(served(known, media=[Placeholder(6, 2, name)])) == count, name
+    harvested = [ANCHOR_ROW, CHUNKS[0], replace(canonical(B, media=(B,)), base=""), *PATCHES]
+    assert len(served(harvested)) == 2
+    assert len(served(media=[])) == len(served(harvested, media=[])) == 1  # a text that spells placeholders
+
+
+# -- stores, and the scheduler's side ----------------------------------------------------------------
+
+
+def record(name: str, context: Context = OWN, kind: str = "canonical") -> CanonicalRecord:
+    ids = torch.tensor(ANCHOR if kind == "anchor" else IDS[name])
+    positions = torch.arange(len(ids))[None] + (0 if kind == "anchor" else len(ANCHOR))
+    kv = Blocks([{"k": torch.zeros(1, 1, len(ids), 2)}], ((0,),))
+    outline = Outline.of(ids, positions, (len(ids),))
+    return CanonicalRecord(name, context, ids, positions, kv, kind=kind, outline=outline)
+
+
+def fill(where: Any, *names: str, tenant: str = "") -> ChunkStore:
+    own = replace(OWN, tenant=tenant)
+    store = ChunkStore.open(where, tenant=tenant)
+    store.put_many([record(own.anchor, own, "anchor"), *(record(name, own) for name in names)])
+    return store
+
+
+class Request(SimpleNamespace):
+    """A request of vLLM, as far as the scheduler's side reads it."""
+
+    def __init__(self, request_id: str, ids: Sequence[int] = TOKENS, salt: str | None = None, **given: Any):
+        facts = {"kv_transfer_params": None, "skip_reading_prefix_cache": False, "resumable": False}
+        facts |= {"mm_features": [], "block_hashes": ["stale"], **given}
+        super().__init__(
+            request_id=request_id, prompt_token_ids=list(ids), num_prompt_tokens=len(ids), cache_salt=salt,
+            **facts,
+        )  # fmt: skip
+
+    def update_block_hashes(self) -> None:
+        self.block_hashes.append(f"under {self.cache_salt}")
+
+
+def side(where: Any, least: Least = "patched", block: int = 1) -> SchedulerSide:
+    """A scheduler's side whose tables have been read."""
+    stores = Stores(str(where))
+    tables = PromptTables(stores, BUDGET)
+    settle(tables)
+    plain = Positions(SimpleNamespace(uses_mrope=False))
+    return SchedulerSide(stores, "f", plain, prompts=PromptRules(tables, least, block))
+
+
+def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
+    """A tenant's table after one more look at its rows."""
+    tables.of(tenant)
+    mine = tables._tenants[tenant]
+    if mine.pending is None:
+        mine.due = 0.0
+        tables.of(tenant)
+    mine.pending.result(10)
+    found = tables.of(tenant)
+    assert found is not None
+    return found
+
+
+def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    made.rows.stored = None  # a look would fail
+    request = Request("r")
+    made.arrive(request)
+    assert made.match(request, 0) == 5 and made.match(request, 4) == 1
+    assert (request.cache_salt, request.block_hashes, made.counts.recognised) == (None, ["stale"], 1)
+
+
+def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
+    fill(tmp_path, A)
+    made, request = side(tmp_path), Request("r", salt="")
+    made.prompts.tables._tenants[""].table = KnownPrompts(BUDGET, ROWS)
+    picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
+    request.mm_features = [picture]
+    made.arrive(request)
+    assert request.cache_salt == salt_of(RecipeAsked("", recognised(), 3)) != ""
+    assert request.block_hashes == [f"under {request.cache_salt}"]
+    assert made.match(request, 0) == 12
+    other = Request("s", mm_features=[picture])
+    made.arrive(other, local=12)  # all of it stands in pages as it is: they are exact
+    assert (other.cache_salt, made.match(other, 12)) == (None, 0)
+
+
+def test_no_block_more_than_the_prefix_cache_has_is_no_reason_to_load(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path, block=4)
+    for local, supplied in ((0, 5), (1, 4), (2, 0), (5, 0)):
+        request = Request(f"r{local}")
+        made.arrive(request, local)
+        assert made.match(request, local) == supplied
+
+
+def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    tenant = made.prompts.tables._tenants[""]
+    table, tenant.table, tenant.due = KnownPrompts(BUDGET, ROWS), None, time.monotonic() + 60
+    picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
+    one, exact = Request("one", mm_features=[picture]), Request("exact")
+    for request in (one, exact):
+        made.arrive(request)
+        assert made.match(request, 0) is None and request.cache_salt is None
+    tenant.table = table
+    assert made.match(one, 0) is None and one.cache_salt  # its pages are looked up anew
+    assert made.match(one, 0) == 12
+    assert made.match(exact, 0) == 5 and exact.cache_salt is None
+    made.leave("one")
+    assert made.match(one, 0) == 0
+
+
+def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    for name in ("skip_reading_prefix_cache", "resumable"):
+        request = Request(name, **{name: True})
+        made.arrive(request)
+        assert made.match(request, 0) == 0
+    off = SchedulerSide(made.stores, "f", made.positions)
+    off.arrive(request := Request("off"))
+    assert off.match(request, 0) == 0
+
+
+def test_tenants_do_not_see_each_others(tmp_path):
+    fill(tmp_path, A, tenant="acme")
+    made = side(tmp_path)
+    for tenant, supplied in (("acme", 5), ("other", 0), (None, 0)):
+        settle(made.prompts.tables, tenant or "")
+        request = Request(f"r {tenant}", salt=tenant)
+        made.arrive(request)
+        assert made.match(request, 0) == supplied and request.cache_salt == tenant
+
+
+def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path):
+    store = fill(tmp_path, A)
+    made, request = side(tmp_path), Request("r")
+    made.arrive(request)
+    StoreAdmin(store).delete(record(A).key)
+    made.allocated(request, [0], made.match(request, 0))
+    made.missed(["r"])
+    assert made.match(request, 0) == 0 and made.counts.failed_loads == 1
+    made.arrive(after := Request("s"))
+    assert made.match(after, 0) == 0  # its table is known to be wrong
+    made.leave("r")
+    settle(made.prompts.tables)
+    made.arrive(later := Request("t"))
+    assert made.match(later, 0) == 3  # the anchor is there still
+
+
+def test_tables_take_up_what_has_come_and_are_made_anew_when_something_has_left(tmp_path, monkeypatch):
+    store = fill(tmp_path, A)
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    table = settle(tables)
+    assert table.rows == 2
+    store.put(record(C))
+    assert settle(tables) is table and table.rows == 3
+    StoreAdmin(store).delete(record(A).key)
+    store.put(record(B))
+    renewed = settle(tables)
+    assert renewed is not table and renewed.rows == 3
+    monkeypatch.setattr(prompts, "_FEW", 1)
+    store.put(record(A))
+    assert settle(tables) is not renewed
+
+
+def test_a_store_that_does_not_answer_costs_its_tables_nothing_that_they_had(tmp_path, monkeypatch):
+    fill(tmp_path, A), fill(tmp_path, C, tenant="t")
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    assert settle(tables).rows == 2
+
+    def fail(*args: Any, **given: Any) -> Any:
+        raise RemoteUnavailable("down")
+
+    with monkeypatch.context() as down:
+        down.setattr(ChunkStore, "ls", fail)
+        assert settle(tables).rows == 2
+        assert settle(tables, "t").rows == 0  # computed, until it answers
+    assert settle(tables, "t").rows == 2
+
+
+def test_tables_are_bounded(tmp_path, monkeypatch):
+    fill(tmp_path, A, B, C), fill(tmp_path, A, tenant="t")
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    monkeypatch.setattr(prompts, "_ROWS", 4)
+    assert settle(tables).rows == 3  # the anchor and the newest
+    settle(tables, "t")
+    assert list(tables._tenants) == ["t"]
+    monkeypatch.setattr(prompts, "_TENANTS", 2)
+    for tenant in ("u", "v", "w"):
+        settle(tables, tenant)
+    assert list(tables._tenants) == ["v", "w"]
