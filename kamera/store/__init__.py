@@ -33,7 +33,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.remote import is_remote
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
-from kamera.store.search.lookback import Hit, NearDuplicate
+from kamera.store.search.lookback import Hit
 from kamera.store.store import ChunkStore, memory_of, signature
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "Hit",
     "Imported",
     "MemoryStats",
-    "NearDuplicate",
     "NotAFile",
     "ObjectInfo",
     "Outline",

@@ -14,7 +14,6 @@ import numpy as np
 from kamera import forks
 from kamera.errors import IncompatibleChunk, KameraError, quote
 from kamera.ops import digest
-from kamera.store import batch
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
@@ -137,14 +136,6 @@ class ChunkStore:
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
-    def get_many(self, context: Context, chunk_ids: Sequence[str]) -> list[CanonicalRecord | None]:
-        """`get_canonical` of each of ``chunk_ids``, in their order; from a remote several at once.
-
-        For a directory it is no faster than one by one. Raises as `get_canonical` when all are done.
-        """
-        waits = self._tiers.remote is not None
-        return batch.over(chunk_ids, lambda chunk: self.get_canonical(context, chunk), waits=waits)
-
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
         """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
@@ -196,7 +187,7 @@ class ChunkStore:
 
         An error is that of its own record: the others are stored. But a canonical is refused together with
         its encoding, and a patch with its canonical, if that is in the batch, too. In a directory a batch has
-        one claim, one transaction in the index and at most three syncs (docs/tiers.md), after which it
+        one lock, one transaction in the index and at most three syncs (docs/tiers.md), after which it
         survives a loss of power. A writer that is interrupted leaves the old or the new object of each: first
         encodings, then canonicals, then patches.
         """
@@ -336,8 +327,6 @@ class ChunkStore:
             self.metrics.missed(time.perf_counter() - start, self._remote_is_down())
             return None
         self.metrics.hit(record, time.perf_counter() - start)
-        if self._disk is None and isinstance(record, CanonicalRecord):
-            self._search.note(key, record)
         if context is not None:
             compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
@@ -360,8 +349,6 @@ class ChunkStore:
             found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, own in found.items():
                 puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
-                if self._disk is None and isinstance(own, CanonicalRecord):
-                    self._search.note(orders[i].name, own)
         return [puts[i] for i in range(len(records))]
 
     def _named(

@@ -10,18 +10,15 @@ from typing import Any
 
 import pytest
 
-from kamera.errors import CorruptChunk, IncompatibleChunk
+from kamera.errors import IncompatibleChunk
 from kamera.store import ChunkStore
 from kamera.store.remote import RemoteTier
 from tests.store.builders import (
-    CHUNK,
     CONTEXT,
     VISION,
     assert_same,
     canonical,
     encoding,
-    file_of,
-    flip,
     patch,
 )
 
@@ -116,44 +113,3 @@ def test_puts_to_a_remote_overlap_but_none_goes_before_what_it_needs(
         assert not any(put.error for put in store.put_many([*chunks, *encodings]))
     assert set(sent[: len(CHUNKS)]) == {made.key for made in encodings}
     assert set(sent[len(CHUNKS) :]) == {made.key for made in chunks}
-
-
-def test_many_are_what_they_are_one_by_one(url: str) -> None:
-    with ChunkStore.open(url) as store:
-        for record in (*RECORDS, patch()):
-            store.put(record)
-        found = store.get_many(CONTEXT, [CHUNKS[3], CHUNK, *CHUNKS])
-        assert found[1] is None
-        for record, one in zip([RECORDS[3], *RECORDS], [found[0], *found[2:]], strict=True):
-            assert_same(one, record)
-        assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
-        assert store.get_many(CONTEXT, []) == []
-
-
-def test_one_damaged_object_leaves_the_others_stored_and_read(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "store", memory_limit=0) as store:
-        keys = [store.put(record) for record in RECORDS]
-        flip(file_of(tmp_path / "store", keys[2]))
-        with pytest.raises(CorruptChunk):
-            store.get_many(CONTEXT, CHUNKS)
-        assert [found is None for found in store.get_many(CONTEXT, CHUNKS)] == [n == 2 for n in range(5)]
-
-
-def test_calls_of_a_remote_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until all have begun: one by one that would never be."""
-    everyone = threading.Barrier(len(RECORDS), timeout=300)
-
-    def met(call: str) -> None:
-        real = getattr(RemoteTier, call)
-
-        def waits(self: RemoteTier, *given: object) -> object:
-            everyone.wait()
-            return real(self, *given)
-
-        monkeypatch.setattr(RemoteTier, call, waits)
-
-    met("read")
-    with ChunkStore.open(f"obstore+{(tmp_path / 'far').as_uri()}", memory_limit=0) as store:
-        for record in RECORDS:
-            store.put(record)
-        assert all(found is not None for found in store.get_many(CONTEXT, CHUNKS))

@@ -18,16 +18,14 @@ import pytest
 import torch
 
 from kamera import forks
-from kamera.errors import ForkedStore, StoreError
+from kamera.errors import ForkedStore
 from kamera.files import locked
 from kamera.patches import Later
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk import database as database_module
-from kamera.store.disk import tier as tier_module
-from kamera.store.disk.claims import claim
 from kamera.store.disk.database import Database
 from kamera.store.disk.folder import Folder
 from kamera.store.disk.index import Index
+from kamera.store.disk.traces import Trace
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
@@ -213,12 +211,11 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
         assert in_child(lives, parent_goes_on) == "False"
 
 
-def test_a_child_of_a_writer_keeps_no_claim(root: Path) -> None:
+def test_a_child_of_a_writer_keeps_no_lock(root: Path) -> None:
     ChunkStore.open(root).close()
     with Folder.at(root / "tmp") as folder:
-        mine = claim(folder, LARGE.key, 0)
-        assert mine is not None
-        path = root / "tmp" / f"{LARGE.key}.lock"
+        mine = Trace.begun(folder, [LARGE.key])
+        [path] = (root / "tmp").iterdir()
 
         def is_held_by_me() -> bool:
             return str(path) in [
@@ -231,20 +228,12 @@ def test_a_child_of_a_writer_keeps_no_claim(root: Path) -> None:
         mine.close()
 
 
-def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store, locked(root):
+def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path) -> None:
+    root.mkdir()
+    with locked(root):
         says = rf"locked for 0.05 s by process {os.getpid()}: end that"
         with pytest.raises(TimeoutError, match=says), locked(root, 0.05):
             pass
-        monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
-        monkeypatch.setattr(database_module, "PATIENCE", 0.05)  # of the row, which is made later then
-        with Folder.at(root / "tmp") as folder:
-            mine = claim(folder, canonical().key, 0)
-            assert mine is not None
-            with pytest.raises(StoreError, match=rf"for 0.05 s: process {os.getpid()} holds"):
-                store.put(canonical())
-            mine.close()
-        store.put(canonical())
 
 
 def test_locks_of_strangers_are_waited_for(root: Path) -> None:

@@ -25,12 +25,11 @@ from kamera.store.info import (
     home_of,
     untold,
 )
-from kamera.store.keys import Context, KVForm, is_key
+from kamera.store.keys import KVForm, is_key
 from kamera.store.listing import census
 from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
 from kamera.store.seal.rotate import Rotated, rotate
-from kamera.store.search.lookback import NearDuplicate
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -61,11 +60,6 @@ class StoreAdmin:
     def stats(self) -> StoreStats:
         """Counts and bytes of objects, and the counters of memory and remote."""
         return self.store._stats()
-
-    def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
-        """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
-        self.store._check(context)
-        return self.store._search.pairs(context, threshold)
 
     # -- integrity -----------------------------------------------------------------------------
 

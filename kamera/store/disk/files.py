@@ -10,9 +10,9 @@ from pathlib import Path
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.disk.claims import LOCK
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
+from kamera.store.disk.traces import LOCK, named
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
@@ -46,10 +46,11 @@ class ObjectFiles:
         keys = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
         return [key for key in keys if is_key(key)]
 
-    def claimed(self) -> list[str]:
+    def traced(self) -> set[str]:
         """Names of the objects that somebody writes, or died writing."""
         tmp = self._tmp.there()
-        return [] if tmp is None else [name[: -len(LOCK)] for name in tmp.names() if name.endswith(LOCK)]
+        files = [] if tmp is None else [file for file in tmp.names() if file.endswith(LOCK)]
+        return {name for file in files if tmp is not None for name in named(tmp, file)}
 
     def row(self, key: str) -> Stamped | None:
         """`peek`, or None for a file that cannot be read."""

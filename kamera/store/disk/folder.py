@@ -120,29 +120,6 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def lockable(self, name: str) -> tuple[int, bool]:
-        """Descriptor of an empty file to lock, and True if it was created by this call.
-
-        A link, a pipe or an empty folder in its place cannot be a lock, and is removed.
-        """
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        while True:
-            with contextlib.suppress(FileExistsError):
-                return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._descriptor), True
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    return os.open(name, flags, dir_fd=self._descriptor), False
-                self._clear(name, status)
-
-    def link(self, name: str, new: str) -> bool:
-        """Give a file another name in this folder; False if that is taken, or cannot be given here."""
-        here = self._descriptor
-        with contextlib.suppress(OSError):
-            os.link(name, new, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
-            return True
-        return False
-
     def move(self, name: str, target: Folder, new: str) -> None:
         """Rename a file, replacing any entry of the new name."""
         os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
@@ -153,17 +130,6 @@ class Folder:
             os.unlink(name, dir_fd=self._descriptor)
             return True
         return False
-
-    def _clear(self, name: str, status: os.stat_result) -> None:
-        """Remove an entry that is not a file; raises `NotAFile` for a folder that is not empty."""
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISDIR(status.st_mode):
-                os.unlink(name, dir_fd=self._descriptor)
-                return
-            try:
-                os.rmdir(name, dir_fd=self._descriptor)
-            except OSError as error:
-                raise NotAFile(f"{self.path / name} is no file but a folder: remove it") from error
 
     def names(self) -> list[str]:
         """Names of its entries, sorted."""

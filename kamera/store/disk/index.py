@@ -2,8 +2,8 @@
 
 It only repeats the files' headers: it is a cache, and a look-up by key does not need it. A process compares
 the names of rows and files once, when it first asks. After that rows are written behind their files; the
-names that are claimed in ``tmp/``, whose writers may have died, and every row whose file is another by now
-are read anew. Where the database cannot be used (it is locked, or the disk is full or read-only), the same
+names in the traces of writers (`traces`), who may have died, and every row whose file is another by now are
+read anew. Where the database cannot be used (it is locked, or the disk is full or read-only), the same
 rows are made in memory.
 """
 
@@ -80,13 +80,13 @@ class Index:
             with contextlib.suppress(StoreError):
                 self._settle(self._database())
 
-    def settle(self, key: str) -> bool:
-        """Correct the row of ``key`` from its file; False if that cannot be done now."""
+    def settle(self, keys: Iterable[str]) -> bool:
+        """Correct the rows of ``keys`` from their files; False if that cannot be done now."""
         with contextlib.suppress(Unusable):
             if time.monotonic() >= self._again:
-                self._correct(self._db, [key])
+                self._correct(self._db, keys)
                 return True
-        self.later([key])
+        self.later(keys)
         return False
 
     def correct(self, info: ObjectInfo, stamp: str) -> bool:
@@ -292,7 +292,7 @@ class Index:
         with self._lock:
             keys, self._doubtful = self._doubtful, set()
         try:
-            self._correct(db, keys.union(self._files.claimed()))
+            self._correct(db, keys.union(self._files.traced()))
         except BaseException:
             self.later(keys)
             raise

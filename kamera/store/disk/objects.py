@@ -12,7 +12,6 @@ from typing import NoReturn
 from kamera import forks
 from kamera.errors import CorruptChunk, StoreError, StoreReadOnly
 from kamera.store.codec import Codec
-from kamera.store.disk.claims import LOCK
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles, file_of
 from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
@@ -123,9 +122,8 @@ class DiskObjects:
         after the header that the disk itself changed are not detected without reading.
         """
         with self._translated("read"):
-            tmp = self._tmp.there()
-            # a claim: a write is under way, and its name may not be on the disk yet
-            return self._agrees(key) and (tmp is None or tmp.status(key + LOCK) is None)
+            # one that somebody writes has a name that may not be on the disk yet
+            return self._agrees(key) and key not in self._files.traced()
 
     def rebuild_index(self) -> int:
         """Rebuild the rows from the files' headers; return their number."""

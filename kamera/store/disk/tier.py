@@ -4,28 +4,28 @@ A file appears whole or not at all (written aside, synced, renamed), and its row
 files are always right, and a look-up by key asks nothing else. What is put together is written together: all
 files aside, one sync, all names, one transaction for the rows, one more sync.
 
-Order of locks, which prevents deadlock: claims of objects in the order of their names (`claims`), then the
-lock for adding and removing names (`DiskObjects._renaming`), then the index's. Readers lock nothing.
+Writers of one object do not wait for each other: each writes a file of its own, and whoever comes to the name
+second sees what is there by then. Order of locks, which prevents deadlock: a writer's own (`traces`), the
+lock for adding and removing names (`DiskObjects._renaming`), the index's. Readers lock nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, KameraError, StoreError
+from kamera.errors import CorruptChunk, KameraError
 from kamera.store.codec import Codec
-from kamera.store.disk.claims import LOCK, Claims, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE, file_of
-from kamera.store.disk.folder import Folder, NotAFile, size_of, stamp_of
+from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
+from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
 from kamera.store.lower import File
 from kamera.store.orders import PutOrder
@@ -36,20 +36,21 @@ __all__ = ["MARKER", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
-_PART = ".part"
-_OURS = re.compile(r"([0-9a-f]{64})\.(part|lock)")
-_CLAIM_SECONDS = 60.0
 _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
 class _File(NamedTuple):
-    """An object's file, to be put over any other (``replace``), over that of a stamp, or over none."""
+    """An object's file, to be put over any other (``replace``), over that of a stamp, or over none.
+
+    ``there``: the stamp of the file in its place when it was written aside.
+    """
 
     info: ObjectInfo
     data: bytes
     replace: bool
     instead_of: str | None = None
     needs: str = ""
+    there: str | None = None
 
 
 _Placed = str | Exception | None  # the stamp of a file in its place; None: another stays there
@@ -84,8 +85,8 @@ class DiskTier(DiskObjects):
 
         When this returns, those without an error survive a loss of power. After any interruption, either the
         old or the new object is stored, of each by itself. Without ``replace`` a stored, intact object stays,
-        and a patch that was formed behind stronger KV stays in any case: None is returned then. If several
-        writers write an object at once, only one does.
+        and a patch that was formed behind stronger KV stays in any case: None is returned then, and so it is
+        if another writer was faster.
         """
         infos: dict[str, ObjectInfo] = {}
 
@@ -99,6 +100,8 @@ class DiskTier(DiskObjects):
                 except (KameraError, ValueError) as error:
                     yield error
 
+        if not orders:
+            return []
         try:
             placed = self._place([order.name for order in orders], files())
         except KameraError as error:
@@ -139,12 +142,18 @@ class DiskTier(DiskObjects):
         """Remove files left by dead writers; return their number."""
         self._writable("clear up")
         before = time.time() - _STALE_SECONDS
-        removed = 0
         with self._translated("clear up"):
             tmp = self._tmp.there()
-            for name in [] if tmp is None else tmp.names():
-                removed += self._collected(self._tmp.made(), name, before)
-        return removed
+            if tmp is None:
+                return 0
+            removed = self._clear_up(tmp)
+            for name, status in tmp.statuses():
+                if name.endswith(PART):  # its trace comes before it, and goes after it
+                    dead = tmp.status(f"{name.split('.')[-2]}{LOCK}") is None
+                else:  # another program's: only its age can tell
+                    dead = not name.endswith(LOCK) and status.st_mtime < before
+                removed += dead and tmp.remove(name)
+            return removed
 
     def purge(self, file: str) -> None:
         """See `Lower`."""
@@ -165,51 +174,30 @@ class DiskTier(DiskObjects):
         """
         self._writable("write")
         placed: dict[str, _Placed] = {}
-        begun: set[str] = set()
-        unlisted: set[str] = set()
+        done = False
         with self._translated("write"), contextlib.ExitStack() as stack:
-            claims = Claims(self._tmp.made())
-            stack.callback(claims.close)
+            tmp = self._tmp.made()
+            self._clear_up(tmp)
+            trace = Trace.begun(tmp, keys)
+            stack.callback(trace.close)
             # a descriptor of its own, which is told of every write that fails from now on
             disk = stack.enter_context(self._root.again()) if len(keys) > 1 and self._syncs_all else None
             try:
-                self._claim(claims, keys, placed, begun)
-                aside = self._write_aside(keys, files, placed, begun, disk)
-                if aside and not self._bring(aside, placed, disk):
-                    unlisted = {key for key in aside if isinstance(placed[key], str)}
-            except BaseException:
-                self._let_go(claims, begun, unlisted)
-                raise
-            refused = {key for key, found in placed.items() if isinstance(found, Exception)}
-            self._let_go(claims, begun & refused, unlisted)
+                aside = self._write_aside(keys, files, placed, trace, disk)
+                listed = self._bring(aside, placed, trace, disk)
+                done = listed and not any(isinstance(found, Exception) for found in placed.values())
+            finally:
+                with contextlib.suppress(OSError, KameraError):
+                    if done or self._clear(trace):
+                        trace.settle()
             return [placed[key] for key in keys]
-
-    def _claim(
-        self, claims: Claims, keys: Sequence[str], placed: dict[str, _Placed], begun: set[str]
-    ) -> None:
-        """Exclude other writers of the keys; files left by an interrupted writer are removed."""
-        deadline = time.monotonic() + _CLAIM_SECONDS
-        for key in sorted(keys):
-            try:
-                if not claims.take(key, max(0.0, deadline - time.monotonic())):
-                    tmp = self._tmp.made()
-                    placed[key] = StoreError(
-                        f"store {self.root}: object {key} has been in another writer's hands for "
-                        f"{_CLAIM_SECONDS:g} s: {claimant(tmp, key)} holds {tmp.path / (key + LOCK)}"
-                    )
-                elif claims.interrupted[key]:
-                    begun.add(key)
-                    self._clear(key)
-                    begun.discard(key)
-            except OSError as error:
-                placed[key] = self._refusal("write", error)
 
     def _write_aside(
         self,
         keys: Sequence[str],
         files: Iterable[_File | Exception],
         placed: dict[str, _Placed],
-        begun: set[str],
+        trace: Trace,
         disk: Folder | None,
     ) -> dict[str, tuple[_File, str]]:
         """Write what is to be put, and sync it: together by ``disk``, or one by one. Returns the stamps."""
@@ -217,23 +205,20 @@ class DiskTier(DiskObjects):
         aside: dict[str, tuple[_File, str]] = {}
         grown = 0
         for key, file in zip(keys, files, strict=True):
-            if key in placed:
-                continue
             if isinstance(file, Exception) or isinstance(placed.get(file.needs), Exception):
                 placed[key] = file if isinstance(file, Exception) else placed[file.needs]
                 continue
             try:
+                there = self._files.stamp(key)
                 if file.instead_of is None and self._stays(file.info, file.replace):
                     placed[key] = None
                     continue
                 if self.make_room is not None:
-                    there = self._files.stamp(key)
                     more = len(file.data) - (0 if there is None else size_of(there))
                     self.make_room(key, grown + more)
                     grown += more
-                begun.add(key)
-                stamp = stamp_of(tmp.create(key + _PART, file.data, sync=disk is None))
-                aside[key] = file._replace(data=b""), stamp
+                stamp = stamp_of(tmp.create(trace.part(key), file.data, sync=disk is None))
+                aside[key] = file._replace(data=b"", there=there), stamp
             except OSError as error:
                 placed[key] = self._refusal("write", error)
             except KameraError as error:
@@ -243,9 +228,16 @@ class DiskTier(DiskObjects):
         return aside
 
     def _bring(
-        self, aside: dict[str, tuple[_File, str]], placed: dict[str, _Placed], disk: Folder | None
+        self,
+        aside: dict[str, tuple[_File, str]],
+        placed: dict[str, _Placed],
+        trace: Trace,
+        disk: Folder | None,
     ) -> bool:
-        """Give the files that were written aside their names, and sync those. False if they have no rows."""
+        """Give the files that were written aside their names, and sync those. False if they have no rows.
+
+        The names of what stays are synced, too: another writer may have given them a moment ago.
+        """
         tmp, objects = self._tmp.made(), self._objects.made()
         rows: list[Stamped] = []
         with self._renaming():
@@ -254,11 +246,11 @@ class DiskTier(DiskObjects):
                     placed[key] = placed[file.needs]
                     continue
                 try:
-                    if file.instead_of is not None and self._files.stamp(key) != file.instead_of:
-                        tmp.remove(key + _PART)
+                    if self._gives_way(file):
+                        tmp.remove(trace.part(key))
                         placed[key] = None
                         continue
-                    tmp.move(key + _PART, objects, file_of(key))
+                    tmp.move(trace.part(key), objects, file_of(key))
                 except OSError as error:
                     placed[key] = self._refusal("write", error)
                     continue
@@ -271,24 +263,24 @@ class DiskTier(DiskObjects):
         placed.update((info.key, stamp) for info, stamp in rows)
         return listed
 
-    def _let_go(self, claims: Claims, failed: set[str], unlisted: set[str]) -> None:
-        """Settle the claims; what ``failed`` is cleared first.
+    def _gives_way(self, file: _File) -> bool:
+        """True if another file came to its place since it was written aside, and stays there."""
+        now = self._files.stamp(file.info.key)
+        if file.instead_of is not None:
+            return now != file.instead_of
+        return now not in (None, file.there) and (not file.replace or self._outranks(file.info))
 
-        Where that is impossible, and for what is ``unlisted``, the claim's file tells listings and writers.
-        """
-        for key in claims.interrupted:
-            with contextlib.suppress(OSError, KameraError):
-                if key not in unlisted and (key not in failed or self._clear(key)):
-                    claims.settle(key)
+    def _outranks(self, info: ObjectInfo) -> bool:
+        """True if the object stored under the key of ``info`` was formed behind stronger KV."""
+        try:
+            there = None if info.formed is None else self._files.peek(info.key)
+        except (CorruptChunk, *LEFT_IN_PLACE):
+            there = None
+        return there is not None and outranks(there[0].formed, info.formed)
 
     def _stays(self, info: ObjectInfo, replace: bool) -> bool:
         """True if ``info`` must not take the place of the object stored under its key."""
-        try:
-            there = self._files.peek(info.key) if info.formed is not None and replace else None
-        except (CorruptChunk, *LEFT_IN_PLACE):
-            there = None
-        outranked = there is not None and outranks(there[0].formed, info.formed)
-        return (outranked or not replace) and self._intact(info.key)
+        return (not replace or self._outranks(info)) and self._intact(info.key)
 
     def _remove(self, key: str, stamp: str | None) -> bool:
         """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
@@ -301,32 +293,28 @@ class DiskTier(DiskObjects):
             self.index.later([key])
         return gone
 
-    def _clear(self, key: str) -> bool:
-        """Repair after an interrupted write: remove the partial file, sync the name, correct the row.
+    def _clear_up(self, tmp: Folder) -> int:
+        """Clear up after dead writers; return the number of files removed."""
+        removed = 0
+        for file in tmp.names():
+            trace = Trace.left(tmp, file) if file.endswith(LOCK) else None
+            if trace is not None:
+                try:
+                    with contextlib.suppress(OSError, KameraError):
+                        parts = sum(tmp.status(trace.part(name)) is not None for name in trace.names)
+                        if self._clear(trace):
+                            trace.settle()
+                            removed += parts + 1
+                finally:
+                    trace.close()
+        return removed
 
-        False if the row cannot be corrected now.
+    def _clear(self, trace: Trace) -> bool:
+        """Repair after an interrupted write: remove its parts, sync the names, correct the rows.
+
+        False if the rows cannot be corrected now: its trace tells listings and writers.
         """
-        self._tmp.made().remove(key + _PART)
+        for name in trace.names:
+            self._tmp.made().remove(trace.part(name))
         self._objects.made().sync()
-        return self.index.settle(key)
-
-    def _collected(self, folder: Folder, name: str, before: float) -> bool:
-        match = _OURS.fullmatch(name)
-        if match is None:  # another program's: only its age can tell
-            status = folder.status(name)
-            return status is not None and status.st_mtime < before and folder.remove(name)
-        key = match.group(1)
-        try:
-            mine = claim(folder, key, 0)
-        except NotAFile as error:  # the next writer of that object is told again
-            logger.warning("not cleared up: %s", error)
-            return False
-        if mine is None:  # its writer lives
-            return False
-        try:
-            done = self._clear(key)
-            if done:
-                mine.settle()
-        finally:
-            mine.close()
-        return done
+        return self.index.settle(trace.names)

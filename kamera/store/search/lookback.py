@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,14 +18,11 @@ import torch
 from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.keys import Context, canonical_key
-from kamera.store.records import CanonicalRecord
 from kamera.store.search.embedding import unit, unpacked
 from kamera.store.search.nearest import Nearest, SearchRow
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
-
-_FEW = 500  # objects noted without a look at which of them are left
 
 
 class HasId(Protocol):
@@ -47,28 +44,17 @@ class Hit:
     score: float
 
 
-@dataclass(frozen=True)
-class NearDuplicate:
-    """Two similar stored chunks, the one stored first in front, and their cosine."""
-
-    chunk_id: str
-    other: str
-    score: float
-
-
 class LookBack:
     """The pictures of one store, by look. Safe to use from several threads and processes.
 
-    In a directory these are its canonicals, whose headers hold the embeddings; elsewhere those that were put
-    or read here (`note`). `note` and `embedding` need no FAISS; the others raise `StoreError` without it.
+    These are the canonicals in its directory, whose headers hold the embeddings, or else those in memory.
+    `embedding` needs no FAISS; the others raise `StoreError` without it.
     """
 
     def __init__(self, tiers: Tiers, codec: Codec) -> None:
         self._tiers = tiers
         self._codec = codec
         self._known: dict[Context, Nearest] = {}
-        self._noted: dict[Context, dict[str, tuple[SearchRow, str]]] = {}
-        self._most = _FEW
         self._lock = threading.RLock()
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
@@ -90,51 +76,16 @@ class LookBack:
             )
         return [hit for hit in self._nearest(context, vector, k + 1) if hit.chunk_id != chunk][:k]
 
-    def pairs(self, context: Context, threshold: float) -> list[NearDuplicate]:
-        """Pairs of stored chunks with a cosine of at least ``threshold``, the most alike first."""
-        if not -1.0 <= threshold <= 1.0:
-            raise ValueError(f"threshold {threshold} is no cosine: give -1.0 to 1.0")
-        with self._lock:
-            pairs = list(self._caught_up(context).pairs(threshold))
-        there = self._tiers.present(sorted({row.name for one, other, _ in pairs for row in (one, other)}))
-        found = [
-            NearDuplicate(one.chunk_id, other.chunk_id, score)
-            for one, other, score in pairs
-            if one.name in there and other.name in there
-        ]
-        return sorted(found, key=lambda pair: (-pair.score, pair.chunk_id, pair.other))
-
     def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
         """Unit vector ``[width]`` of a stored chunk; None for one without pictures, or not stored."""
-        name = self._codec.name(canonical_key(context, chunk_id))
-        if self._tiers.disk is not None:
-            return self._stored(name)[1]
-        with self._lock:
-            _, text = self._noted.get(context, {}).get(name, (None, ""))
-        return unpacked(text) if self._tiers.present([name]) else None
-
-    def note(self, name: str, record: CanonicalRecord) -> None:
-        """Make a canonical searchable that was put or read; a directory's are without that."""
-        if self._tiers.disk is not None or not record.embedding:
-            return
-        with self._lock:
-            noted = self._noted.setdefault(record.context, {})
-            noted[name] = SearchRow(name, record.chunk_id), record.embedding
-            if len(noted) > self._most:
-                self._keep(record.context, self._tiers.present(list(noted)))
-                self._most = max(_FEW, 2 * len(self._noted[record.context]))
+        return self._stored(self._codec.name(canonical_key(context, chunk_id)))[1]
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of objects that are gone."""
         gone = set(names)
         with self._lock:
-            for context in list(self._noted):
-                self._keep(context, self._noted[context].keys() - gone)
             for known in self._known.values():
                 known.drop(gone & known.names)
-
-    def _keep(self, context: Context, names: Collection[str]) -> None:
-        self._noted[context] = {n: held for n, held in self._noted[context].items() if n in names}
 
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
@@ -149,21 +100,23 @@ class LookBack:
     def _caught_up(self, context: Context) -> Nearest:
         """This process's index of a context, of the objects that are stored now."""
         known = self._known.setdefault(context, Nearest())
-        noted, disk = self._noted.get(context, {}), self._tiers.disk
-        names = list(noted) if disk is None else disk.index.names_of("canonical", context)
-        known.drop(known.names - set(names))
-        fresh = [name for name in names if name not in known.names]
-        if disk is None:
-            known.add((row, unpacked(text)) for row, text in (noted[name] for name in fresh))
+        if self._tiers.disk is not None:
+            names = self._tiers.disk.index.names_of("canonical", context)
         else:
-            known.add(map(self._stored, fresh))
+            held = self._tiers.memory.infos()
+            names = [info.key for info in held if info.kind == "canonical" and info.context == context]
+        known.drop(known.names - set(names))
+        known.add([self._stored(name) for name in names if name not in known.names])
         return known
 
     def _stored(self, name: str) -> tuple[SearchRow, np.ndarray | None]:
-        """An object of the directory, and its embedding by its header."""
-        assert self._tiers.disk is not None
+        """An object, and its embedding by its header."""
         try:
-            header = self._tiers.disk.header(name)
+            if self._tiers.disk is not None:
+                header = self._tiers.disk.header(name)
+            else:
+                held = self._tiers.memory.peek(name)
+                header = None if held is None else held[0].header()
             if header is not None:
                 return SearchRow(name, header["chunk_id"]), unpacked(header["embedding"])
         except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ core (`docs/search.md`), so nothing has to be trained and nothing is missed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,20 +77,6 @@ class Nearest:
         scores, seqs = self._index.search(query[None], min(k, self._index.ntotal))
         found = zip(seqs[0], scores[0], strict=True)
         return [(self._rows[int(seq)], min(float(score), 1.0)) for seq, score in found]
-
-    def pairs(self, threshold: float) -> Iterator[tuple[SearchRow, SearchRow, float]]:
-        """All pairs of rows with an inner product above ``threshold``, the older one first."""
-        total = 0 if self._index is None else self._index.ntotal
-        below = float(np.nextafter(np.float32(threshold), np.float32(-2)))
-        for start in range(0, total, _BLOCK):
-            count = min(_BLOCK, total - start)
-            own = self._faiss.vector_to_array(self._index.id_map)[start : start + count]
-            queries = self._index.index.reconstruct_n(start, count)
-            limits, scores, seqs = self._index.range_search(queries, below)
-            for i, seq in enumerate(own):
-                for j in range(limits[i], limits[i + 1]):
-                    if seqs[j] > seq:
-                        yield self._rows[int(seq)], self._rows[int(seqs[j])], min(float(scores[j]), 1.0)
 
     def _width_of(self, vector: np.ndarray) -> int:
         if self._index is None:

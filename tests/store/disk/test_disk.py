@@ -93,7 +93,7 @@ def test_a_write_that_is_interrupted_leaves_the_old_object(
             store.put(canonical())
         monkeypatch.undo()
         assert snapshot(root / "objects") == before
-        # where the names cannot be synced the claim stays, for the next one to see to
+        # where the names cannot be synced the trace stays, for the next one to see to
         assert {path.suffix for path in (root / "tmp").iterdir()} <= {".lock"}
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 2

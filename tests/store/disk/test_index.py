@@ -57,8 +57,8 @@ class Rows:
     def names(self) -> list[str]:
         return list(self.held)
 
-    def claimed(self) -> list[str]:
-        return []
+    def traced(self) -> set[str]:
+        return set()
 
     def stamp(self, key: str) -> str | None:
         return self.held[key][1] if key in self.held else None

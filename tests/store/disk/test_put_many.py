@@ -19,8 +19,6 @@ import pytest
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.disk import syncing
-from kamera.store.disk import tier as disk_module
-from kamera.store.disk.claims import claim
 from kamera.store.disk.folder import Folder
 from kamera.store.records import Record
 from lab.reliability import rig
@@ -97,13 +95,13 @@ def test_a_batch_takes_three_syncs_at_most_whatever_is_in_it(root: Path, count: 
         assert calls["syncs"] == 0, "all of it is there"
 
 
-def test_a_batch_takes_one_claim_one_lock_and_one_transaction(root: Path) -> None:
+def test_a_batch_takes_one_trace_one_lock_and_one_transaction(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put(canonical("c" * 64))
         said = listen(store)
         with counted() as calls:
             accepted(store, [canonical(chunk) for chunk in CHUNKS])
-        assert calls["locks"] == 2, "the claim, and the lock for names"
+        assert calls["locks"] == 2, "that of its trace, and that for names"
         assert (said["BEGIN"], said["INSERT"], said["COMMIT"]) == (1, 1, 1)
         assert calls["open"] <= 5 * len(CHUNKS)
 
@@ -244,7 +242,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_the_rest(root: Path) -
         def full(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
             def made(descriptor: int, data: Any) -> int:
                 written.append(len(data))
-                if len(written) == 3:
+                if len(written) == 4:  # behind that of the trace
                     call(descriptor, memoryview(data)[:100])
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return int(call(descriptor, data))
@@ -338,21 +336,6 @@ def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(t
             accepted(store, records)
             assert len(store.ls()) == len(records)
     assert {0, len(placed)} < prefixes, "killed before the names, behind them and in between"
-
-
-def test_one_object_in_anothers_hands_keeps_only_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_module, "_CLAIM_SECONDS", 0.05)
-    records = [canonical(chunk) for chunk in CHUNKS[:4]]
-    with ChunkStore.open(root) as store:
-        held = claim(Folder.at(root / "tmp"), records[2].key, 0)
-        assert held is not None
-        puts = store.put_many(records)
-        assert [put.error is None for put in puts] == [True, True, False, True]
-        assert records[2].key in str(puts[2].error)
-        held.settle()
-        held.close()
-        accepted(store, records)
-        assert left_behind(root) == []
 
 
 def batches(seed: int) -> list[list[Record]]:

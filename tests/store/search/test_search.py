@@ -181,32 +181,9 @@ def test_what_is_archived_behind_another_anchor_is_no_hit(tmp_path):
         assert_as_reference(store, [picture(2), picture(3)], OTHER)
 
 
-def test_near_duplicates_equal_a_scan_older_first(tmp_path):
-    records = [picture(seed) for seed in range(120)] + [picture(400 + i, like=i) for i in range(5)]
-    with ChunkStore.open(tmp_path) as store:
-        for record in records:
-            put(store, record)
-        found = {(p.chunk_id, p.other): p.score for p in StoreAdmin(store).near_duplicates(CONTEXT, 0.98)}
-        vectors = reference(records)
-        matrix = np.stack(list(vectors.values()))
-        ids, cosines = list(vectors), matrix @ matrix.T
-        sure = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.981), strict=True)}
-        possible = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.979), strict=True)}
-        assert sure <= found.keys() <= possible and len(sure) >= 5
-        scores = [pair.score for pair in StoreAdmin(store).near_duplicates(CONTEXT, 0.98)]
-        assert scores == sorted(scores, reverse=True)
-        # one of a pair goes: the pair goes
-        StoreAdmin(store).delete(records[0].key)
-        assert all(
-            records[0].chunk_id not in (p.chunk_id, p.other)
-            for p in StoreAdmin(store).near_duplicates(CONTEXT, 0.5)
-        )
-
-
-def test_an_empty_store_has_no_hits_and_no_duplicates(tmp_path):
+def test_an_empty_store_has_no_hits(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         assert store.search([1.0, 0.0], context=CONTEXT) == []
-        assert StoreAdmin(store).near_duplicates(CONTEXT) == []
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -230,7 +207,6 @@ def test_wrong_questions_are_refused_by_name(tmp_path):
         refused(lambda: ask(np.ones(3), context=CONTEXT), ValueError, "width 8")
         refused(lambda: ask({"a": 1}, context=CONTEXT), ValueError, "dict is no query")
         refused(lambda: ask(np.ones(WIDTH), 0, context=CONTEXT), ValueError, "k 0")
-        refused(lambda: StoreAdmin(store).near_duplicates(CONTEXT, 1.5), ValueError, "1.5")
         foreign = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
         refused(lambda: ask(np.ones(WIDTH), context=foreign), IncompatibleChunk, "acme")
         assert_as_reference(store, records)

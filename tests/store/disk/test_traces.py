@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from kamera.errors import StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk import claims as claims_module
-from kamera.store.disk import tier as disk_module
-from kamera.store.disk.claims import Claim, Claims, claim
 from kamera.store.disk.folder import Folder
+from kamera.store.disk.tier import DiskTier
+from kamera.store.disk.traces import Trace
 from lab.reliability import rig
 from tests.killing import in_child
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
@@ -36,10 +33,8 @@ def tmp(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "tmp").iterdir())
 
 
-def held(root: Path, key: str = KEY) -> Claim:
-    taken = claim(Folder.at(root / "tmp"), key, 0)
-    assert taken is not None
-    return taken
+def traced(root: Path, *keys: str) -> Trace:
+    return Trace.begun(Folder.at(root / "tmp"), keys)
 
 
 def counted_moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -55,82 +50,45 @@ def counted_moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return moves
 
 
-def test_a_claim_excludes_everyone_until_it_is_let_go(root: Path) -> None:
+def test_a_trace_names_its_objects_until_it_is_settled(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        files: Any = store._disk._files  # type: ignore[union-attr]
+        one, other = traced(root, *KEYS[:2]), traced(root, KEYS[2])
+        assert files.traced() == set(KEYS)
+        one.settle()
+        one.close()
+        other.close()
+        assert files.traced() == {KEYS[2]} and len(tmp(root)) == 1
+        store.put(canonical())  # the next writer clears up
+        assert files.traced() == set() and tmp(root) == []
+
+
+def test_only_a_dead_writers_trace_is_left_to_others(root: Path) -> None:
     ChunkStore.open(root).close()
     folder = Folder.at(root / "tmp")
-    first = claim(folder, KEY, 0)
-    assert first is not None and not first.interrupted
-    assert claim(folder, KEY, 0.02) is None
-    other = claim(folder, "0" * 64, 0)
-    assert other is not None
-    first.settle()
-    first.close()
-    second = claim(folder, KEY, 0)
-    assert second is not None and not second.interrupted
-
-
-def test_a_killed_holder_loses_its_claim_and_is_noticed(root: Path) -> None:
-    ChunkStore.open(root).close()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        taken = claim(Folder.at(root / "tmp"), KEY, 0)
-        os.write(writer, b"1" if taken else b"0")
-        signal.pause()
-        os._exit(0)
-    assert os.read(reader, 1) == b"1"
-    folder = Folder.at(root / "tmp")
-    assert claim(folder, KEY, 0) is None
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    mine = claim(folder, KEY, 5)
-    assert mine is not None and mine.interrupted
-
-
-def test_a_dead_writers_claim_of_several_objects_goes_to_the_next_one(root: Path) -> None:
-    ChunkStore.open(root).close()
 
     def dies(tell: Callable[[bytes], None]) -> None:
-        claims = Claims(Folder.at(root / "tmp"))
-        assert all(claims.take(key, 0) for key in KEYS)
-        assert not any(claims.interrupted.values())
-        tell(str(len({os.stat(root / "tmp" / f"{key}.lock").st_ino for key in KEYS})).encode())
+        mine = traced(root, *KEYS)
+        folder.create(mine.part(KEYS[0]), b"half")
+        [file] = (name for name in tmp(root) if name.endswith(".lock"))
+        tell(str(Trace.left(folder, file)).encode())
         rig.die()
 
-    assert in_child(dies).told == b"1", "one lock with three names"
-    folder = Folder.at(root / "tmp")
-    mine = Claims(folder)
-    assert all(mine.take(key, 0) for key in KEYS) and all(mine.interrupted.values())
-    assert claim(folder, KEYS[1], 0) is None
-    for key in KEYS:
-        mine.settle(key)
-    mine.close()
-    assert tmp(root) == []
-
-
-def test_a_claim_is_let_go_with_the_batch_and_not_before(root: Path) -> None:
-    ChunkStore.open(root).close()
-    folder = Folder.at(root / "tmp")
-    other = claim(folder, KEYS[1], 0)
-    assert other is not None
-    mine = Claims(folder)
-    assert mine.take(KEYS[0], 0) and not mine.take(KEYS[1], 0) and mine.take(KEYS[2], 0)
-    assert [claim(folder, key, 0) for key in KEYS] == [None] * 3
-    other.settle()
-    other.close()
-    assert mine.take(KEYS[1], 0)
-    mine.settle(KEYS[0])
-    mine.settle(KEYS[1])
-    mine.close()
-    left = claim(folder, KEYS[2], 0)
-    assert left is not None and left.interrupted, "it was not settled"
+    assert in_child(dies).told == b"None"
+    assert len(tmp(root)) == 2
+    [file] = (name for name in tmp(root) if name.endswith(".lock"))
+    left = Trace.left(folder, file)
+    assert left is not None and list(left.names) == KEYS and left.part(KEYS[0]) in tmp(root)
+    assert Trace.left(folder, file) is None
+    left.close()
+    assert Trace.left(folder, "no.lock") is None
 
 
 def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put(canonical())
-    (root / "tmp" / f"{KEY}.part").write_bytes(b"half")
-    (root / "tmp" / f"{KEY}.lock").touch()
+    (root / "tmp" / f"{KEY}.0a.part").write_bytes(b"half")
+    (root / "tmp" / "0a.lock").write_text(KEY)
     with ChunkStore.open(root) as store:
         assert tmp(root) == []
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
@@ -138,12 +96,13 @@ def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> Non
 
 def test_what_a_live_writer_is_at_stays(root: Path) -> None:
     ChunkStore.open(root).close()
-    writer = held(root)
-    (root / "tmp" / f"{KEY}.part").write_bytes(b"half")
-    os.utime(root / "tmp" / f"{KEY}.part", (LONG_AGO, LONG_AGO))
+    writer = traced(root, KEY)
+    part = root / "tmp" / writer.part(KEY)
+    part.write_bytes(b"half")
+    os.utime(part, (LONG_AGO, LONG_AGO))
     with ChunkStore.open(root) as store:
         assert StoreAdmin(store).verify().stale == 0
-        assert tmp(root) == [f"{KEY}.lock", f"{KEY}.part"]
+        assert len(tmp(root)) == 2 and part.name in tmp(root)
         writer.close()
         assert StoreAdmin(store).verify().stale == 2
         assert tmp(root) == []
@@ -173,7 +132,7 @@ def test_an_interrupted_write_gets_its_row_on_opening(root: Path, monkeypatch: p
         monkeypatch.setattr(store._disk.index, "put", lambda *_: None)  # type: ignore[union-attr]
         store.put(patch(rank=5))
         monkeypatch.undo()
-    (root / "tmp" / f"{patch().key}.lock").touch()
+    (root / "tmp" / "0a.lock").write_text(patch().key)
     with ChunkStore.open(root) as store:
         assert [row.rank for row in store.ls()] == [5]
 
@@ -220,41 +179,55 @@ def test_of_many_that_put_one_chunk_at_once_one_writes(root: Path, monkeypatch: 
         assert_same(store.get_canonical(CONTEXT, CHUNK), found)
 
 
-def test_a_waiting_writer_takes_the_other_writers_object(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root), ChunkStore.open(root) as two:
-        writer = held(root)
-        asked, claims = threading.Event(), claims_module.claim
+def overtake(monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
+    """Have ``other`` done after the next write aside, before its file gets its name."""
+    real = DiskTier._bring
 
-        def told(*arguments: Any) -> Claim | None:
-            asked.set()
-            return claims(*arguments)
+    def bring(self: DiskTier, *arguments: Any) -> bool:
+        monkeypatch.undo()
+        other()
+        return real(self, *arguments)
 
-        monkeypatch.setattr(claims_module, "claim", told)
-        late = threading.Thread(target=lambda: two.put(canonical(seed=2)))
-        late.start()
-        assert asked.wait(300) and not file_of(root, KEY).exists()
-        # what the claim's holder does inside
-        with ChunkStore.open(root.parent / "other") as other:
-            other.put(canonical(seed=1))
-        os.replace(file_of(root.parent / "other", KEY), file_of(root, KEY))
-        writer.settle()
-        writer.close()
-        late.join(300)
-        assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
+    monkeypatch.setattr(DiskTier, "_bring", bring)
 
 
-def test_a_claim_never_released_is_an_error_not_a_deadlock(
+def test_who_comes_second_to_a_canonical_takes_the_other_writers(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "_CLAIM_SECONDS", 0.05)
-    with ChunkStore.open(root) as store:
-        writer = held(root)
-        with pytest.raises(StoreError, match=KEY):
-            store.put(canonical())
-        store.put(patch())  # another object is another claim
-        writer.close()
-        store.put(canonical())
-        assert store.has(CONTEXT, CHUNK) and tmp(root) == []
+    with ChunkStore.open(root) as one, ChunkStore.open(root) as two:
+        overtake(monkeypatch, lambda: one.put(canonical(seed=1)))
+        two.put(canonical(seed=2))
+        assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
+        assert [row.key for row in one.ls()] == [row.key for row in two.ls()] == [KEY] and tmp(root) == []
+
+
+def test_who_comes_second_to_a_patch_replaces_it_unless_it_stands_on_stronger_kv(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore.open(root, memory_limit=0) as one, ChunkStore.open(root, memory_limit=0) as two:
+        for mine, expected in ((patch(rank=3, formed="near"), 2), (patch(rank=5), 5)):
+            overtake(monkeypatch, lambda: one.put(patch(rank=2)))
+            two.put(mine)
+            found = two.get_patch(CONTEXT, CHUNK, ("x", "y"))
+            assert found is not None and found.patch.rank == expected
+            assert [row.rank for row in one.ls()] == [row.rank for row in two.ls()] == [expected]
+
+
+def test_what_was_deleted_meanwhile_is_put_and_never_exchanged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore.open(root, memory_limit=0) as one, ChunkStore.open(root, memory_limit=0) as two:
+        one.put(patch(rank=2))
+        overtake(monkeypatch, lambda: StoreAdmin(one).delete(patch().key))
+        two.put(patch(rank=3))
+        assert two.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
+        disk = two._disk
+        assert disk is not None
+        old, info = disk.read_file(patch().key), disk.info(patch().key)
+        assert old is not None and info is not None
+        overtake(monkeypatch, lambda: StoreAdmin(one).delete(patch().key))
+        assert not disk.exchange(info, old.data, old)
+        assert two.get_patch(CONTEXT, CHUNK, ("x", "y")) is None and two.ls() == []
 
 
 DAMAGE = {
