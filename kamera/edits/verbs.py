@@ -90,7 +90,7 @@ class Share(Span):
 def _check_limits(**limits: float | None) -> None:
     for name, limit in limits.items():
         if limit is not None and not limit > 0:
-            raise InvalidDirective(f"{name}={limit} is no limit: give more than 0, or None")
+            raise InvalidDirective(f"{name}={limit} is not a limit: give more than 0, or None")
 
 
 Verb = Pin | Decay | Evict | Share
