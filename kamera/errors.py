@@ -112,7 +112,7 @@ class UnknownSession(KameraError, KeyError):
 
 
 class UnknownTurn(UnknownSession):
-    """No turn of that id is kept: it was deleted, let go, is another tenant's, or never was."""
+    """There is no turn of that id: it was deleted or dropped, belongs to another tenant, or never existed."""
 
 
 class SessionConflict(KameraError):
@@ -127,7 +127,7 @@ class SessionConflict(KameraError):
 
 
 class UnsafeText(KameraError, ValueError):
-    """A text spells a special token, and this tokenizer cannot encode it as text."""
+    """A text contains the name of a special token, and this tokenizer cannot encode it as text."""
 
 
 class ProcessorRequired(KameraError, ValueError):
@@ -139,11 +139,11 @@ class WindowFull(KameraError):
 
 
 class PolicyRefused(KameraError):
-    """The reuse policy's least guarantee cannot be met by the operations it allows."""
+    """The operations that the reuse policy allows cannot reach its minimum guarantee."""
 
 
 class StalePlan(KameraError):
-    """The plan is not what this window would do now: it was made for another state, policy or store."""
+    """The window would not do what the plan says: it was made for another state, policy or store."""
 
 
 class InvalidRecipe(KameraError, ValueError):
@@ -151,11 +151,11 @@ class InvalidRecipe(KameraError, ValueError):
 
 
 class StaleRecipe(KameraError):
-    """The store no longer holds what a recipe names: an object is gone, or another one by now."""
+    """The store no longer has what a recipe names: an object is gone or was replaced."""
 
 
 class NotTransferable(KameraError):
-    """A part of a recipe has its KV in the memory of the window that made it, and nowhere else."""
+    """The KV of a part of a recipe is only in the memory of the window that made it."""
 
 
 class InvalidCertificate(KameraError):
@@ -167,7 +167,7 @@ class CertificateMismatch(KameraError):
 
 
 class UncertifiedBackbone(UserWarning):
-    """No certificate lets this backbone serve reused KV: the window prefills every chunk exactly."""
+    """No certificate permits some of the KV that the policy admits: the window serves less reused KV."""
 
 
 class CorruptChunk(KameraError):
@@ -179,7 +179,7 @@ class ForeignObject(CorruptChunk):
 
 
 class ForeignKey(CorruptChunk):
-    """A remote holds a value under an object's name that no store wrote; it is left there."""
+    """A remote has a value under an object's name that no store wrote; it is left there."""
 
 
 class WrongKey(KameraError):
@@ -215,7 +215,7 @@ class PinsFull(StoreError):
 
 
 class ForkedStore(StoreError):
-    """A forked child uses what the fork cut off: its parent's store, a window in the midst of a change."""
+    """A forked child uses its parent's store, or a window that was changing during the fork."""
 
 
 class RemoteUnavailable(StoreError):
@@ -251,7 +251,7 @@ class EditPolicyFailed(KameraError):
 
 
 class InvalidRequest(KameraError, ValueError):
-    """A client's request is malformed, or asks for what is not supported; ``place`` is that of the field."""
+    """A client's request is malformed or not supported; ``place`` names the field."""
 
     def __init__(self, message: str, place: str | None = None) -> None:
         super().__init__(message)

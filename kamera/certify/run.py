@@ -55,11 +55,11 @@ def run_probe(
 ) -> Iterator[tuple[int, int] | Certificate]:
     """Ask ``items`` questions about each guarantee; yields (asked, wanted), and last the certificate.
 
-    Those about patched KV are always asked, and of each sabotaged build too: in the first scene, and on if
-    the KV alone does not tell it from a sound one. A flaw of the operator, or of the KV that windows show,
-    ends the probe with the first scene: no answer can make up for it. ``rank`` and ``patch_bytes`` bound the
-    patches, and are those of the policies the certificate will serve; ``guarantees`` are those to ask about,
-    ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe or
+    Questions about patched KV are always asked, and each sabotaged build gets them too: in the first scene,
+    and in further ones if the KV alone does not show its fault. An error of the operator, or of the KV that
+    windows show, ends the probe with the first scene, whatever the answers are. ``rank`` and ``patch_bytes``
+    bound the patches, and are those of the policies that may use the certificate. ``guarantees`` are those to
+    test, ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe or
     guarantee, ModalityNotSupported or ProcessorRequired for a backbone that cannot be shown a picture.
     """
     if unknown := [g for g in guarantees if g not in TRIALS]:

@@ -58,10 +58,10 @@ def inspect(
     url = store_url(where) if where.startswith("@") or "://" in where else None
     place = None if url is None else StorePlace(url, owner)
     if place is None and owner != Owner():
-        raise ValueError(f"{where!r} is read file by file, and plain: --tenant, secret and keys are for urls")
+        raise ValueError(f"{where!r} is read as plain files: --tenant, secret and keys are for urls")
     path = Path(where if place is None else place.url)
     if of is not None and place is None and not (path / MARKER).is_file():
-        raise ValueError(f"{of!r} names an object of a store, and {where!r} is none")
+        raise ValueError(f"{of!r} names an object of a store, but {where!r} is not a store")
     if place is not None and place.remote:
         document = _remote(place, of, limit, out)
         shown = _store_tables(document)

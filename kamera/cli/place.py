@@ -21,7 +21,7 @@ def lasting(url: str) -> str:
     """The url of a remote, or the absolute path of a directory; `typer.BadParameter` for anything else."""
     parts = urlsplit(url)
     if parts.scheme in ("memory", "obstore+memory"):
-        raise typer.BadParameter(f"{url!r} ends with this command: give a directory or a remote")
+        raise typer.BadParameter(f"{url!r} is gone when this command ends: give a directory or a remote")
     if is_remote(url):
         return url
     if "://" in url and parts.scheme != "file":
@@ -40,7 +40,7 @@ def store_url(text: str | None) -> str | None:
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise typer.BadParameter(f"no url can be read from it: {error}") from None
+            raise typer.BadParameter(f"it has no readable url: {error}") from None
     return None if text is None else lasting(text)
 
 

@@ -99,7 +99,7 @@ def forget(
     with target.open() as store:
         done = StoreAdmin(store).forget(chunk)
     if not (done.removed or done.copies or done.left):
-        raise UnknownChunk(f"nothing of chunk {chunk!r} is in {store.url}: nothing was removed")
+        raise UnknownChunk(f"{store.url} has nothing of chunk {chunk!r}: nothing was removed")
     target.out.show({"store": store.url, **asdict(done)})
     if done.left:
         raise typer.Exit(1)

@@ -74,7 +74,7 @@ class ChunkBuilder:
         turns = as_turns(content)
         items = [item for turn in turns for item in turn["content"]]
         if not items and not any(turn.keys() > {"role", "content"} for turn in turns):
-            raise EmptyChunk(f"content {quote(content)} holds nothing: give text, an image or a video")
+            raise EmptyChunk(f"content {quote(content)} is empty: give text, an image or a video")
         if self.format is None:
             raise ProcessorRequired(
                 "this backbone has no processor, so content cannot be tokenised: pass one "

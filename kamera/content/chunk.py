@@ -47,11 +47,11 @@ class _Copies(Mapping[str, torch.Tensor]):
 class Chunk:
     """One span of tokens that is stored and moved as a whole.
 
-    ``id`` is a digest of the token ids and of every model input (processed pixels included), so two
-    chunks of equal content are one chunk. ``input_ids`` is int64 ``[tokens]`` on the CPU; ``inputs``
-    are the model's keyword arguments for it, per-token ones as ``[tokens]``. ``fingerprint`` is that
-    of the backbone that built it. ``picture`` is the first picture in it as it was given, to be looked at
-    only: None of text, and of tensors.
+    ``id`` is a digest of the token ids and of every model input (processed pixels included), so two chunks of
+    equal content are one chunk. ``input_ids`` is int64 ``[tokens]`` on the CPU; ``inputs`` are the model's
+    keyword arguments for it, per-token ones as ``[tokens]``. ``fingerprint`` is that of the backbone that
+    built it. ``picture`` is its first picture as it was given, only for display; None for text and for
+    tensors.
 
     A chunk is a value: it copies its tensors on construction, ``input_ids`` and ``inputs`` return copies, and
     the id is a digest of its own. So an id always matches the content.

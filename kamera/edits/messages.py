@@ -85,7 +85,7 @@ def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversa
             places.append((segment, start, max(start, stop)))
     if text is not None and not places:
         raise InvalidDirective(
-            f"tokens {edit.start}:{edit.stop} are whole messages, and text outside of a message is none: "
+            f"tokens {edit.start}:{edit.stop} are whole messages, and text outside a message cannot be kept: "
             'give unit="messages"'
         )
     for number, (segment, start, stop) in reversed(list(enumerate(places))):

@@ -21,7 +21,7 @@ class Blocks(Sequence[Mapping[str, Part]], Generic[Part]):
 
     A part holds its layers along its first axis: ``part[n]`` is that of the n-th layer of the group. As a
     sequence it has one item for each decoder layer, in order: channel -> that layer's part, a view. A layer
-    that keeps nothing has no channels. Two are the same source only if they are the same object.
+    without KV has no channels. Two `Blocks` are the same source only if they are the same object.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Part]], groups: Groups) -> None:
@@ -63,7 +63,7 @@ def check_groups(groups: object) -> Groups:
         named = sorted(layer for group in groups for layer in group)
         if named == list(range(len(named))) and all(type(layer) is int for layer in named):
             return tuple(tuple(group) for group in groups)
-    raise ValueError(f"{str(groups)[:80]} are no groups that name each layer once")
+    raise ValueError(f"{str(groups)[:80]} are not groups that name each layer once")
 
 
 def equal_groups(kinds: Sequence[Any]) -> Groups:

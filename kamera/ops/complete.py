@@ -88,7 +88,7 @@ def _channels(kv: KV, layout: Layout) -> Iterator[tuple[torch.Tensor, Channel]]:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The tokens of a chunk that tell the most about the others, the best first: at most `MOST` of them.
+    """The tokens of a chunk that explain most of the others, the best first: at most `MOST` of them.
 
     ``order`` int64 ``[most]``; ``open`` float32 ``[most + 1]``: the share of the kernel's variance that the
     first ``k`` leave unexplained. ``columns`` ``[tokens, most]`` are the kernel's, in this order.
@@ -137,10 +137,10 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """Completes the changes of the tokens ``rows`` of a chunk, int64, ascending, to all of it.
+    """Estimates the changes of all tokens of a chunk from those of ``rows`` (int64, ascending).
 
-    ``columns`` ``[tokens, rows]`` are theirs of the chunk's kernel; the chunk stands at ``positions``
-    ``[axes, tokens]``.
+    ``columns`` ``[tokens, rows]`` are the columns of ``rows`` in the chunk's kernel; the chunk stands at
+    ``positions`` ``[axes, tokens]``.
     """
 
     rows: torch.Tensor

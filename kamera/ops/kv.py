@@ -32,7 +32,7 @@ def kv_of(layers: Sequence[LayerKV], groups: Groups | None = None) -> KV:
     for group in groups:
         first = layers[group[0]]
         if any(layers[i].keys() != first.keys() for i in group):
-            raise ValueError(f"layers {list(group)} do not have the same channels: they are no block")
+            raise ValueError(f"layers {list(group)} do not have the same channels: they are not one block")
         parts.append({name: torch.stack([layers[i][name] for i in group]) for name in first})
     return Blocks(parts, groups)
 

@@ -158,4 +158,4 @@ def check_layers(groups: Groups, layout: Layout) -> None:
     for layers in groups:
         first = layout[layers[0]].channels
         if [layout[layer].channels for layer in layers].count(first) != len(layers):
-            raise ValueError(f"layers {list(layers)} of the layout are not equal: they are no block")
+            raise ValueError(f"layers {list(layers)} of the layout are not equal: they are not one block")

@@ -96,9 +96,9 @@ def mean_deficit(deficits: Iterable[Deltas]) -> Deltas:
 def apply_patch(canonical: KV, patch: Patch | None, layout: Layout, offset: Sequence[int]) -> KV:
     """KV of a chunk relocated by ``offset`` from its canonical: R(δ)·canonical + U (R(δ) V)ᵀ (eq. 1).
 
-    Without a patch this is blind reuse. Sums are done in float32 and cast last. Free channels that
-    need no correction are shared with the input, so the result must not be written in place. This is
-    the slow reference of `kamera.ops.kernels.serve`, which writes into an existing buffer.
+    Without a patch this is blind reuse. Sums are done in float32 and cast last. Free channels without a
+    correction are shared with the input, so do not write to the result in place. This is the slow reference
+    of `kamera.ops.kernels.serve`, which writes into an existing buffer.
     """
     check_kv(canonical, layout)
     if patch is None:

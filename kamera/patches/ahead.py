@@ -24,10 +24,10 @@ class _Ready(NamedTuple, Generic[Made]):
 
 
 class Ahead(Generic[Made]):
-    """One thing made ahead, for the next request of its owner alone. Thread-safe.
+    """One thing that is prepared for the next request of its owner alone. Thread-safe.
 
-    What was made for all owners on a backbone counts as held by its later work, and is what that drops first.
-    Nothing is made for an owner that is gone.
+    What is prepared for all owners on a backbone counts towards the memory of its later work, which drops it
+    first. Nothing is prepared for an owner that is gone.
     """
 
     def __init__(self, engine: Engine) -> None:

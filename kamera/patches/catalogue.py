@@ -37,8 +37,8 @@ class Catalogue:
     patch that is in progress in ``queue``. An unusable object counts as absent, and the notes say so; store
     errors go to ``losses``.
 
-    A row is a promise, not a proof: a caller that reads the tensors and finds something else calls `refuse`,
-    and decides again.
+    A row may be wrong: a caller that reads the tensors and finds something else calls `refuse`, and decides
+    again.
     """
 
     def __init__(self, store: ChunkStore, context: Context, queue: Later | None, losses: Losses) -> None:

@@ -80,10 +80,10 @@ class LaterPiece:
 class Later:
     """The queue of one backbone. Safe to use from several threads.
 
-    Work is borne by the accounts of the call that hands it over, and runs under its autocast, which decides
-    what the model computes. A process fork leaves it to the parent. Without a ``backbone`` nothing counts,
-    and nothing goes first. It holds at most ``limit`` bytes; where single pieces are larger, the one in
-    progress and one more. ``dropped`` counts the pieces that it dropped.
+    Work counts on the accounts of the call that queues it, and runs under the autocast of that call, which
+    decides what the model computes. After a process fork it stays with the parent. Without a ``backbone``
+    nothing counts, and calls do not go first. The queue holds at most ``limit`` bytes; if single pieces are
+    larger, the one in progress and one more. ``dropped`` counts the pieces that were dropped.
     """
 
     def __init__(self, backbone: Engine | None = None, limit: int = LIMIT) -> None:

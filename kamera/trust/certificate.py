@@ -69,10 +69,10 @@ class Grounds:
 class Certificate:
     """The outcome of one probe on one set of `Grounds`.
 
-    ``model`` is a name for people; a certificate is bound by its grounds, whose fields it lists.
-    ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
-    deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
-    that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
+    ``model`` is a name for people; a certificate is bound to its grounds, whose fields it lists. ``findings``
+    has one entry for each tested guarantee. ``sabotages`` are findings on deliberately wrong operators, by
+    their defect: they show which errors the probe detects. ``divergence`` is that of the antecedents with
+    which "near" was tested. ``created`` is UTC, ISO 8601.
     """
 
     fingerprint: str

@@ -36,36 +36,36 @@ def certified_by_default() -> bool:
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """The least guarantee that is served, and the action when nothing stored reaches it.
+    """The weakest guarantee that is served, and the action when nothing stored reaches it.
 
-    ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
-    while others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled
-    again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "orbit".
+    ``minimum`` applies to chunks that arrive at a place (append, recall, reorder). Chunks that stay while
+    others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled again. No
+    chunk arrives as a survivor, so for arrivals "survivor" is the same as "orbit".
 
-    ``on_miss``: "sample" runs a few of the chunk's tokens behind its antecedents and completes the others
-    (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and
-    stores nothing, "blind" serves the canonical without conditioning. A minimum of "sampled" samples, too.
+    ``on_miss``: "sample" runs a few of the chunk's tokens behind its antecedents and estimates the others
+    (guarantee "sampled"). "form" runs a forward behind the antecedents and stores its patch. "prefill" runs
+    it and stores nothing. "blind" serves the canonical, moved only. A minimum of "sampled" also samples.
 
-    ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest from a quarter on
-    that leave at most ``max_error`` of the chunk's variance open, an estimate made of its own KV before
-    anything runs (`kamera.ops.complete`). A sample that would leave more open, or run more than half of the
-    tokens, is refused: the chunk is prefilled instead.
+    ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest tokens, but at
+    least a quarter, that leave at most ``max_error`` of the chunk's variance unexplained. This is estimated
+    from the chunk's own KV before anything runs (`kamera.ops.complete`). A sample that would leave more
+    unexplained, or run more than half of the tokens, is refused, and the chunk is prefilled instead.
 
-    ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
-    later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
-    asked for (`KameraWindow.form_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always": each new
-    chunk is archived, and each conditioned forward leaves its patch, within the operation that ran it; for
-    orders that are known to recur.
+    ``forms`` says when KV is stored. "returning", the default: a chunk that leaves is archived later, and a
+    patch is formed later for antecedents that come back. Other objects are formed only on request
+    (`KameraWindow.form_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always" is for orders that are
+    known to recur: each new chunk is archived, and each forward behind antecedents leaves its patch, within
+    the operation that ran it.
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
     the rank). Only ``layers`` are corrected (a list or ``"a:b"``; None: all). A stored patch of a smaller
     budget, or with fewer layers, is a miss.
 
-    ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
-    chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
-    stale). None, the default, serves none under any ``minimum``. Of several the ``nearest`` serves: the one
-    whose set differs least, or ("left") the one with the most equal tokens directly before the chunk.
+    ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of chunks in
+    which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however stale). None, the
+    default, serves none under any ``minimum``. ``nearest`` chooses among several: the one whose set differs
+    least ("set"), or the one with the most equal tokens directly before the chunk ("left").
 
     ``on_leave`` is the treatment of chunks that stay when others leave (slide, evict). "keep" serves them as
     survivors. "repair" gives each the KV it would have without what has left: by the patch stored for its
@@ -73,24 +73,24 @@ class ReusePolicy:
     prefills them.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
-    (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
-    others are withheld, and `UncertifiedBackbone` warns once, with reasons. The default is
-    `certified_by_default`.
+    (`kamera certify MODEL`). Without a certificate "patched" is served if the patch has proved itself
+    (``tolerance``). The others are withheld, and `UncertifiedBackbone` warns once, with reasons. The default
+    is `certified_by_default`.
 
-    ``tolerance`` is the proof a patch needs to be served as "patched" where no certificate has found such
-    patches safe: what the model says behind the patched KV may differ from what it says behind the true KV by
-    at most so many nats at any token asked, no decided token may flip, and the KV itself has to be within its
-    bound at every token, layer and channel (`kamera.trust.Proof`, docs/proofs.md). A patch that fails is
-    formed larger, up to eight times the budget; one that fails at every size is never served, and its chunk
-    prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
+    ``tolerance`` is the bound of a patch's proof, which it needs to be served as "patched" without a
+    certificate. At every token of the proof's questions, the model's predictions behind the patched and
+    behind the true KV may differ by at most so many nats. No decided token may change, and the KV itself must
+    be within its bound at every token, layer and channel (`kamera.trust.Proof`, docs/proofs.md). A patch that
+    fails is formed larger, up to eight times the budget. A patch that fails at every size is never served,
+    and its chunk is prefilled instead. None: patches are not proved, so without a certificate none is served.
 
-    ``audit`` is the share of served slots, and of their tokens, that is prefilled again later, off the path
-    of any answer, and compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond
-    the guarantee's bound withholds the context: its chunks are prefilled again, and the next report names it.
+    ``audit`` is the share of served slots, and of their tokens, that later work prefills again and compares
+    with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond the guarantee's bound
+    withholds the context: its chunks are prefilled again, and the next report names it.
 
-    ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
-    is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their
-    remaining antecedents, or a forward.
+    ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor" is
+    withheld, chunks that stay are placed anew: by the patch stored for their remaining antecedents, or by a
+    forward.
 
     Raises ValueError for an unknown value, or one out of range.
     """
@@ -123,7 +123,7 @@ class ReusePolicy:
 
     @classmethod
     def streaming(cls) -> ReusePolicy:
-        """Serve patches and survivors without a certificate; a survivor still knows the chunks that left."""
+        """Serve patches and survivors without a certificate; survivors hold what they took from others."""
         return cls(certified=False)
 
     def __post_init__(self) -> None:

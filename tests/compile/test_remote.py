@@ -134,8 +134,8 @@ def test_a_dead_redis_is_named_before_loading(capsys, tmp_path, server, plan):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("memory://", "ends with this command"),
-        ("obstore+memory://x", "ends with this command"),
+        ("memory://", "is gone when this command ends"),
+        ("obstore+memory://x", "is gone when this command ends"),
         ("ftp://host/path", "ftp:// is not a store"),
         (__file__, "is a file"),
     ],

@@ -178,7 +178,7 @@ def test_llavas_roles_are_its_own_words():
     [
         ([say("user", "a"), "b"], UnreadableMedia, "1 messages and 1 other things"),
         ([{"type": "text", "text": "a"}, say("tool", "b")], UnreadableMedia, "1 messages and 1 other"),
-        (say("user", None), EmptyChunk, "holds nothing"),
+        (say("user", None), EmptyChunk, "is empty"),
         (say("tool", 3), UnreadableMedia, "int is not content"),
         (say("assistant", "x", tool_calls=[{"name": "<|im_end|>"}]), UnsafeText, "tool_calls of a assistant"),
     ],

@@ -42,16 +42,16 @@ class Backbone(Model):
     """A loaded transformers model (and its processor) that Kamera can cut, move and patch: an `Engine`.
 
     Construction probes the model (the channels of each layer, the phase of its keys), and proves on a few
-    tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model whose state
-    is no relocatable KV. A model whose forward depends on how its tokens are cut is served without reuse: the
-    reason is in ``no_reuse`` and in the log, windows refuse it, and sessions with ``uncached`` answer by
-    ``generate`` of transformers. The model's weights and mode are not changed; hooks that count forwards, and
-    one that stops forwards that only encode, are added.
+    tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model whose state is
+    not relocatable KV. A model whose forward depends on how its tokens are cut is served without reuse: the
+    reason is in ``no_reuse`` and in the log, windows refuse the model, and sessions with ``uncached`` answer
+    by ``generate`` of transformers. The model's weights and mode do not change. It gets hooks that count
+    forwards, and one that stops a forward that only encodes.
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its backbones and
-    threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
-    seen to leave no state behind in the model; answers that are decoded at once share their forwards (see
-    ``serial_decode``). Operations without a forward never wait.
+    threads. Questions (`ask`, `decode`) run in parallel with each other and with the rest, if the constructor
+    saw that a forward leaves no state in the model. Answers that are decoded at the same time share their
+    forwards (see ``serial_decode``). Operations without a forward never wait.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -89,10 +89,11 @@ class Backbone(Model):
         """Load a model directory or hub name with its processor.
 
         ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
-        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers.
-        ``by_files``: its fingerprint is `checkpoint_fingerprint` of its files, so that it shares an archive
-        with another engine that was started on them (vLLM), and with no `Backbone` without this. Raises
-        UnsupportedBackbone when no class loads it, ValueError for a device or dtype that cannot be used.
+        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. With
+        ``by_files`` its fingerprint is `checkpoint_fingerprint` of its files. Then it shares an archive with
+        another engine that was started on the same files (vLLM), but not with a `Backbone` without this
+        option. Raises UnsupportedBackbone when no class loads it, ValueError for a device or dtype that
+        cannot be used.
         """
         from kamera.engines.hf.load import Loaded, device_of, dtype_of, load_model, load_processor
 
@@ -111,7 +112,7 @@ class Backbone(Model):
 
     @property
     def vision_fingerprint(self) -> str:
-        """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
+        """Digest of everything that decides a chunk's encoding; this omits the decoder's layers."""
         return self.identity.vision()
 
     def steady(self) -> AbstractContextManager[None]:
@@ -157,7 +158,7 @@ class Backbone(Model):
     ) -> Chunk:
         """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …).
 
-        ``picture`` (of Pillow) is one to be looked at, as `Chunk.picture`.
+        ``picture`` (of Pillow) is only for display, as `Chunk.picture`.
         """
         return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
 

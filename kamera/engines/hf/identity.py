@@ -123,7 +123,7 @@ class ModelIdentity:
             if self._changed:
                 raise ComputationChanged(
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
-                    "that this Backbone read off it: put them back, or make a new Backbone of it"
+                    "that this Backbone read from it: put them back, or make a new Backbone of it"
                 )
             named = self._of_files
             base = named[1] if named is not None and named[0] == self._base else self._base

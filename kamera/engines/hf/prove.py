@@ -161,11 +161,11 @@ def _served(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]
 def prove_cuts(model: Model) -> OperatorProof:
     """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
 
-    A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
-    for a batch, a capacity shared by tokens) gives a chunk other KV than the same tokens in a whole prompt.
-    Rows of unlike size show that in every part of the model and in any dtype; in half precision the text,
-    whose later layers differ by rounding alone, is compared in its first layer. Raises NonFiniteKV for a
-    model whose forward of the whole text overflows.
+    Some forwards compute a number from all their tokens at once (a dynamic scale of activations, outliers
+    chosen for a batch, a capacity shared by tokens). They give a chunk alone other KV than the same tokens in
+    a whole prompt. Rows of different sizes show this in every part of the model and in any dtype. In half
+    precision the text is compared in its first layer, because later layers differ by rounding alone. Raises
+    NonFiniteKV for a model whose forward of the whole text overflows.
     """
     span = _text(model, 16)
     positions = model.positions([span.input_ids], [span.position_inputs])

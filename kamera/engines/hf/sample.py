@@ -52,7 +52,7 @@ def sample(
     whole = joined(model, encoded, positions)
     if whole is None:
         raise UnsupportedBackbone(
-            f"{type(model.model).__name__} takes tokens of these chunks in no one call: prefill them"
+            f"{type(model.model).__name__} cannot take tokens of these chunks in one call: prefill them"
         )
     places, total = torch.cat(rows), max(start + length for start, length, _ in standing)
     model.check_positions(torch.cat(positions, dim=1))

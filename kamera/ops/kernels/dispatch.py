@@ -89,7 +89,7 @@ def _check(given: Writing) -> None:
     check_layers(into.groups, layout)
     if source.groups != into.groups:
         raise ValueError(
-            f"source of layers {source.groups}, target of {into.groups}: they are no equal blocks"
+            f"source of layers {source.groups}, target of {into.groups}: they are not equal blocks"
         )
     stored = stored_blocks(source)
     tokens: int | None = None
