@@ -19,7 +19,7 @@ from kamera.compile.plan import ByContent, ById, ChunkSource
 from kamera.compile.prompt import PromptObjects
 from kamera.compile.tasks import Location, TaskCost
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
 from kamera.ops import KV
 from kamera.patches import MOST_TOKENS, Copy, Facts, Former, pay, prefilled_together
@@ -33,7 +33,7 @@ WORTH = 2
 class Canonicals:
     """Locates chunks for one worker, and forms canonicals; at most ``batch`` share a forward."""
 
-    def __init__(self, backbone: Backbone, batch: int, clock: Clock) -> None:
+    def __init__(self, backbone: HfEngine, batch: int, clock: Clock) -> None:
         self._backbone = backbone
         self._batch = batch
         self._clock = clock

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kamera.compile.settings import Settings
 from kamera.compile.trie import Path
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, KameraError, WrongKey
 from kamera.ops import PatchBudget, tensor_digest
 from kamera.patches import Former, Line, anchor_ids, how_many, prefill_anchor, stored_patch
@@ -20,7 +20,7 @@ class NotStored(KameraError):
     """An archived object is not in the store afterwards."""
 
 
-def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Context:
+def context_of(backbone: HfEngine, store: ChunkStore, system: str | None) -> Context:
     """The context of a window under ``system``; its anchor is tokenised, not prefilled."""
     ids = anchor_ids(backbone, system)
     return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
@@ -33,7 +33,7 @@ class PromptObjects:
     that were not accepted.
     """
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, system: str | None, settings: Settings) -> None:
+    def __init__(self, backbone: HfEngine, store: ChunkStore, system: str | None, settings: Settings) -> None:
         self.backbone = backbone
         self.store = store
         self.system = system

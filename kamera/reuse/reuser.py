@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
-from kamera.engines import Account, Engine, Usage
+from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
@@ -129,7 +129,7 @@ class Reuser:
 
     def __init__(
         self,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         policy: ReusePolicy | None = None,
         *,
@@ -142,18 +142,18 @@ class Reuser:
     ) -> None:
         if sink < 1 or held < 0:
             raise ValueError(f"sink={sink}, held={held}: keep 1 token and 0 windows or more")
-        self.backbone = backbone
+        self.backbone = backbone.engine
         self.store = store
         self.policy = policy_of(policy)
         self.sink = sink
         self._calibration = None if calibration is None else calibration_of(calibration)
         if self._calibration is not None:
-            self._calibration.check(backbone)
+            self._calibration.check(self.backbone)
         self._max_tokens = max_tokens
         self._most = held
         self._reader: LandmarkReader | None = None
         self._seen = Seen()
-        self._discovery = Discovery(backbone, store, rule, index)
+        self._discovery = Discovery(self.backbone, store, rule, index)
         self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import testbed
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.reuse import HeldOut
 from kamera.reuse.calibration import Calibration, modality
 from lab.results import keep
@@ -42,7 +42,7 @@ UNHELD = 24
 """Cases of a calibration without a held-out half: as many as one had by default."""
 
 
-def texts(backbone: Backbone, count: int, seed: int) -> list[Case]:
+def texts(backbone: HfEngine, count: int, seed: int) -> list[Case]:
     """Cases of text twins: legends, renames and items in words, one episode after another."""
     world, documents = testbed.World(seed), list[list[int]]()
     for number in range(max(8, count // 4)):
@@ -56,7 +56,7 @@ def texts(backbone: Backbone, count: int, seed: int) -> list[Case]:
     return cases_of(backbone, documents, count=count, ladder=LADDER, seed=seed)
 
 
-def pictures(backbone: Backbone, count: int, seed: int) -> list[Case]:
+def pictures(backbone: HfEngine, count: int, seed: int) -> list[Case]:
     """Cases of an items frame behind four legends; it was stored behind others, or behind them reordered."""
     world, out = testbed.World(seed), []
     anchor = backbone.chunk_from_tensors(backbone.anchor_ids(testbed.SYSTEM))
@@ -76,7 +76,7 @@ def _tokens(chunks: Sequence[Any]) -> int:
     return sum(chunk.num_tokens for chunk in chunks)
 
 
-def trials_of(backbone: Backbone, cases: Sequence[Case]) -> list[list[Trial]]:
+def trials_of(backbone: HfEngine, cases: Sequence[Case]) -> list[list[Trial]]:
     """The trials of each case with all layers reused, those with a replaced piece included."""
     return [
         run(backbone, case, replacing(case, cases[number - 1]), by_depth=False)
@@ -96,14 +96,14 @@ def told(found: HeldOut) -> dict[str, Any]:
     return asdict(found) | {"violation limit": found.violation_limit, "flip limit": found.flip_limit}
 
 
-MAKE: dict[str, Callable[[Backbone, int, int], list[Case]]] = {"text": texts, "pictures": pictures}
+MAKE: dict[str, Callable[[HfEngine, int, int], list[Case]]] = {"text": texts, "pictures": pictures}
 
 FOREIGN = 24
 """Cases of pictures that the text's calibration is shown."""
 
 
 def rows(
-    backbone: Backbone, content: str, cases: int, fresh: int, bounds: Sequence[float]
+    backbone: HfEngine, content: str, cases: int, fresh: int, bounds: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
     drawn, later = (MAKE[content](backbone, n, seed) for n, seed in ((cases, SEED), (fresh, SEED + 1)))
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--bounds", type=float, nargs="+", default=[0.05, 0.1])
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    backbone = Backbone(*load("gqa"))
+    backbone = HfEngine(*load("gqa"))
     bounds = " ".join(f"{b:g}" for b in asked.bounds)
     found = {
         "command": f"python -m lab.reuse.calibrated --content {asked.content} --cases {asked.cases} "

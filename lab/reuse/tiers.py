@@ -23,7 +23,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.reuse import Arrangement, Calibration
 from kamera.window import Arrange
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
@@ -77,7 +77,7 @@ def _suffix(stage: Stage, these: Sequence[int], those: Sequence[int]) -> int:
 
 def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
     """All services on one backbone, and its calibration."""
-    backbone = Backbone(*load(name))
+    backbone = HfEngine(*load(name))
     bench = Bench.prepare(backbone, 0, 1)
     drawn = list(cases(bench, swept))
     ran = [run(backbone, case) for case in drawn]
@@ -113,7 +113,7 @@ def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
 
 
 def served(
-    backbone: Backbone, stage: Stage, order: Sequence[int], calibration: Calibration
+    backbone: HfEngine, stage: Stage, order: Sequence[int], calibration: Calibration
 ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Per service: the frame's tier; right, agrees with the re-prefill, and drift of every question."""
     questions = stage.questions(order)

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import PatchBudget, kv_concat, kv_of
 from kamera.patches import prefill_anchor
 from kamera.reuse import Calibration, HeldOut, Prompt, Reuser
@@ -42,7 +43,7 @@ SHARE = 0.15
 POLICY = ReusePolicy(certified=False, forms="always")
 
 
-def model(layers: int) -> Backbone:
+def model(layers: int) -> HfEngine:
     """A grouped-query decoder of random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -54,7 +55,7 @@ def model(layers: int) -> Backbone:
         num_key_value_heads=4,
         max_position_embeddings=8192,
     )
-    return Backbone(LlamaForCausalLM(config).eval())
+    return HfEngine(LlamaForCausalLM(config).eval())
 
 
 class Rig:
@@ -136,7 +137,7 @@ def reused(reuser: Reuser, prompt: Prompt, tier: str) -> None:
     done.window.next_token_logits(done.question)
 
 
-def lenient(backbone: Backbone) -> Calibration:
+def lenient(backbone: HfEngine) -> Calibration:
     """A calibration that lets every segment pass, so that the accepted case is timed."""
     grounds = grounds_of(backbone, PatchBudget(1))
     facts = (grounds.fingerprint, "random", grounds.dtype, grounds.vocabulary, grounds.position_limit)

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.engines.hf.backbone import Backbone as Hf
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import PatchBudget
 from kamera.reuse import Calibration, HeldOut, Point, Prompt, Reuser
 from kamera.window import grounds_of, library_versions
@@ -41,12 +41,12 @@ def prompt(*spans: torch.Tensor) -> Prompt:
 
 
 def reuser(
-    backbone: Backbone, store: ChunkStore | None = None, policy: ReusePolicy = FULL, **options
+    backbone: HfEngine, store: ChunkStore | None = None, policy: ReusePolicy = FULL, **options
 ) -> Reuser:
     return Reuser(backbone, store or ChunkStore.open("memory://"), policy, **options)
 
 
-def plain(backbone: Hf, asked: Prompt) -> torch.Tensor:
+def plain(backbone: HfEngine, asked: Prompt) -> torch.Tensor:
     """Logits ``[vocabulary]`` of the plain model over the whole prompt."""
     ids = torch.as_tensor(asked.ids.astype("int64"))[None]
     with torch.no_grad():
@@ -57,7 +57,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def calibration(backbone: Backbone, **changed) -> Calibration:
+def calibration(backbone: HfEngine, **changed) -> Calibration:
     """A calibration that lets everything pass, but for ``changed``."""
     grounds = grounds_of(backbone, PatchBudget(1))
     content = {
@@ -82,5 +82,5 @@ def calibration(backbone: Backbone, **changed) -> Calibration:
     return Calibration(**{**content, **changed})
 
 
-def family(name: str) -> Backbone:
+def family(name: str) -> HfEngine:
     return tiny.backbone(name)
