@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
 from kamera.errors import UnsupportedBackbone
 
 
 def ask_side_by_side(
-    backbone: Backbone,
+    backbone: HfEngine,
     questions: Sequence[torch.Tensor],
     positions: Sequence[torch.Tensor],
     past: model_cache.ModelCache,
@@ -30,7 +30,7 @@ def ask_side_by_side(
     if attention not in ("eager", "sdpa") or getattr(backbone.config, "sliding_window", None) is not None:
         raise UnsupportedBackbone(
             f"{type(backbone.model).__name__} takes no mask that sets questions apart (attention "
-            f"{attention!r}, or sliding layers): ask with Backbone.forward_batch"
+            f"{attention!r}, or sliding layers): ask with HfEngine.forward_batch"
         )
     places = torch.cat(list(positions), dim=1)
     backbone.check_positions(places)

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.window import Assemble
 from lab.results import keep
 from lab.speed.content import picture_chunk
@@ -39,7 +40,7 @@ LEAVES = ReusePolicy(certified=False, forms="always", tolerance=None, rank=4)
 SERVES = ReusePolicy(certified=False, on_miss="prefill", tolerance=None, rank=4)
 
 
-def leave(backbone: Backbone, store: ChunkStore, chunks: Sequence[Chunk]) -> None:
+def leave(backbone: HfEngine, store: ChunkStore, chunks: Sequence[Chunk]) -> None:
     """A window that these chunks came into, one after another, leaves their patches."""
     window = KameraWindow(backbone, store, SYSTEM, policy=LEAVES)
     for chunk in chunks:
@@ -62,7 +63,7 @@ def arrivals(
 
 
 def assembled(
-    backbone: Backbone, store: ChunkStore, chunks: Sequence[Chunk], order: Any
+    backbone: HfEngine, store: ChunkStore, chunks: Sequence[Chunk], order: Any
 ) -> tuple[int, int, float]:
     """Forwards, tokens and milliseconds of the plan of one assembly into an empty window."""
     window = KameraWindow(backbone, store, SYSTEM, policy=SERVES)
@@ -76,7 +77,7 @@ def assembled(
     return work.forwards, work.tokens, took
 
 
-def rows_of(backbone: Backbone, size: int, window: int, draws: int) -> list[dict[str, Any]]:
+def rows_of(backbone: HfEngine, size: int, window: int, draws: int) -> list[dict[str, Any]]:
     """A row for each kind of later window over a library of ``size`` chunks."""
     random = Random(size * 100 + window)
     chunks = [picture_chunk(backbone, TINY, SIDE, seed) for seed in range(size)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
 from kamera.engines.hf.hooks import ThreadHook
@@ -17,7 +17,7 @@ from kamera.errors import UnsupportedBackbone
 
 
 def attention_mass(
-    backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, past: model_cache.ModelCache
+    backbone: HfEngine, ids: torch.Tensor, positions: torch.Tensor, past: model_cache.ModelCache
 ) -> list[torch.Tensor]:
     """Attention of text ``ids`` on the tokens of ``past``: per layer ``[held tokens]``, float64.
 

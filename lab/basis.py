@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from lab.scene import Scene
 
 
@@ -47,7 +47,7 @@ class Basis:
         """Bytes of all directions: stored once, whatever the number of chunks."""
         return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.values())
 
-    def check(self, backbone: Backbone) -> None:
+    def check(self, backbone: HfEngine) -> None:
         """Raise ValueError for a backbone it was not fitted on."""
         if backbone.fingerprint != self.fingerprint:
             raise ValueError(

@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from lab.results import keep
 from lab.speed.machine import commit, machine
 from lab.speed.presets import preset
@@ -58,7 +59,7 @@ class _Start:
         return scores
 
 
-def windows(backbone: Backbone, count: int, context: int) -> list[KameraWindow]:
+def windows(backbone: HfEngine, count: int, context: int) -> list[KameraWindow]:
     """Windows of about ``context`` tokens, each of another text and length."""
     made, draws, most = [], torch.Generator().manual_seed(0), min(900, backbone.token_count)
     for i in range(count):
@@ -88,7 +89,7 @@ def answered(asked: Sequence[KameraWindow], tokens: int) -> tuple[Clock, list[li
 
 
 def measured(
-    backbone: Backbone, sizes: Sequence[int], context: int, tokens: int, rounds: int
+    backbone: HfEngine, sizes: Sequence[int], context: int, tokens: int, rounds: int
 ) -> dict[str, Any]:
     """Tokens per second by arm, and how many answers were others than alone."""
     made = windows(backbone, max(sizes), context)

@@ -17,7 +17,7 @@ import torch
 
 from kamera import testbed
 from kamera.certify.metrics import bootstrap, kl
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor
@@ -102,7 +102,7 @@ def arms(scene: Scene, budget: PatchBudget) -> dict[str, Arm]:
     return served
 
 
-def measure(backbone: Backbone, family: str, *, items: int, budget: PatchBudget) -> Iterator[str | Table]:
+def measure(backbone: HfEngine, family: str, *, items: int, budget: PatchBudget) -> Iterator[str | Table]:
     """Ask at least ``items`` questions behind every arm; yields progress, at last the table."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     seen: dict[str, list[tuple[bool, float, bool]]] = {}
@@ -127,7 +127,7 @@ def measure(backbone: Backbone, family: str, *, items: int, budget: PatchBudget)
     yield Table(family, backbone.fingerprint, dtype, episode, budget, rows)
 
 
-def _asked(backbone: Backbone, anchor: Anchor, index: int) -> tuple[Scene, list[torch.Tensor], list[int]]:
+def _asked(backbone: HfEngine, anchor: Anchor, index: int) -> tuple[Scene, list[torch.Tensor], list[int]]:
     """A scene, questions on values that its antecedents fix, and the tokens that answer them."""
     episode = testbed.World(SEED).episode(index, layout=LAYOUT)
     *before, target = (backbone.chunk(frame.content) for frame in episode.frames)
@@ -200,7 +200,7 @@ def main() -> None:
     budget = PatchBudget(options.rank, budget.share)
     tables: list[Table] = []
     for family in chosen:
-        for step in measure(Backbone(*load(family)), family, items=options.items, budget=budget):
+        for step in measure(HfEngine(*load(family)), family, items=options.items, budget=budget):
             if isinstance(step, Table):
                 tables.append(step)
             else:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kamera import Backbone, Chunk, ChunkStore, testbed
+from kamera import Chunk, ChunkStore, testbed
 from kamera.certify.metrics import kl_items
+from kamera.engines.hf import HfEngine
 from kamera.ops import NO_KV, patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.near import disorder, divergence, likeness
@@ -66,7 +67,7 @@ def variants(
 
 def run(items: int, family: str) -> list[Row]:
     """One row per episode and variant."""
-    backbone = Backbone(*load(family))
+    backbone = HfEngine(*load(family))
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     store, context = ChunkStore.open("memory://"), anchor.identity.context(anchor.digest, "")
     alike = likeness(store, context)

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 import typer
 
-from kamera import Backbone, __version__, testbed
+from kamera import __version__, testbed
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, finite, listing
+from kamera.engines.hf import HfEngine
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
@@ -44,7 +45,7 @@ class Fidelity:
 
 
 def measure(
-    backbone: Backbone, *, items: int = 500, rank: int = 16, per_episode: int = 12, seed: int = 0
+    backbone: HfEngine, *, items: int = 500, rank: int = 16, per_episode: int = 12, seed: int = 0
 ) -> Iterator[tuple[int, int] | Fidelity]:
     """Run until every row has ``items`` two-hop items; yields (done, wanted), and finally the result.
 
@@ -75,7 +76,7 @@ def measure(
 class _Episode:
     """One episode's windows. Six legends and an items frame; the first three are its antecedents."""
 
-    def __init__(self, backbone: Backbone, episode: Any, rank: int, per_episode: int, index: int) -> None:
+    def __init__(self, backbone: HfEngine, episode: Any, rank: int, per_episode: int, index: int) -> None:
         self.backbone = backbone
         # uncertified: this measures what a certificate states
         self.policy = ReusePolicy(rank=rank, certified=False, forms="always")
@@ -168,7 +169,7 @@ def fidelity(
     On the shipped backbone and held-out episodes of its world.
     """
     out = Output(format, output, quiet)
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     with out.progress(items, "question") as bar:
         for step in measure(backbone, items=items, rank=rank, seed=seed):
             if isinstance(step, Fidelity):

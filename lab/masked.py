@@ -11,7 +11,7 @@ import inspect
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf.backbone import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.cache import cache_length, read
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
@@ -20,7 +20,7 @@ from kamera.ops import KV
 
 
 def prefill_hiding(
-    backbone: Backbone,
+    backbone: HfEngine,
     encoded: Encoded,
     positions: torch.Tensor,
     past: ModelCache,
@@ -50,7 +50,7 @@ def prefill_hiding(
     return read(past, backbone.layout, backbone.groups, held)
 
 
-def _refuse(backbone: Backbone, encoded: Encoded, total: int) -> None:
+def _refuse(backbone: HfEngine, encoded: Encoded, total: int) -> None:
     name = type(backbone.model).__name__
     if "attention_mask" not in inspect.signature(backbone.decoder.forward).parameters:
         raise UnsupportedBackbone(

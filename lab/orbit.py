@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.ops import mean_deficit, patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.orbit import balanced, orderings
@@ -57,7 +58,7 @@ def forwards(orders: Orders) -> tuple[int, int]:
 
 def run(episodes: int, family: str, count: int) -> list[Sums]:
     """Per episode: the KL of every arm summed over its questions, and their number."""
-    backbone = Backbone(*load(family))
+    backbone = HfEngine(*load(family))
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     rows = []
     for index in range(episodes):

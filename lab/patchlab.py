@@ -19,7 +19,7 @@ import torch
 
 from kamera import testbed
 from kamera.certify.metrics import bootstrap, eta, kl
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import Bits, LowRank, Patch, allocate, compress, floats, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
 from kamera.trust import Estimate
@@ -111,7 +111,7 @@ def methods(readers: Readers, basis: Basis) -> dict[str, Method]:
 
 
 def measure(
-    backbone: Backbone, *, items: int = 500, fit: int = 12, shares: Sequence[float] = SHARES
+    backbone: HfEngine, *, items: int = 500, fit: int = 12, shares: Sequence[float] = SHARES
 ) -> Iterator[str | Table]:
     """Score every method at every budget on at least ``items`` questions; yields what it does.
 
@@ -163,7 +163,7 @@ def readings(asked: Asked) -> list[Reading]:
     ]
 
 
-def _asked(backbone: Backbone, anchor: Anchor, seed: int, index: int) -> Asked:
+def _asked(backbone: HfEngine, anchor: Anchor, seed: int, index: int) -> Asked:
     episode = testbed.World(seed).episode(index, layout=LAYOUT)
     *before, target = (backbone.chunk(frame.content) for frame in episode.frames)
     scene = Scene(backbone, anchor, before, target)
@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--fit", type=int, default=12, help="episodes that readers and basis are fitted on")
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
     options = parser.parse_args()
-    backbone = Backbone(*load(options.family))
+    backbone = HfEngine(*load(options.family))
     for step in measure(backbone, items=options.items, fit=options.fit):
         if isinstance(step, str):
             print(step, flush=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from einops import rearrange
 
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
-from kamera.engines.hf.backbone import Backbone
 from kamera.ops import KV, Blocks, Deltas, check_kv, kv_map, relocate_kv
 from lab.weighted import Readers
 
@@ -41,7 +41,7 @@ class Reading:
     positions: torch.Tensor
 
 
-def measure_readers(backbone: Backbone, readings: Iterable[Reading], *, seed: int = 0) -> Readers:
+def measure_readers(backbone: HfEngine, readings: Iterable[Reading], *, seed: int = 0) -> Readers:
     """Second moments of the gradient of the questions' answers by the chunk's KV, over all ``readings``.
 
     One forward and one backward of the questions per reading and point of `PATH`, and one forward for the
@@ -95,7 +95,7 @@ def _on_the_way(reading: Reading, share: float) -> KV:
     )
 
 
-def _log_answers(backbone: Backbone, reading: Reading, kv: KV) -> torch.Tensor:
+def _log_answers(backbone: HfEngine, reading: Reading, kv: KV) -> torch.Tensor:
     """Log-probabilities ``[questions, vocabulary]`` of the token after each question."""
     live = relocate_kv(kv, backbone.layout, reading.offset)
     ids = torch.stack(list(reading.questions))

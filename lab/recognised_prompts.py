@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import Patch, PatchBudget, chunk_id, deficit, digest, kv_map
 from kamera.store import CanonicalRecord, Outline, PatchRecord
 from kamera.testbed import World
@@ -37,7 +38,7 @@ RANKS = PatchBudget(4, 0.03)
 class Filled:
     """A store of ``OBJECTS`` objects: chunks that prompts are made of, their patches, and others."""
 
-    def __init__(self, where: Path, backbone: Backbone) -> None:
+    def __init__(self, where: Path, backbone: HfEngine) -> None:
         self.frame = World(1).episode(0, layout="LLLI").frames[0]
         self.store, self.backbone = ChunkStore.open(where), backbone
         self.window = KameraWindow(backbone, self.store, policy=ReusePolicy.streaming())
@@ -153,7 +154,7 @@ def measured(folder: Path) -> dict[str, Any]:
     from tests.engines.vllm.engine import greedy, pictures_directory, scheduler_of, start
 
     model = pictures_directory(folder / "model")
-    filled = Filled(folder / "store", Backbone.from_pretrained(model, dtype="float32", by_files=True))
+    filled = Filled(folder / "store", Backbone.from_pretrained(model, dtype="float32", by_files=True).engine)
     options = {"recognise": "patched", "rank": RANKS.rank, "patch_bytes": RANKS.share}
     limits = {"limit_mm_per_prompt": {"image": CHUNKS, "video": 0}, "max_model_len": 8192}
     llm = start(model, folder / "store", options, **limits)

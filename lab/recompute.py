@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from kamera.content import Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.hooks import hooked, on_entry
@@ -99,7 +99,7 @@ class OverwritingCache(DynamicCache):
 
 
 def recompute(
-    backbone: Backbone,
+    backbone: HfEngine,
     encoded: Encoded,
     positions: torch.Tensor,
     context: KV,
@@ -170,7 +170,7 @@ def recompute(
 
 
 def hidden_states(
-    backbone: Backbone, encoded: Encoded, positions: torch.Tensor, context: KV, layer: int
+    backbone: HfEngine, encoded: Encoded, positions: torch.Tensor, context: KV, layer: int
 ) -> torch.Tensor:
     """The input of decoder layer ``layer`` for a span prefilled behind ``context``: ``[tokens, width]``."""
     caught: list[torch.Tensor] = []
@@ -184,7 +184,7 @@ def hidden_states(
 
 
 @contextmanager
-def _enter(backbone: Backbone, resume: Resume | None, rows: torch.Tensor) -> Iterator[None]:
+def _enter(backbone: HfEngine, resume: Resume | None, rows: torch.Tensor) -> Iterator[None]:
     """While open, the rows' input of ``resume.layer`` is replaced by the given hidden states."""
     if resume is None:
         yield

@@ -28,9 +28,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
 from kamera.content import Chunk
+from kamera.engines.hf import HfEngine
 from kamera.ops import Completion, Design, kv_concat
 from kamera.ops.complete import TurnTables
 from kamera.patches.anchor import prefill_anchor
@@ -141,7 +142,7 @@ class Before:
     It is saved, and every arm takes it up over a store of its own: none finds what another made.
     """
 
-    def __init__(self, backbone: Backbone, stage: Pool, window: Window, folder: Path) -> None:
+    def __init__(self, backbone: HfEngine, stage: Pool, window: Window, folder: Path) -> None:
         self._backbone, self._stage, self._folder = backbone, stage, folder
         self._task, self._order, self._old = window.task, _order(window), (*window.old, TARGET)
         store, policy = ChunkStore.open(folder / "store"), policy_of(0.25, 1.0)
@@ -174,7 +175,7 @@ class Before:
 
 
 def measure(
-    backbone: Backbone, stage: Pool, window: Window, arms: dict[str, tuple[ReusePolicy, str]]
+    backbone: HfEngine, stage: Pool, window: Window, arms: dict[str, tuple[ReusePolicy, str]]
 ) -> list[Row]:
     """Every arm in one window."""
     trial = stage.trial(window.order, MANY)
@@ -256,7 +257,7 @@ def arms_of(shares: Sequence[Share], max_error: float, wrong: bool) -> dict[str,
 
 
 def run(
-    backbone: Backbone,
+    backbone: HfEngine,
     count: int,
     episodes: int,
     world: str,
@@ -341,7 +342,7 @@ def main() -> None:
     for family in args.family:
         backbone, arms = backbone_of(family), arms_of(args.shares, args.max_error, not args.sound)
         if args.dtype != "float32":
-            backbone = Backbone(backbone.model.to(getattr(torch, args.dtype)), backbone.processor)
+            backbone = HfEngine(backbone.model.to(getattr(torch, args.dtype)), backbone.processor)
         report = {
             "command": f"python -m lab.sampled --family {family} --count {' '.join(map(str, args.count))} "
             f"--episodes {args.episodes} --world {args.world} --shares {' '.join(map(str, args.shares))} "

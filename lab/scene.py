@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.cache import ModelCache, read
 from kamera.errors import EmptyChunk, InvalidPermutation, NotRelocatable
 from kamera.ops import (
@@ -56,7 +56,7 @@ class Scene:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: HfEngine,
         system: Anchor | str | torch.Tensor | Sequence[int] | None,
         antecedents: Sequence[Chunk],
         target: Chunk,
@@ -105,7 +105,7 @@ class Scene:
     # -- where and what ------------------------------------------------------------------------
 
     @property
-    def backbone(self) -> Backbone:
+    def backbone(self) -> HfEngine:
         """The model all of this runs on."""
         return self._shared.backbone
 
@@ -121,7 +121,7 @@ class Scene:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The target behind the vision tower: what `Backbone.prefill` takes."""
+        """The target behind the vision tower: what `Engine.prefill` takes."""
         return self._shared.encoded(self.target)
 
     @cached_property
@@ -303,7 +303,7 @@ class _Step:
 class _Shared:
     """What scenes of one family have in common. Keeps one context's prefixes: that of the last asked."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     _encoded: dict[str, Encoded] = field(default_factory=dict)
     _canonical: dict[str, _Canonical] = field(default_factory=dict)
@@ -350,6 +350,6 @@ class _Shared:
         return steps
 
 
-def _shared(backbone: Backbone, cache: ModelCache) -> ModelCache:
+def _shared(backbone: HfEngine, cache: ModelCache) -> ModelCache:
     """A cache over the same tensors: appending to it does not change ``cache``."""
     return backbone.cache([read(cache, backbone.layout, backbone.groups)])

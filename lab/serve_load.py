@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import httpx
 import torch
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.serve import Front, Keys, Service
 from lab.results import keep
 from lab.serving import listening
@@ -53,7 +54,7 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def serving(backbone: Backbone, at_once: int) -> Iterator[str]:
+def serving(backbone: HfEngine, at_once: int) -> Iterator[str]:
     """The address of a server that has answered nothing yet."""
     front = Front(Service(backbone, ReusePolicy.exact()), Keys(None), ["testbed"], at_once=at_once)
     with listening(front) as address:
@@ -102,7 +103,7 @@ async def loaded(url: str, clients: int, talks: int, turns: int, tokens: int) ->
 
 
 def measured(
-    backbone: Backbone, clients: Sequence[int], talks: int, turns: int, tokens: int, at_once: int, rounds: int
+    backbone: HfEngine, clients: Sequence[int], talks: int, turns: int, tokens: int, at_once: int, rounds: int
 ) -> dict[str, Any]:
     """Of each number of clients: requests per second, seconds to first tokens and ends, other answers."""
     with serving(backbone, at_once) as url:
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("requests are whole conversations: give a multiple of turns")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     backbone.model.generation_config.eos_token_id = None  # all answers are of one length
     talks = asked.requests // asked.turns
     limits = (asked.turns, asked.tokens, asked.at_once, asked.rounds)

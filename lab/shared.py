@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 import kamera
-from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from lab.results import keep
 from lab.speed.content import picture_chunk
 from lab.speed.machine import commit
@@ -39,20 +40,20 @@ POLICIES = {
 }
 
 
-def frames_of(backbone: Backbone) -> list[Chunk]:
+def frames_of(backbone: HfEngine) -> list[Chunk]:
     """Sixteen pictures of the demo's world, with their captions."""
     episodes = (testbed.World(0).episode(i, layout="LRLI") for i in range(FRAMES // 4))
     return [backbone.chunk(frame.content) for episode in episodes for frame in episode.frames]
 
 
-def tiny() -> tuple[Backbone, Sequence[Any], list[Chunk]]:
+def tiny() -> tuple[HfEngine, Sequence[Any], list[Chunk]]:
     """Two layers of random weights: prompts are token ids, frames random pictures."""
     backbone = TINY.build(dtype=torch.float32)
     prompts = [torch.arange(10, 20 + i) for i in range(len(PROMPTS))]
     return backbone, prompts, [picture_chunk(backbone, TINY, 24, seed) for seed in range(FRAMES)]
 
 
-def rows(backbone: Backbone, prompts: Sequence[Any], frames: Sequence[Chunk], policy: str) -> Iterator[Any]:
+def rows(backbone: HfEngine, prompts: Sequence[Any], frames: Sequence[Chunk], policy: str) -> Iterator[Any]:
     """What each round cost, and what the store holds behind it."""
     with tempfile.TemporaryDirectory() as folder, ChunkStore.open(Path(folder) / "s") as store:
         for name in ("first windows", "second windows", "load"):
@@ -84,7 +85,7 @@ def rows(backbone: Backbone, prompts: Sequence[Any], frames: Sequence[Chunk], po
 
 def measure() -> dict[str, Any]:
     """Both backbones under both policies."""
-    shipped = Backbone(*testbed.load())
+    shipped = HfEngine(*testbed.load())
     arms = {"tiny": tiny(), "gqa": (shipped, PROMPTS, frames_of(shipped))}
     return {name: [row for policy in POLICIES for row in rows(*arm, policy)] for name, arm in arms.items()}
 

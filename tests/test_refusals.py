@@ -13,6 +13,7 @@ import torch
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import load_clip, load_image, read_video
 from kamera.edits import Directive, edited_messages, policies
+from kamera.engines.hf import HfEngine
 from kamera.errors import QUOTED, first_line, quote
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
@@ -89,9 +90,9 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "nearest": lambda v: ReusePolicy(nearest=v),
     "backbone": lambda v: KameraWindow(v, ChunkStore.open("memory://")),
     "store": lambda v: KameraWindow(seeing(), v),
-    "model": Backbone,
-    "dtype": lambda v: Backbone.from_pretrained("/no/such", dtype=v),
-    "device": lambda v: Backbone.from_pretrained("/no/such", device=v),
+    "model": HfEngine,
+    "dtype": lambda v: Backbone.from_pretrained("/no/such", dtype=v).engine,
+    "device": lambda v: Backbone.from_pretrained("/no/such", device=v).engine,
     "send": lambda v: session(speaking("headers")).send([v]),
     "send role": lambda v: session(speaking("headers")).send([{"role": v, "content": "x"}] * 9),
     "send roles": lambda v: session(speaking("turns")).send([{"role": "system", "content": "x"}] * 9),

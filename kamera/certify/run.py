@@ -11,7 +11,7 @@ from kamera.certify.sabotage import OF_PHASE, sabotages
 from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
-from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, HfEngine, prove_moves, prove_patch, prove_relocation
 from kamera.trust import Certificate, Finding, Guarantee, ReusePolicy
 from kamera.window import grounds_of
 
@@ -20,7 +20,7 @@ ITEMS = 120
 
 
 def certify(
-    backbone: Backbone,
+    backbone: Backbone | HfEngine,
     *,
     probe: str = "pages",
     items: int = ITEMS,
@@ -44,7 +44,7 @@ def certify(
 
 
 def run_probe(
-    backbone: Backbone,
+    backbone: Backbone | HfEngine,
     *,
     probe: str = "pages",
     items: int = ITEMS,
@@ -70,19 +70,20 @@ def run_probe(
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: the probe has to serve it before a certificate exists
     policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always", audit=0.0)
-    faults = tuple(sabotages(backbone.axes))
+    engine = backbone.engine
+    faults = tuple(sabotages(engine.axes))
     poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
-    poll.flaw = _flaw(backbone)
+    poll.flaw = _flaw(engine)
     for scene in scenes_of(probe):
         poll.shown.append(scene)
-        yield from poll.add(Trials(backbone, scene, policy))
+        yield from poll.add(Trials(engine, scene, policy))
         if poll.done:
             break
-    grounds = grounds_of(backbone, policy.budget)
+    grounds = grounds_of(engine, policy.budget)
     findings, wrong = poll.findings_of()
     yield Certificate(
         fingerprint=grounds.fingerprint,
-        model=model or type(backbone.model).__name__,
+        model=model or type(engine.model).__name__,
         dtype=grounds.dtype,
         vocabulary=grounds.vocabulary,
         position_limit=grounds.position_limit,
@@ -98,12 +99,12 @@ def run_probe(
     )
 
 
-def _flaw(backbone: Backbone) -> str:
+def _flaw(engine: HfEngine) -> str:
     """The operator's own error on this model, in one line; "" if its proofs hold."""
     proofs = {
-        "relocation": prove_relocation(backbone),
-        "a full-rank patch": prove_patch(backbone),
-        "a move in the live cache": prove_moves(backbone),
+        "relocation": prove_relocation(engine),
+        "a full-rank patch": prove_patch(engine),
+        "a move in the live cache": prove_moves(engine),
     }
     for claim, proof in proofs.items():
         if not proof.holds:

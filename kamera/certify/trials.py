@@ -14,7 +14,7 @@ from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import OF_PHASE, Material, sabotages
 from kamera.certify.verdict import QuestionOutcome
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy
@@ -30,7 +30,7 @@ Said = list[tuple[str, torch.Tensor]]
 class Trials:
     """One scene's chunks, stores and windows. ``policy`` bounds the patches."""
 
-    def __init__(self, backbone: Backbone, scene: ProbeScene, policy: ReusePolicy) -> None:
+    def __init__(self, backbone: HfEngine, scene: ProbeScene, policy: ReusePolicy) -> None:
         self.backbone, self.scene, self.policy = backbone, scene, policy
         self.chunks = [backbone.chunk(content) for content in scene.contents]
         self.store = ChunkStore.open("memory://")

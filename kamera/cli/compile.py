@@ -20,7 +20,7 @@ from kamera.compile import CompileJob, PlanFile, Settings, SoloTeam, Team, read_
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 
@@ -112,7 +112,7 @@ def compile_plan(
 @contextmanager
 def _team(
     cluster: Cluster | None,
-    load: partial[Backbone],
+    load: partial[HfEngine],
     place: StorePlace,
     settings: Settings,
     *,

@@ -12,7 +12,14 @@ from rich.table import Table
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model
 from kamera.cli.output import Output, facts, finite, listing
-from kamera.engines.hf import Backbone, OperatorProof, prove_cuts, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf import (
+    HfEngine,
+    OperatorProof,
+    prove_cuts,
+    prove_moves,
+    prove_patch,
+    prove_relocation,
+)
 from kamera.errors import UnsupportedBackbone
 from kamera.trust import ReusePolicy
 from kamera.window import grounds_of
@@ -73,7 +80,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
+def _claims(backbone: HfEngine) -> dict[str, tuple[int, ...]]:
     """Offsets to prove relocation at; a model with a position limit is tried as far as it reaches."""
     far = 1000 if backbone.limits.below is None else max(1, min(1000, backbone.limits.below - _SPAN))
     if backbone.axes == 1:
@@ -85,7 +92,7 @@ def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _prove(backbone: Backbone) -> Iterator[tuple[str, OperatorProof]]:
+def _prove(backbone: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
     yield "a forward in pieces", prove_cuts(backbone)
     for claim, offset in _claims(backbone).items():
         yield claim, prove_relocation(backbone, offset=offset)
@@ -93,7 +100,7 @@ def _prove(backbone: Backbone) -> Iterator[tuple[str, OperatorProof]]:
     yield "moves in the live cache", prove_moves(backbone)
 
 
-def _processor(backbone: Backbone) -> dict[str, Any] | None:
+def _processor(backbone: HfEngine) -> dict[str, Any] | None:
     template = backbone.builder.format
     if template is None:
         return None
@@ -105,7 +112,7 @@ def _processor(backbone: Backbone) -> dict[str, Any] | None:
     }
 
 
-def _modalities(backbone: Backbone) -> list[str]:
+def _modalities(backbone: HfEngine) -> list[str]:
     template = backbone.builder.format
     if template is None:
         return []
@@ -114,7 +121,7 @@ def _modalities(backbone: Backbone) -> list[str]:
     return ["text", "image", "video" if template.takes_videos else "video as images"]
 
 
-def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
+def _anchor_tokens(backbone: HfEngine, system: str | None) -> int | None:
     """Number of anchor tokens under this system prompt; None without a processor."""
     template = backbone.builder.format
     if template is None:
@@ -122,7 +129,7 @@ def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
     return int(backbone.tokenize(backbone.seams(system).prefix, special=not template.has_template).shape[0])
 
 
-def _certificate(backbone: Backbone) -> str:
+def _certificate(backbone: HfEngine) -> str:
     """Which guarantees a window whose policy admits all of them would serve here, and if none why."""
     grounds = grounds_of(backbone, ReusePolicy(certified=False).budget)
     found = find_certificate(grounds, folders())
@@ -137,7 +144,7 @@ def _certificate(backbone: Backbone) -> str:
     return f"serves {', '.join(safe)} at rank {certificate.rank}{withheld} {probe}"
 
 
-def _notes(backbone: Backbone) -> list[str]:
+def _notes(backbone: HfEngine) -> list[str]:
     notes = []
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):

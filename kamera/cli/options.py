@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kamera.engines.hf import Backbone
+    from kamera.engines.hf import HfEngine
 
 
 class Format(str, Enum):
@@ -103,8 +103,8 @@ class Loading:
     device: Device = None
     dtype: Precision = Dtype.auto
 
-    def load(self, model: str, *, show_progress: bool) -> Backbone:
-        """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
+    def load(self, model: str, *, show_progress: bool) -> HfEngine:
+        """The engine of a model: a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
         Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
         """
@@ -116,7 +116,7 @@ class Loading:
             from kamera import testbed
 
             model = str(testbed.weights_dir())
-        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype.value)
+        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype.value).engine
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from kamera.compile.settings import Settings
 from kamera.compile.worker import PlanWorker, Result, Task
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import ClusterError, quote
 from kamera.store import ChunkStore
 
@@ -54,7 +54,7 @@ class _Actor:
 
     def __init__(
         self,
-        load: Callable[[], Backbone],
+        load: Callable[[], Backbone | HfEngine],
         open_store: Callable[[], ChunkStore],
         settings: Settings,
         threads: int,
@@ -68,7 +68,7 @@ class _Actor:
     def _worker(self) -> PlanWorker:
         # Ray sets one thread; their number may change the last bit of a sum
         torch.set_num_threads(self._threads)
-        return PlanWorker(self._load(), self._open_store(), self._settings)
+        return PlanWorker(self._load().engine, self._open_store(), self._settings)
 
     def answer(self, work: Callable[[PlanWorker, Any], Any] | None, task: Any) -> tuple[int, str, Any]:
         """This process, its backbone's fingerprint, and the result of ``work`` on ``task``; None without."""
@@ -91,7 +91,7 @@ class RayTeam:
     def __init__(
         self,
         cluster: Cluster,
-        load: Callable[[], Backbone],
+        load: Callable[[], Backbone | HfEngine],
         open_store: Callable[[], ChunkStore],
         settings: Settings,
         *,

@@ -19,7 +19,7 @@ from kamera.compile.report import CompileReport, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Sources, TaskCost
 from kamera.compile.worker import PlanWorker, SoloTeam, Team
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import PlanError
 from kamera.store import ChunkStore
 
@@ -33,7 +33,7 @@ class Step:
 
 
 def run_plan(
-    plan: PlanFile, backbone: Backbone, store: ChunkStore, settings: Settings | None = None
+    plan: PlanFile, backbone: Backbone | HfEngine, store: ChunkStore, settings: Settings | None = None
 ) -> CompileReport:
     """Compile a plan completely in this process and report. Raises the errors of `CompileJob`."""
     settings = settings or Settings()

@@ -10,7 +10,7 @@ from kamera.compile.settings import Settings
 from kamera.compile.tasks import Location
 from kamera.compile.trie import Path
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import (
     CorruptChunk,
     KameraError,
@@ -31,7 +31,7 @@ class NotStored(KameraError):
     """An archived object is not in the store afterwards."""
 
 
-def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Context:
+def context_of(backbone: HfEngine, store: ChunkStore, system: str | None) -> Context:
     """The context of a window under ``system``; its anchor is tokenised, not prefilled."""
     ids = anchor_ids(backbone, system)
     return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
@@ -44,7 +44,7 @@ class PromptObjects:
     that were not accepted, ``bytes`` are those of the objects that were formed.
     """
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, system: str | None, settings: Settings) -> None:
+    def __init__(self, backbone: HfEngine, store: ChunkStore, system: str | None, settings: Settings) -> None:
         self.backbone = backbone
         self.store = store
         self.system = system

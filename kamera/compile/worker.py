@@ -17,7 +17,7 @@ from kamera.compile.settings import Settings
 from kamera.compile.tasks import Branch, Growth, Location, Prospect, Sources, TaskCost
 from kamera.compile.trie import Path
 from kamera.content import common_prefix
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import (
     CorruptChunk,
     KameraError,
@@ -41,7 +41,7 @@ class PlanWorker:
     KameraError are raised.
     """
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, settings: Settings) -> None:
+    def __init__(self, backbone: HfEngine, store: ChunkStore, settings: Settings) -> None:
         self.backbone = backbone
         self.store = store
         self.settings = settings
@@ -199,8 +199,8 @@ class SoloTeam:
     size = 1
     reruns = 0
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, settings: Settings) -> None:
-        self._worker = PlanWorker(backbone, store, settings)
+    def __init__(self, backbone: Backbone | HfEngine, store: ChunkStore, settings: Settings) -> None:
+        self._worker = PlanWorker(backbone.engine, store, settings)
 
     def run(
         self, work: Callable[[PlanWorker, Task], Result], tasks: Sequence[Task]

@@ -1,7 +1,7 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
-from kamera.engines.base import Engine, LiveKV, Sampling, Span, Written
+from kamera.engines.base import Engine, HasEngine, LiveKV, Sampling, Span, Written
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
@@ -27,6 +27,7 @@ __all__ = [
     "EnginePrompt",
     "Executor",
     "Extent",
+    "HasEngine",
     "LiveExecutor",
     "LiveKV",
     "ModelName",

@@ -125,12 +125,26 @@ class LiveKV(Protocol):
         ...
 
 
+class HasEngine(Protocol):
+    """A backbone, which has an engine, or an engine, which is its own."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the model."""
+        ...
+
+
 class Engine(Protocol):
     """A model that prefills, and answers behind a live KV that it made.
 
     Safe to use from several threads. Tensors go in on any device and come out on the devices of the model's
     KV; token ids and positions are int64 on the CPU.
     """
+
+    @property
+    def engine(self) -> Engine:
+        """Itself: whatever takes a backbone takes its engine, too."""
+        ...
 
     @property
     def layout(self) -> Layout:

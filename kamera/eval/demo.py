@@ -13,7 +13,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
@@ -71,15 +71,14 @@ class Demo:
 
 
 def run_demo(
-    directory: Path, *, clips: int = 3, per_kind: int = 8, backbone: Backbone | None = None
+    directory: Path, *, clips: int = 3, per_kind: int = 8, backbone: Backbone | HfEngine | None = None
 ) -> Iterator[str | Demo]:
     """Render and decode clips and run the operations on each; yields progress, then the table.
 
     Clips are written to ``directory`` as mp4 and decoded with PyAV; the chunks are the decoded frames.
     """
-    if backbone is None:
-        backbone = Backbone(*testbed.load())
-    scorer = Scorer(backbone)
+    engine = HfEngine(*testbed.load()) if backbone is None else backbone.engine
+    scorer = Scorer(engine)
     costs: dict[tuple[str, str], list[DemoCost]] = {}
     shown: list[tuple[str, str, str]] = []
     events: list[Event] = []
@@ -88,7 +87,7 @@ def run_demo(
         path = directory / f"clip{clip}.mp4"
         testbed.render_video(episode.frames, path)
         frames = testbed.read_frames(path)
-        walk = _ClipWalk(backbone, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
+        walk = _ClipWalk(engine, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
         if clip == 0:
             for arm, window in walk.windows.items():
                 window.on_event(partial(_hear, events, arm))
@@ -118,7 +117,7 @@ class _ClipWalk:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: HfEngine,
         episode: Any,
         pictures: Sequence[Any],
         rng: np.random.Generator,

@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Chunk
 from kamera.engines import LiveKV, Span
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import NotRelocatable
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.ops import KV, Patch, uniform_offset
@@ -34,7 +34,7 @@ class Desk:
     off the clock and would compute again for every trace.
     """
 
-    def __init__(self, backbone: Backbone, system: str | None) -> None:
+    def __init__(self, backbone: HfEngine, system: str | None) -> None:
         self.backbone, self.system = backbone, system
         self.anchor = prefill_anchor(backbone, system)
         self._clear()

@@ -59,7 +59,7 @@ class Kamera(lmms):  # type: ignore[misc]
         self.answer = answer or list(self.makers)[-1]
         if self.answer not in self.makers:
             raise ValueError(f"answer {self.answer!r} is none of the arms {arms}")
-        self.backbone = Backbone.from_pretrained(pretrained, device=device, dtype=dtype)
+        self.backbone = Backbone.from_pretrained(pretrained, device=device, dtype=dtype).engine
         self.device = self.backbone.device
         self.system = system_prompt
         self.frames = num_frames

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
-from kamera.engines import Account, Engine, Usage
+from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission, admissions_of, as_placed
 from kamera.reuse.discovery import Discovery
@@ -105,7 +105,7 @@ class Reuser:
 
     def __init__(
         self,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         policy: ReusePolicy | None = None,
         *,
@@ -116,7 +116,7 @@ class Reuser:
     ) -> None:
         if sink < 1 or held < 0:
             raise ValueError(f"sink={sink}, held={held}: keep 1 token and 0 windows or more")
-        self.backbone = backbone
+        self.backbone = backbone.engine
         self.store = store
         self.policy = policy_of(policy)
         self.sink = sink

@@ -13,7 +13,7 @@ from typing import Any
 
 from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.edits import Cleared
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
@@ -40,17 +40,17 @@ class Service:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Backbone | HfEngine,
         policy: ReusePolicy,
         *,
         mode: SessionMode = "auto",
         store: Path | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        self.backbone, self.store = backbone, store
+        self.backbone, self.store = backbone.engine, store
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
-        self._conversations = Conversations(backbone.processor)
-        self.calls = call_form(backbone)
+        self._conversations = Conversations(self.backbone.processor)
+        self.calls = call_form(self.backbone)
         self._stores: dict[str, ChunkStore] = {}
         self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))
         self._branches: dict[str, Branches] = {}
@@ -59,7 +59,7 @@ class Service:
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
         self._pools = {
             name: SessionPool(
-                backbone,
+                self.backbone,
                 self._store_of,
                 policy=chosen,
                 mode="auto" if name else mode,

@@ -14,7 +14,7 @@ import torch
 
 from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
-from kamera.engines import Account, Engine, Usage
+from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import KameraError
 from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
@@ -61,7 +61,7 @@ class ChatSession:
 
     def __init__(
         self,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         *,
         tools: Sequence[Any] | None = None,
@@ -74,7 +74,7 @@ class ChatSession:
         trace: str | Path | None = None,
     ) -> None:
         told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
-        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
+        anchors = Anchors(backbone.engine, store, max_tokens=max_tokens, policy=policy, listener=told)
         settings: dict[str, Any] = {"tools": tools, "mode": mode, "edit_policy": edit_policy}
         self._set_up(anchors, uncached=uncached, reuse=reuse, **settings)
 
@@ -330,7 +330,7 @@ class ChatSession:
     def load(
         cls,
         path: str | Path,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         *,
         edit_policy: EditPolicy | None = None,
@@ -344,10 +344,10 @@ class ChatSession:
         """
         from kamera.sessions.persist import load_session
 
-        account = Account()
-        with account.now(backbone):
-            settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
-        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
+        account, engine = Account(), backbone.engine
+        with account.now(engine):
+            settings, state, policy, max_tokens = load_session(Path(path), engine, store)
+        anchors = Anchors(engine, store, max_tokens=max_tokens, policy=policy)
         settings |= {"edit_policy": edit_policy, "reuse": reuse}
         session = cls.among(anchors, state=state, **settings)
         session._account = account

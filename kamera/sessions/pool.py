@@ -13,7 +13,7 @@ from typing import Any
 from kamera import forks
 from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Verb
-from kamera.engines import Account, Engine, Usage
+from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.sessions.anchors import Tenants
@@ -67,7 +67,7 @@ class SessionPool:
 
     def __init__(
         self,
-        backbone: Engine,
+        backbone: HasEngine,
         store: Stores,
         *,
         max_sessions: int = 64,
@@ -89,16 +89,16 @@ class SessionPool:
         check_limits(max_sessions, max_bytes, min_tokens)
         check_mode(mode)
         check_policy(policy)
-        self.backbone = backbone
+        self.backbone = backbone.engine
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes
         self.min_tokens = min_tokens
         self.anticipates = anticipates
         self._store = store
-        self._tenants = Tenants(backbone, store, trace, branches, max_tokens, policy)
+        self._tenants = Tenants(self.backbone, store, trace, branches, max_tokens, policy)
         self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
         self._options |= {"uncached": uncached, "reuse": reuse}
-        self.calls = call_form(backbone)
+        self.calls = call_form(self.backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()

@@ -8,6 +8,7 @@ kept in a store of its own, in memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from kamera.engines import Engine
 from kamera.errors import AuditFailed, quote
@@ -83,9 +84,11 @@ def _unarchived(resident: Resident) -> Resident:
     return replace(resident, seat=replace(resident.seat, archived=resident.seat.source.canonical))
 
 
-def check_parts(backbone: object, store: object) -> None:
-    """Raise ValueError unless a window can be made of these."""
-    if not callable(getattr(backbone, "prefill", None)):
+def engine_of(backbone: object, store: object) -> Engine:
+    """The engine of a backbone. Raises ValueError unless a window can be made of these."""
+    engine = getattr(backbone, "engine", None)
+    if engine is None:
         raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
     if not isinstance(store, ChunkStore):
         raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")
+    return cast("Engine", engine)

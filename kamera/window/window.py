@@ -14,14 +14,14 @@ import torch
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, Engine, Recipe
+from kamera.engines import Account, Engine, HasEngine, Recipe
 from kamera.errors import WindowFull
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window import requests
 from kamera.window.anticipating import leaving
-from kamera.window.apart import check_parts, stage_of
+from kamera.window.apart import engine_of, stage_of
 from kamera.window.asking import Inquiry, Question
 from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
@@ -60,7 +60,7 @@ class KameraWindow(Questions):
 
     def __init__(
         self,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         system: Spoken | None = None,
         *,
@@ -73,21 +73,21 @@ class KameraWindow(Questions):
     ) -> None:
         check_rule(positions)
         self._lock = forks.Lock("this window")
-        check_parts(backbone, store)
+        engine = engine_of(backbone, store)
         self._listeners = () if trace is None else (Trace(trace),)
-        self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
+        self._terms = agree(engine, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
-        self._account, self._notes, self._ahead = Account(), [], Ahead(backbone)
-        with self._account.now(backbone):
-            anchor = prefill_anchor(backbone, system, store, losses, later=True)
+        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        with self._account.now(engine):
+            anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
                 raise WindowFull(
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            stage = stage_of(backbone, store, anchor, self._terms.served, losses)
+            stage = stage_of(engine, store, anchor, self._terms.served, losses)
             self._stage = stage.within(max_tokens, positions)
-        self._state = WindowState.of((), backbone.axes)
+        self._state = WindowState.of((), engine.axes)
         self._family = weakref.WeakSet([self])
 
     # -- operations ----------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class KameraWindow(Questions):
     def load(
         cls,
         path: str | Path,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
@@ -272,15 +272,15 @@ class KameraWindow(Questions):
         """
         from kamera.window.persist import load_window
 
-        check_parts(backbone, store)
-        window = cls._blank(backbone, trace)
-        with window._account.now(backbone):
-            return window._standing(load_window(Path(path), backbone, store, certificate, digest))
+        engine = engine_of(backbone, store)
+        window = cls._blank(engine, trace)
+        with window._account.now(engine):
+            return window._standing(load_window(Path(path), engine, store, certificate, digest))
 
     @classmethod
     def from_recipe(
         cls,
-        backbone: Engine,
+        backbone: HasEngine,
         store: ChunkStore,
         recipe: Recipe,
         *,
@@ -297,20 +297,20 @@ class KameraWindow(Questions):
         Raises the refusals of `Executor.show`, and the constructor's errors.
         """
         check_rule(positions)
-        check_parts(backbone, store)
+        engine = engine_of(backbone, store)
         asked, bounds = policy_of(policy, on_leave), (max_tokens, positions)
-        window = cls._blank(backbone, trace)
-        with window._account.now(backbone):
-            return window._standing(open_recipe(backbone, store, recipe, bounds, asked, certificate))
+        window = cls._blank(engine, trace)
+        with window._account.now(engine):
+            return window._standing(open_recipe(engine, store, recipe, bounds, asked, certificate))
 
     # -- inside --------------------------------------------------------------------------------
 
     @classmethod
-    def _blank(cls, backbone: Engine, trace: str | os.PathLike[str] | None) -> KameraWindow:
+    def _blank(cls, engine: Engine, trace: str | os.PathLike[str] | None) -> KameraWindow:
         """A window that has an account, and nothing else yet."""
         window = cls.__new__(cls)
         window._lock, window._family = forks.Lock("this window"), weakref.WeakSet([window])
-        window._account, window._notes, window._ahead = Account(), [], Ahead(backbone)
+        window._account, window._notes, window._ahead = Account(), [], Ahead(engine)
         window._listeners = () if trace is None else (Trace(trace),)
         return window
 

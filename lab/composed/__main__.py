@@ -21,6 +21,7 @@ import numpy as np
 
 from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.windows import WORLDS, Pool, Row, TermsOf, library, measure, served, windows
 from lab.paper.document import commit
@@ -32,14 +33,14 @@ RESAMPLED = 2000
 KEPT = (1.0, 0.9, 0.8, 0.5)
 
 
-def backbone_of(family: str) -> Backbone:
+def backbone_of(family: str) -> HfEngine:
     """A family of the laboratory, or any model directory."""
     if family in BACKBONES:
-        return Backbone(*load(family))
-    return Backbone.from_pretrained(family, dtype="float32")
+        return HfEngine(*load(family))
+    return Backbone.from_pretrained(family, dtype="float32").engine
 
 
-def run(backbone: Backbone, count: int, episodes: int, world: str, rank: int) -> list[Row]:
+def run(backbone: HfEngine, count: int, episodes: int, world: str, rank: int) -> list[Row]:
     """Every window of these episodes; one episode's terms are the next one's sabotage."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     rows: list[Row] = []

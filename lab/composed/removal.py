@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.certify.metrics import Items
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, apply_patch, deficit, kv_of, patch_of
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.__main__ import RESAMPLED, backbone_of, orders
@@ -120,7 +121,7 @@ def _removal_of(terms: TermsOf, formed: Window, served: Window) -> KV:
     return apply_patch(was.conditioned, patch, now.layout, now.offset_from(was.positions))
 
 
-def run(backbone: Backbone, count: int, episodes: int) -> list[Left]:
+def run(backbone: HfEngine, count: int, episodes: int) -> list[Left]:
     """Both departures in every episode."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     rows = []

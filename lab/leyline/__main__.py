@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from lab.leyline.single import single
 from lab.leyline.suites import random_edits, trajectory
 from lab.speed.machine import commit, machine
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += f"{' --before' if asked.before else ''} --seed {asked.seed}"
     document: dict[str, Any] = {"command": command, "commit": commit(), "machine": machine(), "results": {}}
     for family in asked.families:
-        backbone = Backbone(*load(family))
+        backbone = HfEngine(*load(family))
         if asked.name == "single":
             found = single(backbone, family, asked.items, asked.seed, before=asked.before)
         elif asked.name == "random":

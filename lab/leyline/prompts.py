@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Rendered
+from kamera.engines.hf import HfEngine
 from kamera.sessions.modes import SessionMode
 from kamera.testbed.frames import BLANK, Frame
 from lab.testbed.directories import UNLED_BACKBONES
@@ -114,7 +115,7 @@ def stub_text(kind: Stub, tokens: int, tokenize: Callable[[str], Sequence[int]],
 class Desk:
     """Sessions of one backbone, and the plain model beside them."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: HfEngine) -> None:
         self.backbone = backbone
         self.conversations = Conversations(backbone.processor)
 

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from kamera import Backbone, ChatSession, ChunkStore
+from kamera import ChatSession, ChunkStore
 from kamera.edits import Directive, edited_messages
+from kamera.engines.hf import HfEngine
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import (
     STUBS,
@@ -31,7 +32,7 @@ Judges = dict[str, Judge]
 Costs = dict[str, dict[str, int]]
 
 
-def single(backbone: Backbone, name: str, n: int, seed: int, *, before: bool) -> dict[str, Any]:
+def single(backbone: HfEngine, name: str, n: int, seed: int, *, before: bool) -> dict[str, Any]:
     """At least ``n`` questions, the stub kinds in turn.
 
     ``before``: the question is in the prompt that is edited (so amortize turns it with the rest), else it

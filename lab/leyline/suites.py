@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, testbed
+from kamera import ChatSession, ChunkStore, testbed
 from kamera.content import Rendered
 from kamera.edits import Directive, edited_messages
+from kamera.engines.hf import HfEngine
 from kamera.errors import InvalidDirective
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
@@ -23,7 +24,7 @@ TOKENS = (8, 200)
 """Lengths of the spans and replacements of random edits."""
 
 
-def random_edits(backbone: Backbone, name: str, trials: int, seed: int) -> dict[str, Any]:
+def random_edits(backbone: HfEngine, name: str, trials: int, seed: int) -> dict[str, Any]:
     """One or two edits at random tokens of a prompt of frames, widened to whole pictures and tags.
 
     In half of the trials the replacement is longer than the span. Each trial asks one question, at random,
@@ -70,7 +71,7 @@ def _random(draw: random.Random, rendered: Rendered, sign: str) -> Directive:
     return Directive(start, min(start + size, rendered.stable), text if words else None)
 
 
-def trajectory(backbone: Backbone, name: str, steps: int, most: int, seed: int) -> dict[str, Any]:
+def trajectory(backbone: HfEngine, name: str, steps: int, most: int, seed: int) -> dict[str, Any]:
     """A session of ``steps`` frames whose history is edited up to ``most`` times a turn.
 
     Every turn a frame comes and a question follows. Once more than ``most`` + 2 frames are there, 1 to

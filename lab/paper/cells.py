@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import testbed
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.testbed.regimes import REGIMES
 from lab.paper import envelope, frontier, refresh, reorder
 from lab.paper.document import Document, View, commit, plain
@@ -71,7 +71,7 @@ def worlds_of(names: Sequence[str]) -> list[str]:
 
 
 def measure_cell(
-    cell: Cell, backbone: Backbone, *, items: int, seed: int, command: str
+    cell: Cell, backbone: HfEngine, *, items: int, seed: int, command: str
 ) -> Iterator[Progress | Document]:
     """At last the cell's document; ``items`` multi-hop questions a row, a quarter under wrong operators."""
     started = time.perf_counter()

@@ -17,7 +17,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.paper.trial import Asked, Trial
@@ -62,7 +62,7 @@ RANK = 16
 class Bench:
     """What all windows of one family share."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     basis: Basis
     seed: int
@@ -70,7 +70,7 @@ class Bench:
 
     @classmethod
     def prepare(
-        cls, backbone: Backbone, seed: int, fitted: int, make: Make | None = None, system: str | None = None
+        cls, backbone: HfEngine, seed: int, fitted: int, make: Make | None = None, system: str | None = None
     ) -> Bench:
         """Prefill the anchor and fit the shared basis on ``fitted`` episodes that are never asked.
 
@@ -90,7 +90,7 @@ class Bench:
 class Stage:
     """One episode of a regime. Orders are indices into its frames; the items frame stands behind them."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     seed: int
     index: int
@@ -164,5 +164,5 @@ class Stage:
         return [*chosen, *control]
 
 
-Make = Callable[[Backbone, Anchor, int, int, Basis | None], Stage]
+Make = Callable[[HfEngine, Anchor, int, int, Basis | None], Stage]
 """A stage of a backbone and an anchor, by seed and index, with the shared basis."""

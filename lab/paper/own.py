@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kamera.cli.options import Dtype, Loading
 from kamera.cli.output import listing
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import Anchor
 from lab.basis import Basis
 from lab.paper.document import Document, View, views
@@ -31,7 +31,7 @@ COLUMNS = ("section", "setting", "arm", "n", "accuracy", "KL", "η", "flips rest
 def stages(pictures: Pictures) -> Make:
     """Stages of these pictures."""
 
-    def make(backbone: Backbone, anchor: Anchor, seed: int, index: int, basis: Basis | None) -> PictureStage:
+    def make(backbone: HfEngine, anchor: Anchor, seed: int, index: int, basis: Basis | None) -> PictureStage:
         return PictureStage(backbone, anchor, seed, index, basis, source=pictures)
 
     return make

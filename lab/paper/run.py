@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kamera.cli.options import Dtype, Loading
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from lab.paper import (
     basis,
     deficit,
@@ -103,7 +103,7 @@ def tables_of(asked: Sequence[str]) -> tuple[str, ...]:
 
 def measure_family(
     name: str,
-    backbone: Backbone,
+    backbone: HfEngine,
     items: int,
     seed: int,
     *,
@@ -192,10 +192,10 @@ def family_names(families: Sequence[str]) -> list[str]:
     return [one if one in BACKBONES else Path(one).resolve().name for one in families]
 
 
-def backbone_of(family: str, dtype: str = "float32") -> Backbone:
+def backbone_of(family: str, dtype: str = "float32") -> HfEngine:
     """A backbone of the testbed, or that of a model directory."""
     if family in BACKBONES:
-        return Backbone(*load(family, dtype=getattr(torch, dtype)))
+        return HfEngine(*load(family, dtype=getattr(torch, dtype)))
     return Loading(dtype=Dtype(dtype)).load(family, show_progress=False)
 
 

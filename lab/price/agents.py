@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import edited
+from kamera.engines.hf import HfEngine
 from lab.price.counting import Dictated, named, shared, watching
 from lab.price.scripts import AGENTS, Agent, Message
 from lab.replay.scripts import picture_of
@@ -80,7 +80,7 @@ class Session:
     batch: int
 
 
-def requests(backbone: Backbone, conversations: Conversations, asked: Session) -> Iterator[Request]:
+def requests(backbone: HfEngine, conversations: Conversations, asked: Session) -> Iterator[Request]:
     """What the agent's client sends, turn by turn."""
     shot, agent, n = _shots(8 * math.isqrt(asked.tokens)), asked.agent, asked.pictures
     placeholder = int(backbone.model.config.image_token_id)
@@ -114,7 +114,7 @@ def _said(conversations: Conversations, sent: list[Message], answer: Message) ->
     return closed[len(ids) : closed.index(end, len(ids)) + 1]
 
 
-def run(backbone: Backbone, asked: Sequence[Request], way: Way) -> Turns:
+def run(backbone: HfEngine, asked: Sequence[Request], way: Way) -> Turns:
     """One session of these requests."""
     turns = Turns()
     session = way.session(backbone)
@@ -162,7 +162,7 @@ def _share(ran: Sequence[tuple[Request, int, int]], name: str) -> float:
     return round(sum(tokens for *_, tokens in ran) / max(of, 1), 4)
 
 
-def measured(backbone: Backbone, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measured(backbone: HfEngine, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each agent, number of pictures and size of them, smallest first."""
     conversations = Conversations(backbone.processor)
     for tokens, n in itertools.product(options.tokens, options.pictures):

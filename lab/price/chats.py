@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import common_prefix
 from kamera.edits import EditPolicy, policies
+from kamera.engines.hf import HfEngine
 from lab.price.counting import watching
 from lab.results import keep
 from lab.speed.machine import commit, machine
@@ -53,7 +54,7 @@ class Row:
 
 
 def conversation(
-    name: str, backbone: Backbone, messages: list[dict[str, Any]], edit: EditPolicy | None, policy: str
+    name: str, backbone: HfEngine, messages: list[dict[str, Any]], edit: EditPolicy | None, policy: str
 ) -> Row:
     """Run a conversation, message by message."""
     session = ChatSession(
@@ -113,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     rows = [
         conversation(name, backbone, messages, edit, policy)
         for name, (messages, edit) in conversations(options.turns).items()

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone
 from kamera.content import Rendered
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Ran:
 
 
 @contextmanager
-def watching(backbone: Backbone) -> Iterator[Ran]:
+def watching(backbone: HfEngine) -> Iterator[Ran]:
     """Count the runs of the first decoder layer and of the vision tower."""
     ran = Ran()
 

@@ -29,9 +29,9 @@ import httpx
 import torch
 from PIL import Image
 
-from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.serve import Front, Keys, Service
 from kamera.serve.dialect import Asked
@@ -102,7 +102,7 @@ def _url(image: Image.Image) -> Message:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def run(backbone: Backbone, way: str, talks: Sequence[Talk], ids: bool) -> dict[str, Any]:
+def run(backbone: HfEngine, way: str, talks: Sequence[Talk], ids: bool) -> dict[str, Any]:
     """All conversations over one server, in turns."""
     service = Scripted(backbone, WAYS[way].policy, mode=WAYS[way].mode)
     started = time.perf_counter()
@@ -179,7 +179,7 @@ def hermes() -> Agent:
     return Agent("hermes-agent", "", lambda shot: opening, seen, said, rule)
 
 
-def measured(backbone: Backbone, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measured(backbone: HfEngine, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Runs of the six, then of hermes-agent's case, by way, with ids and without."""
     conversations = Conversations(backbone.processor)
     six = [Session(a, KEPT, options.tokens, options.turns, 8) for a in AGENTS]

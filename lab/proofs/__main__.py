@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kamera import Backbone, ReusePolicy
+from kamera import ReusePolicy
+from kamera.engines.hf import HfEngine
 from lab.proofs.measure import Row, rows
 from lab.speed.machine import commit, machine
 from lab.testbed import BACKBONES, load
@@ -94,7 +95,7 @@ def main() -> None:
     }
     text = []
     for family in args.family:
-        backbone = Backbone(*load(family, dtype=getattr(torch, args.dtype)))
+        backbone = HfEngine(*load(family, dtype=getattr(torch, args.dtype)))
         found = list(rows(backbone, args.episodes, args.tolerance))
         arms = summary(found)
         report["families"][family] = {"arms": arms, "rows": [asdict(row) for row in found]}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
 from kamera.engines import Span
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, patch_of
 from kamera.patches import Before, Facts, Prover, prefill_anchor
 from kamera.trust import Proof
@@ -43,10 +44,10 @@ class Row:
     bytes: int
 
 
-def rows(backbone: Backbone, episodes: int, tolerance: float) -> Iterator[Row]:
+def rows(backbone: HfEngine, episodes: int, tolerance: float) -> Iterator[Row]:
     """Every arm in one window of each episode."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
-    bare = Backbone(backbone.model)
+    bare = HfEngine(backbone.model)
     for index in range(episodes):
         stage = Stage(backbone, anchor, HELD_OUT, index)
         provers = Prover(backbone, anchor, tolerance), Prover(bare, anchor, tolerance)

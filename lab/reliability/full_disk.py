@@ -203,7 +203,7 @@ def _again(root: Path) -> list[str]:
 
 
 def _window(root: Path) -> list[str]:
-    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32")
+    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32").engine
     answers = []
     for store in (ChunkStore.open("memory://"), ChunkStore.open(root)):
         window = KameraWindow(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from lab.reliability.findings import Child, Findings
 
 SIZE: int = 40
@@ -34,7 +35,7 @@ Expected = dict[tuple[str, ...], torch.Tensor]
 def run(size: int, seed: int) -> dict[str, Any]:
     """Save and load ``size`` times in every thread."""
     found = Findings()
-    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32")
+    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32").engine
     store = ChunkStore.open("memory://")
     windows = [_window(backbone, store, number) for number in range(PROCESSES * THREADS)]
     expected: Expected = {_ids(window): window.next_token_logits(QUESTION) for window in windows}
@@ -62,7 +63,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
     return found.figures()
 
 
-def _window(backbone: Backbone, store: ChunkStore, number: int) -> KameraWindow:
+def _window(backbone: HfEngine, store: ChunkStore, number: int) -> KameraWindow:
     window = KameraWindow(
         backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False, forms="always")
     )
@@ -76,7 +77,7 @@ def _ids(window: KameraWindow) -> tuple[str, ...]:
 
 
 def _process(
-    backbone: Backbone,
+    backbone: HfEngine,
     store: ChunkStore,
     windows: list[KameraWindow],
     expected: Expected,
@@ -104,7 +105,7 @@ def _process(
 
 
 def _load(
-    backbone: Backbone, store: ChunkStore, expected: Expected, shared: Path, name: str, found: Findings
+    backbone: HfEngine, store: ChunkStore, expected: Expected, shared: Path, name: str, found: Findings
 ) -> None:
     try:
         window = KameraWindow.load(shared, backbone, store)

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops.digest import tensor_digest
 from kamera.patches import later_of
 from kamera.store import StoreAdmin
@@ -41,7 +42,7 @@ Objects = dict[tuple[Any, ...], str]
 
 def run(size: int, seed: int, threads: int = THREADS) -> dict[str, Any]:
     """Let ``threads`` do ``size`` operations each, on a trained backbone with pictures."""
-    backbone = Backbone.from_pretrained(weights_dir("deepstack"), dtype="float32")
+    backbone = Backbone.from_pretrained(weights_dir("deepstack"), dtype="float32").engine
 
     def content(thread: int, number: int) -> Any:
         pixels = np.random.default_rng([seed, thread, number]).integers(0, 256, (56, 56, 3), np.uint8)
@@ -56,7 +57,7 @@ def run(size: int, seed: int, threads: int = THREADS) -> dict[str, Any]:
 
 
 def compare(
-    backbone: Backbone,
+    backbone: HfEngine,
     content: Content,
     asked: Asked,
     system: Any,
@@ -161,7 +162,7 @@ def _said(report: Report) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _bystander(backbone: Backbone, ids: torch.Tensor) -> Iterator[list[int]]:
+def _bystander(backbone: HfEngine, ids: torch.Tensor) -> Iterator[list[int]]:
     """While open, a thread calls the plain model: how often, and how often it was wrong or stopped."""
     counts, over = [0, 0], threading.Event()
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from lab.replay.arms import replay, replay_turns
 from lab.replay.exact import divergences
 from lab.replay.hops import crossed, rows
@@ -46,7 +46,7 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _replayed(backbone: Backbone, asked: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+def _replayed(backbone: HfEngine, asked: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """Each session's name, and its costs by arm."""
     if asked.trace is not None:
         for name, turns in sessions(asked.trace).items():
@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
     elif asked.name == "hops":
-        document["hops"] = crossed(Backbone(*load(asked.family)), asked.family, asked.items, asked.seed)
+        document["hops"] = crossed(HfEngine(*load(asked.family)), asked.family, asked.items, asked.seed)
     else:
-        backbone = Backbone(*load(asked.family))
+        backbone = HfEngine(*load(asked.family))
         document["agents"] = dict(_replayed(backbone, asked))
     text = _shown(document, asked.format)
     if asked.output is None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.certify import kl
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
+from kamera.engines.hf import HfEngine
 from lab.replay.counted import Cost, counted, imc, nothing, prefix, spc
 from lab.replay.scripts import Agent
 
@@ -22,14 +23,14 @@ COUNTED = {"no cache": nothing, "prefix cache": prefix, "SPC": spc, "SPC + IMC":
 Turns = Sequence[Sequence[Message]]
 
 
-def replay(backbone: Backbone, agent: Agent, steps: int, seed: int) -> dict[str, dict[str, Any]]:
+def replay(backbone: HfEngine, agent: Agent, steps: int, seed: int) -> dict[str, dict[str, Any]]:
     """The costs of one agent's session, by arm."""
     turns = list(agent.script(random.Random(seed), steps))
     return replay_turns(backbone, turns, agent.rule, agent.batched)
 
 
 def replay_turns(
-    backbone: Backbone, turns: Turns, rule: EditPolicy, batched: EditPolicy | None
+    backbone: HfEngine, turns: Turns, rule: EditPolicy, batched: EditPolicy | None
 ) -> dict[str, dict[str, Any]]:
     """The costs of a session's requests, by arm; ``batched`` is the same rule as a prefix cache wants it."""
     conversations = Conversations(backbone.processor)
@@ -46,7 +47,7 @@ def replay_turns(
 
 
 def _kamera(
-    backbone: Backbone, rule: EditPolicy, turns: Turns, mode: Any, wanted: Sequence[torch.Tensor]
+    backbone: HfEngine, rule: EditPolicy, turns: Turns, mode: Any, wanted: Sequence[torch.Tensor]
 ) -> Cost:
     """A session, run. What is prefilled beyond what is new stood behind an edit."""
     cost = Cost()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from lab.replay.scripts import picture_of, spoken, text_of
 from lab.replay.styles import STYLES, styled
 from lab.testbed import load
@@ -51,7 +52,7 @@ def divergences(
             model, processor = load(family)
             model = model if layers is None else shallow(model, layers)
             processor.chat_template = styled(processor, style)
-            backbones[style, family] = Backbone(model, processor)
+            backbones[style, family] = HfEngine(model, processor)
         offs = _session(backbones[style, family], draw, min(25, turns - done.total()), stop)
         done[f"{family} {style}"] += len(offs)
         wrong += sum(off > CLOSE for off in offs)
@@ -74,7 +75,7 @@ def shallow(model: Any, layers: int) -> Any:
     return small
 
 
-def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -> list[float]:
+def _session(backbone: HfEngine, draw: random.Random, turns: int, stop: float) -> list[float]:
     """The relative difference of the logits after each turn of one session."""
     conversations = Conversations(backbone.processor)
     policy = ReusePolicy(minimum="exact", on_miss="prefill")

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from kamera import Backbone, ChunkStore, Patch, testbed
+from kamera import ChunkStore, Patch, testbed
+from kamera.engines.hf import HfEngine
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conversation, of_one_size
@@ -75,7 +76,7 @@ class _Told:
     right: list[bool] = field(default_factory=list)
 
 
-def crossed(backbone: Backbone, name: str, n: int, seed: int) -> dict[str, Any]:
+def crossed(backbone: HfEngine, name: str, n: int, seed: int) -> dict[str, Any]:
     """At least ``n`` questions of each edit under every arm, held against runs without a cache.
 
     A prefix cache and Kronk's caches prefill what stands behind an edit: they answer as no cache does.

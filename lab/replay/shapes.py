@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kamera import Backbone
 from kamera.content import Message
+from kamera.engines.hf import HfEngine
 from lab.replay.styles import styled
 from lab.speed.presets import TINY, Preset, preset
 from lab.testbed import load
@@ -22,7 +22,7 @@ _IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end
 _LARGEST = 4096
 
 
-def shaped(name: str, layers: int | None, dtype: torch.dtype) -> Backbone:
+def shaped(name: str, layers: int | None, dtype: torch.dtype) -> HfEngine:
     """The preset's model of random weights, which takes messages.
 
     Raises `ValueError` for a preset whose pictures no trained backbone's processor makes.
@@ -30,7 +30,7 @@ def shaped(name: str, layers: int | None, dtype: torch.dtype) -> Backbone:
     return _spoken(preset(name), layers, dtype)
 
 
-def thin(layers: int, style: str) -> Backbone:
+def thin(layers: int, style: str) -> HfEngine:
     """A Qwen2.5-VL of as many thin layers, random weights and a chat template of `lab.replay.styles`.
 
     One head of 16 dimensions: what is counted on it is the same on a wide one, and a prompt of 13,000 tokens
@@ -43,10 +43,10 @@ def thin(layers: int, style: str) -> Backbone:
     backbone = _spoken(shape, None, torch.float32)
     processor: Any = backbone.processor
     processor.chat_template = styled(processor, style)
-    return Backbone(backbone.model, processor)
+    return HfEngine(backbone.model, processor)
 
 
-def _spoken(shape: Preset, layers: int | None, dtype: torch.dtype) -> Backbone:
+def _spoken(shape: Preset, layers: int | None, dtype: torch.dtype) -> HfEngine:
     """A shape's model behind the processor of the trained backbone that takes its pictures."""
     if shape.pictures not in _SPEAKERS:
         raise ValueError(f"preset {shape.name!r} takes pictures as no trained backbone does")
@@ -60,7 +60,7 @@ def _spoken(shape: Preset, layers: int | None, dtype: torch.dtype) -> Backbone:
     words = max(int(shape.text["vocab_size"]), len(processor.tokenizer))
     text = {**shape.text, "vocab_size": words}
     made = replace(shape, config={**shape.config, **ids, "text_config": text}).build(layers, dtype=dtype)
-    return Backbone(made.model, processor)
+    return HfEngine(made.model, processor)
 
 
 def enlarged(turns: Sequence[Sequence[Message]], side: int) -> list[list[dict[str, Any]]]:

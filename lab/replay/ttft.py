@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChatSession
+from kamera import ChatSession
 from kamera.content import Chunk, Conversations, Message, Rendered, Segment, media_items
 from kamera.edits import edited, policies
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.encode import batched, decoder_arguments
 from lab.replay.counted import Reuse, imc, nothing, prefix
 from lab.replay.scripts import screens
@@ -54,7 +55,7 @@ Clock = tuple[float, float]
 class Bare:
     """Caches that keep a prefix: what they prefill of a prompt, behind KV of noise for what they kept."""
 
-    def __init__(self, backbone: Backbone, conversations: Conversations) -> None:
+    def __init__(self, backbone: HfEngine, conversations: Conversations) -> None:
         self._backbone = backbone
         self._conversations = conversations
 
@@ -100,7 +101,7 @@ class Bare:
 
 
 def first_tokens(
-    backbone: Backbone, keep: int, side: int, steps: int, seed: int, arms: Sequence[str] = ARMS
+    backbone: HfEngine, keep: int, side: int, steps: int, seed: int, arms: Sequence[str] = ARMS
 ) -> dict[str, Any]:
     """Seconds to the first token of the last ``steps`` turns of a session, by arm.
 
@@ -170,7 +171,7 @@ def _since(started: Clock) -> Clock:
     return wall - started[0], own - started[1]
 
 
-def _taken(backbone: Backbone, media: Sequence[Any]) -> dict[str, torch.Tensor]:
+def _taken(backbone: HfEngine, media: Sequence[Any]) -> dict[str, torch.Tensor]:
     """The pixels of several pictures as one input."""
     accepted = set(backbone.builder.accepted)
     names = [n for n in (media[0] if media else ()) if n in accepted]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.edits import EditPolicy
+from kamera.engines.hf import HfEngine
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Way:
     mode: Any
     between: Callable[[ChatSession], None] = ChatSession.flush
 
-    def session(self, backbone: Backbone, rule: EditPolicy | None = None) -> ChatSession:
+    def session(self, backbone: HfEngine, rule: EditPolicy | None = None) -> ChatSession:
         """A session over a store of its own."""
         store = ChunkStore.open("memory://")
         return ChatSession(backbone, store, policy=self.policy, mode=self.mode, edit_policy=rule)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from kamera.certify.metrics import eta
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV
 from lab.arms import Arm, Served
 from lab.baselines.cacheblend import CacheBlend
@@ -124,7 +124,7 @@ def rank_of(scene: Scene, nbytes: int) -> int:
 
 def measure(name: str, windows: int) -> dict[str, Any]:
     """Every cut, the patch of equal bytes, and the references, on one backbone."""
-    backbone = Backbone(*load(name))
+    backbone = HfEngine(*load(name))
     bench = Bench.prepare(backbone, 0, 1)
     layers = len(backbone.layout)
     rows: dict[str, list[Any]] = defaultdict(list)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.reuse import Prompt, Reuser
 from lab.results import keep
 from lab.speed.machine import commit, machine
@@ -51,7 +52,7 @@ _LATENT: dict[str, Any] = {
 }
 
 
-def backbones() -> dict[str, Backbone]:
+def backbones() -> dict[str, HfEngine]:
     """Three tiny models of random weights, large enough that attention matters."""
     torch.manual_seed(0)
     models = {
@@ -63,7 +64,7 @@ def backbones() -> dict[str, Backbone]:
         for weight in model.parameters():
             if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=0.2)
-    return {name: Backbone(model.eval()) for name, model in models.items()}
+    return {name: HfEngine(model.eval()) for name, model in models.items()}
 
 
 def drawn(draw: random.Random, pool: list[list[int]], before: list[int]) -> list[int]:
@@ -97,7 +98,7 @@ def altered(draw: random.Random, ids: list[int], kind: str) -> list[int]:
     return [*ids[:at], draw.randrange(3, 256), *ids[at + 1 :]]
 
 
-def run(backbone: Backbone, prompts: int, seed: int, stop: float) -> dict[str, Any]:
+def run(backbone: HfEngine, prompts: int, seed: int, stop: float) -> dict[str, Any]:
     """Up to ``prompts`` prompts until ``stop`` (monotonic seconds): divergences, tiers, reused tokens."""
     draw = random.Random(seed)
     done, wrong, worst, sessions = 0, 0, 0.0, 0

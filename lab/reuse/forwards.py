@@ -8,7 +8,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine, LiveKV, Span
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_tokens
 
 
@@ -45,7 +45,7 @@ def shown(backbone: Engine, spans: Sequence[KV], room: int) -> LiveKV:
 
 
 def texts(
-    backbone: Backbone, count: int, length: int, *, text: str | None = None, seed: int = 0
+    backbone: HfEngine, count: int, length: int, *, text: str | None = None, seed: int = 0
 ) -> list[torch.Tensor]:
     """``count`` runs of ``length`` token ids: out of ``text``, spread evenly, else drawn at random.
 

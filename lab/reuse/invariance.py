@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_slice, relocate_kv
 from lab.reuse.forwards import places, prefilled, texts
 
@@ -29,7 +29,7 @@ class Invariance:
 
 
 def invariance(
-    backbone: Backbone,
+    backbone: HfEngine,
     *,
     blocks: int = 64,
     tokens: int = 16,

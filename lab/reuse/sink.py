@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_slice, relocate_kv
 from lab.reuse.forwards import answered, divergence, places, prefilled, texts
 
@@ -47,7 +47,7 @@ class Sink:
 
 
 def sink_of(
-    backbone: Backbone,
+    backbone: HfEngine,
     *,
     ladder: Sequence[int] = (0, 1, 2, 4, 8, 16, 32),
     prompt: int = 128,

@@ -23,7 +23,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.reuse import admissions_of, as_placed, strict
 from kamera.window import Arrange, Slot
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
@@ -49,7 +49,7 @@ UNGUARDED = replace(PATCHED, minimum="blind", on_miss="blind", max_divergence=1.
 
 def measure(name: str, windows: int) -> dict[str, Any]:
     """All services on one backbone."""
-    backbone = Backbone(*load(name))
+    backbone = HfEngine(*load(name))
     bench = Bench.prepare(backbone, 0, 1)
     rows: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     for index in range(windows):
@@ -84,7 +84,7 @@ def tier_of(window: KameraWindow, order: Sequence[Slot | Chunk]) -> str:
 
 
 def served(
-    backbone: Backbone, stage: Stage, order: Sequence[int]
+    backbone: HfEngine, stage: Stage, order: Sequence[int]
 ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Per service: the frame's tier; right, agrees with the re-prefill, and drift of every question."""
     questions = stage.questions(order)

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy, testbed
+from kamera import ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Message
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
@@ -53,7 +54,7 @@ def folded(prompt: Prompt) -> Prompt:
     return Prompt.of(ids, anchors=prompt.anchors, spans=prompt.spans)
 
 
-def measure(backbone: Backbone, pattern: str, requests: int, seed: int, name: str) -> dict[str, Any]:
+def measure(backbone: HfEngine, pattern: str, requests: int, seed: int, name: str) -> dict[str, Any]:
     """Shares of all prompt tokens: kept in the prefix, by tier behind it, found by the index, and run."""
     reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICIES[name], held=4)
     prompts = [folded(given) for given in prompts_of(pattern, seed, requests)]
@@ -100,14 +101,14 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
 
 def measure_screens(requests: int, seed: int) -> dict[str, Any]:
     """The same shares of a computer-use agent's conversations, whose old screenshots go."""
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY, held=4)
     history = list(screens(random.Random(seed), requests))
     edited = [KEEP(messages, turn) for turn, messages in enumerate(history)]
     return _served(reuser, "screens", [(m, observed(backbone, m)) for m in edited])
 
 
-def observed(backbone: Backbone, messages: Sequence[Message]) -> Prompt:
+def observed(backbone: HfEngine, messages: Sequence[Message]) -> Prompt:
     """The conversation as the index sees it: its pictures by digest, its messages as anchors."""
     whole = Conversations(backbone.processor).render(messages)
     media = [Media(s.start, s.stop, s.media) for s in whole.segments if s.media is not None]

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import kv_concat, kv_of
 from kamera.patches import prefill_anchor
 from kamera.reuse import Prompt, Reuser
@@ -39,7 +40,7 @@ SHARE = 0.15
 POLICY = ReusePolicy(certified=False, forms="always")
 
 
-def model(layers: int) -> Backbone:
+def model(layers: int) -> HfEngine:
     """A grouped-query decoder of random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -51,7 +52,7 @@ def model(layers: int) -> Backbone:
         num_key_value_heads=4,
         max_position_embeddings=8192,
     )
-    return Backbone(LlamaForCausalLM(config).eval())
+    return HfEngine(LlamaForCausalLM(config).eval())
 
 
 class Rig:

@@ -38,7 +38,7 @@ def sabotage(
     """Serve chunks with one thing wrong at a time, and say which wrongs this world and backbone can see."""
     import torch
 
-    from kamera.engines.hf import Backbone
+    from kamera.engines.hf import HfEngine
     from kamera.testbed.regimes import REGIMES
     from lab.sabotage.document import document, tables
     from lab.sabotage.measure import Bed, measure
@@ -51,7 +51,7 @@ def sabotage(
     torch.set_num_threads(1)  # a seed means the same numbers everywhere
     started, beds = time.perf_counter(), []
     for name in backbones:
-        model = Backbone(*load(name, dtype=held))
+        model = HfEngine(*load(name, dtype=held))
         for regime in worlds:
             for step in measure(name, model, regime, items=items, rank=rank, seed=seed):
                 if isinstance(step, Bed):

@@ -19,7 +19,7 @@ from kamera.certify import run
 from kamera.certify.sabotage import THETA, Fault, Material, sabotages
 from kamera.certify.scenes import scenes_of
 from kamera.certify.trials import Trials
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.live import LiveCache
 from kamera.ops import Patch, PatchBudget, RopeSpec, rope
 from kamera.ops.kernels import native_path, torch_path
@@ -37,7 +37,7 @@ LOOKED_UP = ("another chunk's patch", "stale patch")
 """Faults that need other patches than the one at hand; the rest can be put into a kernel."""
 
 
-def builds(backbone: Backbone) -> dict[str, Build]:
+def builds(backbone: HfEngine) -> dict[str, Build]:
     """All wrong builds of a backbone, by what is wrong and where."""
     faults = sabotages(backbone.axes)
     found: dict[str, Build] = {
@@ -144,7 +144,7 @@ def _moved_without_free() -> AbstractContextManager[None]:
 # -- patches -----------------------------------------------------------------------------------------
 
 
-def _in_forming(backbone: Backbone, fault: Fault) -> Build:
+def _in_forming(backbone: HfEngine, fault: Fault) -> Build:
     """Patches that are stored with this fault."""
     form = PatchBudget._formed
 
@@ -173,7 +173,7 @@ def _anothers_patches() -> AbstractContextManager[None]:
     return replaced(Former, "patch", wrong)
 
 
-def _stale_patches(backbone: Backbone) -> AbstractContextManager[None]:
+def _stale_patches(backbone: HfEngine) -> AbstractContextManager[None]:
     """A look-up that returns what was formed behind antecedents that have left since."""
     stale: dict[str, Patch] = {}
     for scene in itertools.islice(scenes_of("world"), SCENES):

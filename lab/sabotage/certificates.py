@@ -39,14 +39,14 @@ def certificates(
     """
     import torch
 
-    from kamera.engines.hf import Backbone
+    from kamera.engines.hf import HfEngine
     from lab.sabotage.builds import builds, unproved
     from lab.testbed import load
 
     out = Output(format, output, quiet)
     torch.set_num_threads(1)  # a seed means the same numbers everywhere
     held = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
-    model, started = Backbone(*load(backbone, dtype=held)), time.perf_counter()
+    model, started = HfEngine(*load(backbone, dtype=held)), time.perf_counter()
     with unproved(not proofs):
         rows = {SOUND: certified(model, items)}
         for name, build in builds(model).items():

@@ -9,7 +9,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.certify.metrics import Items, bootstrap, eta_interval
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
 from kamera.trust import Estimate
 from lab.paper.trial import Judged, Trial
@@ -89,7 +89,7 @@ class Bed:
 
 def measure(
     name: str,
-    backbone: Backbone,
+    backbone: HfEngine,
     world: str,
     *,
     items: int,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, deficit, patch_of
 from kamera.patches.anchor import Anchor
 from kamera.testbed import Episode, Question, World
@@ -159,7 +159,7 @@ SETUPS: tuple[Setup, ...] = (
 class Bench:
     """What all windows of a bed share."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     regime: str
     seed: int

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from kamera.ops.layout import Layout
@@ -72,7 +72,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
     return result("apply", settings, model_facts(shape, backbone), sections, notes)
 
 
-def _line(backbone: Backbone, length: int, settings: Settings) -> list[Row]:
+def _line(backbone: HfEngine, length: int, settings: Settings) -> list[Row]:
     layout, device = backbone.layout, torch.device(settings.device)
     context = noise_kv(backbone, CONTEXT, seed=1)
     canonical = noise_kv(backbone, length, seed=2)

@@ -14,7 +14,8 @@ from itertools import count
 
 import torch
 
-from kamera import Backbone, Chunk, ChunkStore
+from kamera import Chunk, ChunkStore
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, deficit, kv_copy
 from kamera.store import CanonicalRecord, PatchRecord
 from lab.speed.content import noise_kv, words
@@ -76,7 +77,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
     return result("compile", settings, model_facts(chosen, backbone), sections, NOTES)
 
 
-def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
+def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
     """Every part of forming a patch of a chunk of ``tokens`` tokens, and the recall that repays it."""
     deck = Deck(
         Stock(backbone, chosen, ChunkStore.open("memory://", memory_limit="16GiB"), tokens), ANTECEDENTS
@@ -174,7 +175,7 @@ def break_even(timed: Measured, extra: Sequence[str]) -> list[float]:
     return [e / s for e, s in zip(spent, saved, strict=True)]
 
 
-def orbit_row(backbone: Backbone, chosen: Preset) -> Row:
+def orbit_row(backbone: HfEngine, chosen: Preset) -> Row:
     """What forming one orbit patch runs through the decoder."""
     stock = Stock(backbone, chosen, ChunkStore.open("memory://"), ORBIT_TOKENS)
     deck = Deck(stock, ORBIT + 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, kv_of
 from kamera.ops.layout import Layout
 from kamera.trust import ReusePolicy
@@ -17,14 +17,14 @@ from lab.speed.shape import FIRST_WORD, IMAGE, VISION_END, VISION_START, Preset
 _DIRECTIONS = 96  # of a deficit's spectrum; the k-th is 2^(-k/16) as strong as the first
 
 
-def words(backbone: Backbone, count: int, seed: int = 0) -> torch.Tensor:
+def words(backbone: HfEngine, count: int, seed: int = 0) -> torch.Tensor:
     """``count`` ordinary token ids, int64 ``[tokens]``; other seeds give other ids."""
     size = backbone.model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(FIRST_WORD, size, (count,), generator=generator)
 
 
-def picture_chunk(backbone: Backbone, preset: Preset, tokens: int, seed: int = 0) -> Chunk:
+def picture_chunk(backbone: HfEngine, preset: Preset, tokens: int, seed: int = 0) -> Chunk:
     """A chunk of exactly ``tokens`` tokens, as many of them of one picture as its family's sizes allow.
 
     The picture is the largest near-square one that fits with its wrapper; text fills the rest. LLaVA's
@@ -65,7 +65,7 @@ def _patches(preset: Preset, rows: int, columns: int, generator: torch.Generator
     }
 
 
-def noise_kv(backbone: Backbone, tokens: int, seed: int) -> KV:
+def noise_kv(backbone: HfEngine, tokens: int, seed: int) -> KV:
     """Normal noise in the shape of a span's KV, where the model keeps it."""
     made = backbone.room(tokens)
     for i, layer in enumerate(made):

@@ -11,14 +11,15 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from kamera import Backbone, ChunkStore
+from kamera import ChunkStore
+from kamera.engines.hf import HfEngine
 from lab.speed.moves import Deck
 from lab.speed.table import Row
 
 FORKS = 64
 DIVERGED = 4
 
-_FOREIGN = (nn.Module, Backbone, ChunkStore, ModuleType, type)
+_FOREIGN = (nn.Module, HfEngine, ChunkStore, ModuleType, type)
 # not a window's own: what it serves from, and what everything refers to
 
 

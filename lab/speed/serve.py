@@ -18,7 +18,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
 from kamera.ops import relocate_kv
@@ -82,7 +82,7 @@ def page(documents: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
 class Scene:
     """One length: a window through the public interface, and the bare prefills beside it."""
 
-    def __init__(self, shape: Preset, backbone: Backbone, length: int) -> None:
+    def __init__(self, shape: Preset, backbone: HfEngine, length: int) -> None:
         self.backbone, self.length = backbone, length
         self.context = picture_chunk(backbone, shape, CONTEXT, seed=1)
         self.segment = picture_chunk(backbone, shape, length, seed=2)

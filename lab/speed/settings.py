@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from lab.speed.shape import Preset
 
 Name = Literal["apply", "serve", "window", "growth", "store", "compile"]
@@ -59,7 +59,7 @@ class Settings:
         if self.threads < 1:
             raise ValueError(f"threads {self.threads} must be at least 1")
 
-    def build(self, shape: Preset) -> Backbone:
+    def build(self, shape: Preset) -> HfEngine:
         """The model that is asked for."""
         return shape.build(self.layers, dtype=self.dtype, device=self.device, same_weights=self.same_weights)
 

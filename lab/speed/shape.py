@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 
 IMAGE, VISION_START, VISION_END, VIDEO = 3, 4, 5, 6
 """Special token ids, low in every preset so that a cut vocabulary has them."""
@@ -69,7 +69,7 @@ class Preset:
         device: torch.device | str = "cpu",
         seed: int = 0,
         same_weights: bool = False,
-    ) -> Backbone:
+    ) -> HfEngine:
         """The model with random weights, its first ``layers`` layers (None: all) of decoder and tower.
 
         Rotary buffers stay float32, as ``from_pretrained`` leaves them. With ``same_weights`` layers of one
@@ -87,7 +87,7 @@ class Preset:
         if same_weights:
             _share_layers(model)
         fill(model, seed)
-        return Backbone(model.requires_grad_(False))
+        return HfEngine(model.requires_grad_(False))
 
     def cut(self, layers: int | None) -> dict[str, Any]:
         """The arguments of the config class with depth and vocabulary cut; as they are for None."""

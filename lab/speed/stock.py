@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
+from kamera.engines.hf import HfEngine
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
@@ -29,7 +30,7 @@ PICTURE = 256
 class Stock:
     """Chunks of ``tokens`` tokens, archived in ``store`` when they are first asked for."""
 
-    def __init__(self, backbone: Backbone, preset: Preset, store: ChunkStore, tokens: int) -> None:
+    def __init__(self, backbone: HfEngine, preset: Preset, store: ChunkStore, tokens: int) -> None:
         self.backbone = backbone
         self.store = store
         self.tokens = tokens
@@ -112,7 +113,7 @@ class Stock:
         return made
 
 
-def _with_text(chunk: Chunk, backbone: Backbone, tokens: int) -> Chunk:
+def _with_text(chunk: Chunk, backbone: HfEngine, tokens: int) -> Chunk:
     """The chunk and text behind it, ``tokens`` in all."""
     if chunk.num_tokens == tokens:
         return chunk
@@ -121,7 +122,7 @@ def _with_text(chunk: Chunk, backbone: Backbone, tokens: int) -> Chunk:
     return backbone.chunk_from_tensors(ids, **pictures)
 
 
-def _token_bytes(backbone: Backbone, *, phased_only: bool) -> int:
+def _token_bytes(backbone: HfEngine, *, phased_only: bool) -> int:
     held = zip(backbone.layout, backbone.no_kv(), strict=True)
     return sum(
         c.features * layer[c.name].element_size()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from lab.speed.machine import commit, machine
 from lab.speed.presets import Preset
 from lab.speed.settings import Settings
@@ -85,7 +85,7 @@ def times(timed: Measured, arm: str) -> Row:
     return {"ms": timed.spread(arm).times(1e3), **device}
 
 
-def model_facts(shape: Preset, backbone: Backbone) -> dict[str, Any]:
+def model_facts(shape: Preset, backbone: HfEngine) -> dict[str, Any]:
     """What a result says of its model."""
     described = backbone.describe()
     return {

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ChunkStore
+from kamera import ChunkStore
+from kamera.engines.hf import HfEngine
 from lab.speed.content import words
 from lab.speed.forks import FORKS, forks
 from lab.speed.machine import copy_arm
@@ -175,5 +176,5 @@ def row(deck: Deck, move: Move, timed: Measured, asked: Measured, prefill: float
     }
 
 
-def _stock(backbone: Backbone, chosen: Preset, tokens: int) -> Stock:
+def _stock(backbone: HfEngine, chosen: Preset, tokens: int) -> Stock:
     return Stock(backbone, chosen, ChunkStore.open("memory://", memory_limit=MEMORY), tokens)

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.certify import bootstrap, kl
+from kamera.engines.hf import HfEngine
 from kamera.eval.arms import Blind, Maker
 from kamera.eval.desk import Desk
 from kamera.patches import Anchor
@@ -73,7 +74,7 @@ def arms(desk: Desk, window: int, names: Sequence[str], eraser: Eraser | None = 
 
 
 def run(
-    backbone: Backbone,
+    backbone: HfEngine,
     episodes: int,
     window: int,
     most: int,
@@ -122,7 +123,7 @@ def run(
 
 
 def _ask(
-    backbone: Backbone,
+    backbone: HfEngine,
     anchor: Anchor,
     keepers: dict[str, Keeper],
     asked: Asked,
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"arm {unknown[0]!r} is none of {', '.join(NAMES)}")
     torch.set_num_threads(1)
-    backbone = Backbone(*load(asked.family))
+    backbone = HfEngine(*load(asked.family))
     command = f"python -m lab.streaming --family {asked.family} --episodes {asked.episodes}"
     command += f" --window {asked.window} --questions {asked.questions} --seed {asked.seed}"
     command += "" if tuple(names) == NAMES else f" --arms {','.join(names)}"

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from einops import rearrange
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.content import Chunk
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.encode import batched
 from kamera.ops import KV, Layout, kv_of, relocate_kv
 from kamera.patches import Anchor
@@ -88,7 +89,7 @@ class Sample:
 
 
 def train(
-    backbone: Backbone, anchor: Anchor, window: int, samples: int = SAMPLES, epochs: int = EPOCHS
+    backbone: HfEngine, anchor: Anchor, window: int, samples: int = SAMPLES, epochs: int = EPOCHS
 ) -> tuple[Eraser, list[float]]:
     """An eraser for windows of ``window`` frames, and the mean KL of each epoch."""
     drawn = list(_samples(backbone, anchor, window, samples))
@@ -116,7 +117,7 @@ def train(
     return eraser, losses
 
 
-def _samples(backbone: Backbone, anchor: Anchor, window: int, count: int) -> Iterator[Sample]:
+def _samples(backbone: HfEngine, anchor: Anchor, window: int, count: int) -> Iterator[Sample]:
     index = 0
     while count:
         layout = FRAMES[index % len(FRAMES)]
@@ -144,7 +145,7 @@ def _samples(backbone: Backbone, anchor: Anchor, window: int, count: int) -> Ite
         count -= 1
 
 
-def _loss(backbone: Backbone, anchor: Anchor, eraser: Eraser, sample: Sample) -> torch.Tensor:
+def _loss(backbone: HfEngine, anchor: Anchor, eraser: Eraser, sample: Sample) -> torch.Tensor:
     """Mean KL(without the frame ‖ behind the steering states) over the sample's questions."""
     held = [Held(sample.left.encoded, eraser.steering(sample.left), sample.left.positions), *sample.survivors]
     losses = []
@@ -166,7 +167,7 @@ def _loss(backbone: Backbone, anchor: Anchor, eraser: Eraser, sample: Sample) ->
 class Erased:
     """Every frame stays in the cache: the last ``window`` as computed, the others as steering states."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     window: int
     eraser: Eraser

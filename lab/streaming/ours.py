@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.content import Chunk
+from kamera.engines.hf import HfEngine
 from kamera.trust import OnLeave
 from kamera.window import Arrange
 
@@ -16,7 +17,7 @@ from kamera.window import Arrange
 class Windowed:
     """A window of ``window`` frames; ``on_leave`` says what becomes of those behind the one that leaves."""
 
-    backbone: Backbone
+    backbone: HfEngine
     window: int
     on_leave: OnLeave
     recalls: bool = False

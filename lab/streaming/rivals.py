@@ -17,7 +17,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines import Span
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, relocate_kv, uniform_offset
 from kamera.patches import Anchor
 from lab.attention import attention_mass
@@ -46,7 +46,7 @@ class Held:
 class Recent:
     """The last ``window`` frames encoded and prefilled at every step."""
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     window: int
     chunks: list[Chunk] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Streaming:
     ``contiguous`` says whether positions close up when a frame leaves.
     """
 
-    backbone: Backbone
+    backbone: HfEngine
     anchor: Anchor
     window: int
     contiguous: bool = True
@@ -124,7 +124,7 @@ def _next(anchor: Anchor, held: Sequence[Held]) -> int:
     return int(last.max()) + 1 if last.numel() else 0
 
 
-def prefilled(backbone: Backbone, anchor: Anchor, held: Sequence[Held], encoded: Encoded) -> Held:
+def prefilled(backbone: HfEngine, anchor: Anchor, held: Sequence[Held], encoded: Encoded) -> Held:
     """A frame prefilled behind ``held``, one past the highest position so far."""
     alone = backbone.positions([encoded.input_ids], [encoded.position_inputs])
     positions = alone + _next(anchor, held)
@@ -135,7 +135,7 @@ def prefilled(backbone: Backbone, anchor: Anchor, held: Sequence[Held], encoded:
     return Held(encoded, backbone.prefill(encoded, positions, live), positions)
 
 
-def _closed_up(backbone: Backbone, anchor: Anchor, held: list[Held]) -> list[Held]:
+def _closed_up(backbone: HfEngine, anchor: Anchor, held: list[Held]) -> list[Held]:
     """The same KV, turned to positions without gaps."""
     closed: list[Held] = []
     for item in held:
@@ -153,7 +153,7 @@ def behind(anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torc
     return torch.arange(start, start + question.shape[0]).expand(anchor.positions.shape[0], -1)
 
 
-def asked(backbone: Backbone, anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
+def asked(backbone: HfEngine, anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
     """Next-token logits ``[vocabulary]`` of a question behind ``held``."""
     past = backbone.cache([anchor.kv, *(item.kv for item in held)])
     return backbone.forward(question, behind(anchor, held, question), past)

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from kamera import Backbone, ReusePolicy
+from kamera import ReusePolicy
+from kamera.engines.hf import HfEngine
 from lab.replay.shapes import thin
 from lab.results import keep
 from lab.speed.machine import commit, machine
@@ -35,7 +36,7 @@ from lab.walks.plans import plans
 from lab.walks.turns import CONVERSATIONS, Turn, growth, turns
 
 
-def operations(backbone: Backbone) -> list[Walk]:
+def operations(backbone: HfEngine) -> list[Walk]:
     """The walks of a warm process."""
     found = list[Walk]()
     default = ReusePolicy(certified=True)
@@ -47,7 +48,7 @@ def operations(backbone: Backbone) -> list[Walk]:
     return found
 
 
-def conversations(backbone: Backbone, count: int) -> dict[str, list[Turn]]:
+def conversations(backbone: HfEngine, count: int) -> dict[str, list[Turn]]:
     """The turns of each conversation, which has run once before."""
     found = {}
     for name, (rule, _, pictures) in CONVERSATIONS.items():

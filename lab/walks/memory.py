@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from lab.replay.scripts import picture_of
 
 SIDE = 128  # pixels of a picture
@@ -24,7 +25,7 @@ class Share:
     encodings: float
 
 
-def shares(backbone: Backbone, least: int) -> Iterator[Share]:
+def shares(backbone: HfEngine, least: int) -> Iterator[Share]:
     """A window of at least ``least`` tokens, then after it has slid by a chunk; no later work is left."""
     draw = random.Random(0)
     with tempfile.TemporaryDirectory() as folder, ChunkStore.open(folder, memory_limit=0) as store:

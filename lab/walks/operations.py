@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from lab.walks.counter import profiled
 
 LAYOUT = "LRLIL"
@@ -32,7 +33,7 @@ def walk(operation: str, work: Callable[[], Any]) -> Walk:
     return Walk(operation, counter.calls, counter.files, counter.depth, report.forwards)
 
 
-def walks(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
+def walks(backbone: HfEngine, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
     """Each operation in turn, on one window over a store in ``folder``; later work is done in between.
 
     A patch is formed at the latest when its antecedents have come back, so "again" comes after that.
@@ -65,7 +66,7 @@ def walks(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -
         yield step("slide", lambda: window.slide())
 
 
-def survivals(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
+def survivals(backbone: HfEngine, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
     """A slide that runs no forward: under this policy the chunks behind it survive."""
     frames = testbed.World(0).episode(episode, layout=LAYOUT).frames
     with ChunkStore.open(folder) as store:
@@ -76,7 +77,7 @@ def survivals(backbone: Backbone, folder: Path, episode: int, policy: ReusePolic
         yield walk("slide, survivors", lambda: window.slide())
 
 
-def returns(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
+def returns(backbone: HfEngine, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
     """A slide whose four remaining chunks have stood there before: they have stored patches."""
     frames = testbed.World(0).episode(episode, layout=LAYOUT).frames
     with ChunkStore.open(folder) as store:

@@ -7,14 +7,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.window import Append, Arrange, Evict, Plan, Reorder
 from lab.replay.scripts import picture_of
 
 ROUNDS = 31
 
 
-def plans(backbone: Backbone, slots: int, rounds: int = ROUNDS) -> Iterator[tuple[str, float, float]]:
+def plans(backbone: HfEngine, slots: int, rounds: int = ROUNDS) -> Iterator[tuple[str, float, float]]:
     """Each request with the median and the largest of several plans, in milliseconds."""
     draw = random.Random(0)
     window = KameraWindow(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.edits import EditPolicy, policies
+from kamera.engines.hf import HfEngine
 from kamera.store.disk import syncing
 from lab.price.counting import watching
 from lab.replay.scripts import picture_of
@@ -71,7 +72,7 @@ class _Marks:
 
 
 def turns(
-    backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int, pictures: bool = True
+    backbone: HfEngine, folder: Path, rule: EditPolicy | None, count: int, pictures: bool = True
 ) -> list[Turn]:
     """A session of equal turns, a picture and a question each or a question, over a store in ``folder``."""
     found = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
 from kamera.certify import TRIALS, certify, pages, run_probe
 from kamera.certify import probe as probe_module
 from kamera.certify.kv import KVComparison
@@ -17,6 +17,7 @@ from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, di
 from kamera.certify.sabotage import SABOTAGES
 from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
+from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
 from kamera.window import grounds_of, library_versions
@@ -25,12 +26,12 @@ from tests.models import processors, tiny
 
 @pytest.fixture(scope="module")
 def trained():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
 def untrained():
-    return Backbone(processors.matching_model(), processors.picture_processor())
+    return HfEngine(processors.matching_model(), processors.picture_processor())
 
 
 # -- on backbones ----------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
 from kamera.certify import certify, probe, run, scenes
 from kamera.certify.kv import KVComparison
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
+from kamera.engines.hf import HfEngine
 from lab.sabotage.builds import builds
 from lab.testbed import load
 
@@ -25,14 +26,14 @@ EVERYWHERE = {"wrong theta, everywhere", "no rotation, everywhere"}
 
 @pytest.fixture(scope="module")
 def trained():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
-def certified(backbone: Backbone, items: int = 20 * SCENES):
+def certified(backbone: HfEngine, items: int = 20 * SCENES):
     return certify(backbone, probe="world", items=items, guarantees=["patched"])
 
 
-def trials(backbone: Backbone, scene: int = 0) -> Trials:
+def trials(backbone: HfEngine, scene: int = 0) -> Trials:
     (shown,) = itertools.islice(scenes.scenes_of("world"), scene, scene + 1)
     return Trials(backbone, shown, ReusePolicy(certified=False, forms="always"))
 
@@ -50,7 +51,7 @@ def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch)
 
 def test_the_kv_of_windows_tells_every_fault_in_every_precision():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        asked = trials(Backbone(*load("mla", dtype=dtype)))
+        asked = trials(HfEngine(*load("mla", dtype=dtype)))
         sound = asked.compare() & asked.compare_after_moves() & asked.compare_survivors()
         assert (sound.flaw, sound.lack) == ("", ""), dtype
         wrong = asked.compare_sabotages()
@@ -67,7 +68,7 @@ def test_the_scale_of_a_patch_is_told_within_two_percent(trained, monkeypatch, s
 
 
 def test_each_axis_alone_is_told_in_half_precision():
-    asked = trials(Backbone(*load("gqa", dtype=torch.bfloat16)))
+    asked = trials(HfEngine(*load("gqa", dtype=torch.bfloat16)))
     assert asked.compare().flaw == ""
     wrong = asked.compare_sabotages()
     assert wrong.keys() == SABOTAGES.keys()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import Certificate, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.sabotage import SABOTAGES
+from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from tests.cli.run import files, kamera
 from tests.compile.saved import bare_model, vision_backbone, vision_model
@@ -21,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 def looked_back(policy: ReusePolicy) -> tuple[int, str]:
     """Forwards of the second recall of the last frame, and its guarantee."""
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     frames = [backbone.chunk(frame.content) for frame in testbed.World(3).episode(0, layout="LI").frames]
     window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=policy)
     for frame in frames:

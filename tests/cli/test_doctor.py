@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from tests.cli.run import kamera
 from tests.compile.saved import bare_model, vision_backbone, vision_model
 from tests.models import tiny
@@ -97,7 +97,7 @@ def test_a_model_that_turns_keys_otherwise_far_away_is_refused(capsys, monkeypat
     rotary.forward = lambda x, position_ids: plain(
         x, torch.where(position_ids > 600, position_ids + position_ids % 7, position_ids)
     )
-    monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *a, **k: Backbone(model))
+    monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *a, **k: HfEngine(model))
     done = kamera(capsys, "doctor", "bent", "--format", "json")
     assert done.code == 1
     assert done.document["supported"] is False

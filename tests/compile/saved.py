@@ -12,7 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.testbed.frames import CELL
 from lab.testbed.frontend import build_processor
 from tests.models import tiny
@@ -74,9 +74,9 @@ def bare_model(family: str) -> Path:
 
 
 @functools.cache
-def vision_backbone() -> Backbone:
+def vision_backbone() -> HfEngine:
     """The backbone in `vision_model`, shared by the tests of this process."""
-    return Backbone.from_pretrained(vision_model(), dtype="float32")
+    return Backbone.from_pretrained(vision_model(), dtype="float32").engine
 
 
 def pictures(folder: Path, count: int, cells: int = 2) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from kamera import ChunkStore
 from kamera.compile import CompileJob, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
-from kamera.engines.hf import Backbone, Observer
+from kamera.engines.hf import Backbone, HfEngine, Observer
 from kamera.errors import ClusterError, KameraError
 from kamera.store import StoreAdmin
 from tests.compile.same import contents
@@ -56,7 +56,7 @@ def test_workers_store_the_objects_of_one_process_despite_kills(tmp_path):
     plan = plan_of(tmp_path)
     load = partial(one_is_deadly, vision_model(), tmp_path / "taken")
     with ChunkStore.open(tmp_path / "alone") as store:
-        backbone = Backbone.from_pretrained(vision_model(), dtype="float32")
+        backbone = Backbone.from_pretrained(vision_model(), dtype="float32").engine
         alone = run_plan(plan, backbone, store, SETTINGS)
         want = contents(store)
     reach = partial(ChunkStore.open, tmp_path / "shared")
@@ -110,9 +110,9 @@ def die_of_it(worker, task):
     die()
 
 
-def one_is_deadly(model, marker) -> Backbone:
+def one_is_deadly(model, marker) -> HfEngine:
     """The backbone of a worker; the first that asks for one dies at its second forward."""
-    backbone = Backbone.from_pretrained(model, dtype="float32")
+    backbone = Backbone.from_pretrained(model, dtype="float32").engine
     with contextlib.suppress(FileExistsError):
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         # an observer: a forward of other code would be another model

@@ -11,7 +11,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, SoloTeam, read_plan, run_plan
 from kamera.compile.prompt import context_of
-from kamera.engines.hf import Backbone, Observer
+from kamera.engines.hf import Backbone, HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
@@ -23,7 +23,7 @@ FULL = Settings(rank=64)  # more than the chunks have tokens
 
 
 @pytest.fixture
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     return vision_backbone()
 
 
@@ -40,7 +40,7 @@ def frames(tmp_path) -> list[list]:
 
 
 @contextmanager
-def calls(backbone: Backbone):
+def calls(backbone: HfEngine):
     """Calls of the decoder, of the vision tower and of anything at all, by hooks of our own."""
     seen = {"decoder": 0, "tower": 0, "any": 0}
     tower = backbone.model.model.visual
@@ -347,12 +347,12 @@ def test_the_context_is_that_of_a_window_without_its_forward(kind, system):
     elif kind == "none":
         if system:
             pytest.skip("text needs a tokenizer")
-        b = Backbone.from_pretrained(bare_model("qwen2_5_vl"), dtype="float32")
+        b = Backbone.from_pretrained(bare_model("qwen2_5_vl"), dtype="float32").engine
     else:
-        given = Backbone.from_pretrained(vision_model(), dtype="float32")
+        given = Backbone.from_pretrained(vision_model(), dtype="float32").engine
         tokenizer = given.processor.tokenizer
         tokenizer.chat_template = given.processor.chat_template if kind == "template" else None
-        b = Backbone(given.model, tokenizer)
+        b = HfEngine(given.model, tokenizer)
     store = ChunkStore.open("memory://", tenant="t")
     with b.measure() as work:
         context = context_of(b, store, system)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from kamera.content import Clip, load_image, read_video
 from kamera.content.video import sample_indices
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
@@ -22,14 +22,14 @@ from tests.models import processors, samples, tiny
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(processors.matching_model(), processors.picture_processor())
+def backbone() -> HfEngine:
+    return HfEngine(processors.matching_model(), processors.picture_processor())
 
 
 @pytest.fixture(scope="module")
-def reader() -> Backbone:
+def reader() -> HfEngine:
     """A text-only model with a tokenizer."""
-    return Backbone(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
+    return HfEngine(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
 
 
 def picture(width: int = 32, height: int = 16, seed: int = 0) -> Image.Image:

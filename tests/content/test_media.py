@@ -14,7 +14,7 @@ from PIL import Image
 from kamera.content import Clip, load_image, read_video
 from kamera.content.sizing import Sizing, fitted
 from kamera.content.video import load_clip
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
 from tests.content.test_chunks import picture, token_counts, write_video
 from tests.models import processors, samples, tiny
@@ -33,8 +33,8 @@ UPRIGHT = {
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(processors.matching_model(), processors.picture_processor())
+def backbone() -> HfEngine:
+    return HfEngine(processors.matching_model(), processors.picture_processor())
 
 
 def photo(path, orientation: int):
@@ -163,7 +163,7 @@ def test_a_size_past_the_processors_limits_is_refused(backbone, kind):
 def test_a_processor_with_sizes_of_its_own_refuses_them():
     processor = processors.picture_processor()
     processor.image_processor.merge_size = None
-    sized = Backbone(processors.matching_model(), processor)
+    sized = HfEngine(processors.matching_model(), processor)
     with pytest.raises(UnreadableMedia, match=r"\['max_pixels'\] of image.*sizes of its own"):
         sized.chunk({"type": "image", "image": picture(), "max_pixels": 512})
 
@@ -342,10 +342,10 @@ def test_pixels_and_grids_come_together():
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", None, 3])
 def test_a_backbone_of_a_name_says_how_to_load_it(model):
     with pytest.raises(ValueError, match=r"Backbone\.from_pretrained loads one by name"):
-        Backbone(model)
+        HfEngine(model)
 
 
 def test_a_text_only_model_takes_no_sizes_either():
-    reader = Backbone(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
+    reader = HfEngine(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
     with pytest.raises(ModalityNotSupported):
         reader.chunk({"type": "image", "image": picture(), "max_pixels": 9})

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow
+from kamera import ChunkStore, KameraWindow
+from kamera.engines.hf import HfEngine
 from kamera.errors import (
     EmptyChunk,
     ModalityNotSupported,
@@ -46,24 +47,24 @@ FLAT = DEAF.replace("{% if m['role'] in ['system', 'user', 'assistant'] %}", "{%
 END, USER = "<|im_end|>\n", "<|im_start|>user\n"
 
 
-def make(template: str) -> Backbone:
-    return Backbone(MODEL, processors.picture_processor(template))
+def make(template: str) -> HfEngine:
+    return HfEngine(MODEL, processors.picture_processor(template))
 
 
 MODEL = processors.matching_model()
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     return make(processors.CHATML)
 
 
 @pytest.fixture(scope="module")
-def tools() -> Backbone:
+def tools() -> HfEngine:
     return make(TOOLS)
 
 
-def spelt(backbone: Backbone, ids: torch.Tensor) -> str:
+def spelt(backbone: HfEngine, ids: torch.Tensor) -> str:
     return backbone.builder.format.tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -159,7 +160,7 @@ def test_a_role_the_template_lacks_is_refused(template, messages, message):
 
 
 def test_roles_need_a_template():
-    bare = Backbone(MODEL, processors.picture_processor(None))
+    bare = HfEngine(MODEL, processors.picture_processor(None))
     with pytest.raises(RoleNotSupported, match="no chat template"):
         bare.chunk(say("tool", "4 C"))
     assert bare.chunk(say("user", "4 C")).id == bare.chunk("4 C").id
@@ -200,7 +201,7 @@ def test_a_tools_answer_opens_no_turn(tools, attack):
 # -- questions and system prompts ------------------------------------------------------------------
 
 
-def window(backbone: Backbone, system: Any = None) -> KameraWindow:
+def window(backbone: HfEngine, system: Any = None) -> KameraWindow:
     made = KameraWindow(backbone, ChunkStore.open("memory://"), system)
     made.append("It rains. ")
     return made

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ChunkStore, KameraWindow
+from kamera import ChunkStore, KameraWindow
 from kamera.content import Conversations
+from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
@@ -89,7 +90,7 @@ def test_what_the_template_shows_is_taken():
 
 
 def test_a_tool_result_of_a_picture_alone_is_shown():
-    backbone = Backbone(processors.matching_model(), processors.picture_processor())
+    backbone = HfEngine(processors.matching_model(), processors.picture_processor())
     shown = [{"type": "image", "image": templates.picture(1)}]
     messages = [TALK[0], {"role": "tool", "content": shown}, {"role": "tool", "content": "x"}]
     assert session(backbone).send(messages, **GREEDY).report.prefilled

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, read_video
+from kamera import ChunkStore, KameraWindow, ReusePolicy, read_video
 from kamera.content.media import load_image
+from kamera.engines.hf import HfEngine
 from tests.models import processors
 
 pytestmark = [
@@ -24,7 +25,7 @@ SIDE, RATE, FRAMES = 32, 4, 8
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     from transformers import Qwen2_5_VLProcessor, Qwen2VLVideoProcessor
 
     pictures = processors.picture_processor()
@@ -40,7 +41,7 @@ def backbone() -> Backbone:
         videos,
         chat_template=processors.CHATML,
     )
-    return Backbone(processors.matching_model(), stock)
+    return HfEngine(processors.matching_model(), stock)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV
 from tests.models import samples
 
@@ -30,7 +30,7 @@ def worst(got: KV, want: KV, layers: Sequence[int] | None = None) -> float:
     return max(errors)
 
 
-def encoded(backbone: Backbone, name: str, seed: int = 0) -> Encoded:
+def encoded(backbone: HfEngine, name: str, seed: int = 0) -> Encoded:
     """The family's sample, through `chunk_from_tensors` and `encode`."""
     return backbone.encode(samples.chunk(backbone, samples.sample(name, seed)))
 
@@ -40,7 +40,7 @@ def text(n: int, seed: int = 0) -> Encoded:
     return Encoded(samples.text_ids(n, seed), {}, {})
 
 
-def positions(backbone: Backbone, *spans: Encoded) -> list[torch.Tensor]:
+def positions(backbone: HfEngine, *spans: Encoded) -> list[torch.Tensor]:
     """The model's positions of spans that stand one after another, cut by span."""
     whole = backbone.positions([s.input_ids for s in spans], [s.position_inputs for s in spans])
     return list(whole.split([s.num_tokens for s in spans], dim=1))

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kamera import Backbone
 from kamera.engines import checkpoint, checkpoint_fingerprint
+from kamera.engines.hf import HfEngine
 from kamera.errors import UnsupportedBackbone
 from kamera.testbed import weights_dir
 from tests.models import tiny
@@ -53,18 +54,18 @@ def edited(folder: Path, name: str, **changes) -> None:
 
 
 def test_a_backbone_has_the_fingerprint_of_its_files(folder):
-    backbone = Backbone.from_pretrained(folder, dtype="float32", by_files=True)
+    backbone = Backbone.from_pretrained(folder, dtype="float32", by_files=True).engine
     assert (
         backbone.fingerprint == of(folder) == Backbone.from_pretrained(str(folder), by_files=True).fingerprint
     )
     assert Backbone.from_pretrained(folder, dtype="bfloat16", by_files=True).fingerprint == of(
         folder, dtype="bfloat16"
     )
-    assert Backbone(backbone.model).fingerprint != of(folder)  # a live model is in no file
+    assert HfEngine(backbone.model).fingerprint != of(folder)  # a live model is in no file
 
 
 def test_the_backbone_that_ships_has_it_too():
-    backbone = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True)
+    backbone = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
     assert backbone.fingerprint == of(weights_dir())
 
 
@@ -191,7 +192,7 @@ def test_a_file_is_hashed_once_and_again_when_it_changed(folder, monkeypatch):
 
 
 def test_a_model_that_changed_has_a_fingerprint_of_its_own_until_it_is_put_back(folder):
-    backbone = Backbone.from_pretrained(folder, dtype="float32", by_files=True)
+    backbone = Backbone.from_pretrained(folder, dtype="float32", by_files=True).engine
     files, weight = backbone.fingerprint, next(backbone.model.parameters())
     own = weight.detach().clone()
     with torch.no_grad():
@@ -224,7 +225,7 @@ def test_a_model_that_is_not_what_its_files_say_has_one_of_its_own(folder, how, 
             return real_load(name)
 
         monkeypatch.setattr(load, "load_processor", meanwhile)
-    backbone = Backbone.from_pretrained(folder, dtype="float32", **options, by_files=True)
+    backbone = Backbone.from_pretrained(folder, dtype="float32", **options, by_files=True).engine
     assert backbone.fingerprint != of(folder) and len(backbone.fingerprint) == 64
 
 

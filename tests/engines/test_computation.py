@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kamera import Backbone, ChunkStore
-from kamera.engines.hf import Observer
+from kamera import ChunkStore
+from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.computation import computation
 from kamera.errors import ComputationChanged, IncompatibleChunk
 from tests.models import samples, tiny
@@ -78,7 +78,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("change", SETTINGS)
 def test_a_setting_changes_the_fingerprint(change: Callable[[Any], None]):
-    live = Backbone(tiny.build(FAMILY))
+    live = HfEngine(tiny.build(FAMILY))
     before = live.fingerprint
     change(live.model)
     assert live.fingerprint != before
@@ -86,11 +86,11 @@ def test_a_setting_changes_the_fingerprint(change: Callable[[Any], None]):
     if change is not _config:  # a model of another merge size is no backbone of these pixels
         made = tiny.build(FAMILY)
         change(made)
-        assert Backbone(made).fingerprint == live.fingerprint
+        assert HfEngine(made).fingerprint == live.fingerprint
 
 
 def test_a_setting_put_back_is_the_first_model_again():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     before, attention = backbone.fingerprint, _layer(backbone.model).self_attn
     scaling = attention.scaling
     attention.scaling = scaling * 2
@@ -115,7 +115,7 @@ def test_a_hook_for_all_modules_changes_the_fingerprint():
 
 
 def test_an_observer_is_no_part_of_the_model():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     before, plain = backbone.fingerprint, backbone.model(input_ids=QUESTION[None]).logits
     seen: list[int] = []
 
@@ -149,7 +149,7 @@ def _through_data(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [_fused_step, _through_data])
 def test_a_write_no_counter_counts_is_noticed(change: Callable[[Any], None]):
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     before = backbone.fingerprint
     change(backbone.model)
     after = backbone.fingerprint
@@ -162,7 +162,7 @@ def test_weights_made_in_inference_mode_are_watched():
     with torch.inference_mode():
         model = tiny.build(FAMILY)
     assert model.lm_head.weight.is_inference()
-    backbone = Backbone(model)
+    backbone = HfEngine(model)
     before = backbone.fingerprint
     with torch.inference_mode():
         _layer(model).mlp.up_proj.weight.mul_(1.01)
@@ -192,14 +192,14 @@ def _replaced(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [_written, _written_through_data, _replaced])
 def test_rotary_angles_changed_on_a_live_model_are_refused(change: Callable[[Any], None]):
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone, None, samples.chunk(backbone, samples.sample(FAMILY)))
     change(backbone.model)
     for use in (lambda: window.slide(1), lambda: make(backbone), lambda: backbone.fingerprint):
         with pytest.raises(ComputationChanged, match=r"rotary angles.*make a new Backbone"):
             use()
     # what was read off the old one serves the old one only; a new one reads anew
-    again = Backbone(backbone.model)
+    again = HfEngine(backbone.model)
     assert again.layout != backbone.layout
     with pytest.raises(IncompatibleChunk):
         make(again).append(samples.chunk(tiny.backbone(FAMILY), samples.sample(FAMILY)))
@@ -207,7 +207,7 @@ def test_rotary_angles_changed_on_a_live_model_are_refused(change: Callable[[Any
 
 @pytest.mark.parametrize("family", ["longrope", "dynamic_ntk"])
 def test_frequencies_a_forward_chooses_are_no_change(family: str):
-    backbone = Backbone(tiny.build(family))
+    backbone = HfEngine(tiny.build(family))
     before, rotary = backbone.fingerprint, backbone.decoder.rotary_emb
     assert backbone.limits.below is not None
     ids, stood = samples.text_ids(9)[None], rotary.inv_freq.clone()
@@ -224,14 +224,14 @@ def test_frequencies_a_forward_chooses_are_no_change(family: str):
 
 
 def test_dynamic_frequencies_are_bound_until_they_are_chosen():
-    backbone = Backbone(tiny.build("dynamic_ntk"))
+    backbone = HfEngine(tiny.build("dynamic_ntk"))
     backbone.decoder.rotary_emb.inv_freq.mul_(1.01)
     with pytest.raises(ComputationChanged):
         assert backbone.fingerprint
 
 
 def test_a_sliding_window_lowered_on_a_live_model_is_noticed():
-    backbone = Backbone(tiny.build("gemma3"))
+    backbone = HfEngine(tiny.build("gemma3"))
     chunk = samples.chunk(backbone, samples.sample("gemma3"))
     window, before = make(backbone, None, chunk), backbone.fingerprint
     backbone.model.config.text_config.sliding_window = 2
@@ -294,7 +294,7 @@ def test_another_process_finds_the_same_fingerprint():
 
 
 def test_only_kernels_of_equal_arithmetic_are_one_model():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     before, config = backbone.fingerprint, backbone.model.config.text_config
     config._attn_implementation = "eager"
     assert backbone.fingerprint == before
@@ -303,7 +303,7 @@ def test_only_kernels_of_equal_arithmetic_are_one_model():
 
 
 def test_training_mode_is_another_model():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     before = backbone.fingerprint
     backbone.model.train()
     assert backbone.fingerprint != before

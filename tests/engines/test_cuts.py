@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from kamera import Backbone, ChatSession, ChunkStore, KameraWindow
-from kamera.engines.hf import prove_cuts
+from kamera import ChatSession, ChunkStore, KameraWindow
+from kamera.engines.hf import HfEngine, prove_cuts
 from kamera.errors import UnsupportedBackbone
 from tests.cli.run import kamera
 from tests.content.templates import TALK
@@ -66,7 +66,7 @@ def _mlps(family: str, dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("build", [_whole, _tower, _mlps], ids=["whole", "tower", "one MLP"])
 def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog):
     with caplog.at_level(logging.WARNING, "kamera"):
-        backbone = Backbone(build("llava", dtype))
+        backbone = HfEngine(build("llava", dtype))
     assert "depends on how its tokens are cut" in backbone.no_reuse
     assert backbone.no_reuse in caplog.text
     with pytest.raises(UnsupportedBackbone, match="no KV of it can be used again"):
@@ -75,7 +75,7 @@ def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scales_of_a_token_are_no_cut(dtype):
-    backbone = Backbone(_as(tiny.build("llava", dtype), PerToken, "language_model"))
+    backbone = HfEngine(_as(tiny.build("llava", dtype), PerToken, "language_model"))
     assert backbone.no_reuse == ""
     assert prove_cuts(backbone).holds
 
@@ -88,7 +88,7 @@ def test_rounding_is_no_cut(family, dtype):
 
 def test_a_session_answers_by_the_plain_model_and_says_why():
     model = int8(processors.matching_model())
-    backbone = Backbone(model, processors.picture_processor())
+    backbone = HfEngine(model, processors.picture_processor())
     store = ChunkStore.open("memory://")
     with pytest.raises(UnsupportedBackbone, match="depends on how its tokens are cut"):
         ChatSession(backbone, store).send(TALK[:1], **GREEDY)
@@ -103,7 +103,7 @@ def test_a_session_answers_by_the_plain_model_and_says_why():
 
 
 def test_doctor_refuses_it_with_the_reason(capsys, monkeypatch):
-    backbone = Backbone(int8(tiny.build("llava")))
+    backbone = HfEngine(int8(tiny.build("llava")))
     monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *_, **__: backbone)
     done = kamera(capsys, "doctor", "any", "--format", "json")
     assert done.code == 1

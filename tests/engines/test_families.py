@@ -241,14 +241,14 @@ def test_sliding_layers_keep_every_token(name):
 @pytest.mark.parametrize("name", ["gemma3", "gemma4_vl"])
 def test_pictures_attend_both_ways_from_stored_embeddings_too(name):
     """A backbone that never encoded a picture itself masks one as the model does."""
-    from kamera.engines.hf import Backbone
+    from kamera.engines.hf import HfEngine
     from tests.models.tiny import build
 
     b = backbone(name)
     span = encoded(b, name)
     (place,) = positions(b, span)
     want, _ = b.run(span, place)
-    got, _ = Backbone(build(name)).run(span, place)
+    got, _ = HfEngine(build(name)).run(span, place)
     assert worst(got, want) == 0
     blind = Encoded(span.input_ids, {}, span.tensors)
     causal, _ = b.run(blind, place)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import UnsupportedBackbone
 from tests.engines.changes import Steering
 from tests.engines.compare import encoded, positions, worst
@@ -18,7 +18,7 @@ from tests.models import processors, tiny
 
 
 def fingerprint(name: str = "llava", **options) -> str:
-    return Backbone(tiny.build(name, **options)).fingerprint
+    return HfEngine(tiny.build(name, **options)).fingerprint
 
 
 def test_only_equal_models_have_equal_fingerprints():
@@ -32,36 +32,36 @@ def test_one_weight_element_counts():
     model = tiny.build("llava")
     with torch.no_grad():
         model.get_parameter("model.language_model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-6
-    assert Backbone(model).fingerprint != fingerprint()
+    assert HfEngine(model).fingerprint != fingerprint()
 
 
 def test_a_weight_of_the_vision_tower_counts():
     model = tiny.build("llava")
     with torch.no_grad():
         next(model.model.vision_tower.parameters()).flatten()[0] += 1.0
-    assert Backbone(model).fingerprint != fingerprint()
+    assert HfEngine(model).fingerprint != fingerprint()
 
 
 def test_an_adapter_parameter_counts():
     model = tiny.build("llava")
     layer = model.model.language_model.layers[0].self_attn.q_proj
     layer.register_parameter("lora_A", nn.Parameter(torch.zeros(2, 64)))
-    assert Backbone(model).fingerprint != fingerprint()
+    assert HfEngine(model).fingerprint != fingerprint()
 
 
 def test_rotary_frequencies_count_whether_by_config_or_by_buffer():
     model = tiny.build("llava")
     model.model.language_model.rotary_emb.inv_freq.mul_(1.001)
-    by_buffer = Backbone(model).fingerprint
+    by_buffer = HfEngine(model).fingerprint
     config = tiny.build("llava").config
     config.text_config.rope_parameters["rope_theta"] = 12_345.0
     other = type(model)(config).eval()
     other.load_state_dict(tiny.build("llava").state_dict())
-    assert len({fingerprint(), by_buffer, Backbone(other).fingerprint}) == 3
+    assert len({fingerprint(), by_buffer, HfEngine(other).fingerprint}) == 3
 
 
 def test_later_changes_of_weights_are_noticed():
-    b = Backbone(tiny.build("llava"))
+    b = HfEngine(tiny.build("llava"))
     layer = b.model.model.language_model.layers[2].mlp.up_proj
     kept = layer.weight.detach().clone()
     seen = [b.fingerprint]
@@ -92,13 +92,13 @@ def test_the_processors_settings_count(part):
         other.tokenizer.add_tokens(["kamera"])
     else:
         other = None
-    same = Backbone(model, processors.picture_processor()).fingerprint
-    assert same == Backbone(model, processors.picture_processor()).fingerprint
-    assert same != Backbone(model, other).fingerprint
+    same = HfEngine(model, processors.picture_processor()).fingerprint
+    assert same == HfEngine(model, processors.picture_processor()).fingerprint
+    assert same != HfEngine(model, other).fingerprint
 
 
 def test_later_changes_of_processor_settings_are_noticed():
-    b = Backbone(processors.matching_model(), processors.picture_processor())
+    b = HfEngine(processors.matching_model(), processors.picture_processor())
     before = b.fingerprint
     b.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
     assert b.fingerprint != before
@@ -108,13 +108,13 @@ def test_later_changes_of_processor_settings_are_noticed():
 def test_two_loads_of_a_directory_are_one_backbone(tmp_path, dtype):
     model = tiny.build("qwen2_5_vl", dtype)
     model.save_pretrained(tmp_path)
-    first, second = (Backbone.from_pretrained(tmp_path, dtype=dtype) for _ in range(2))
+    first, second = (Backbone.from_pretrained(tmp_path, dtype=dtype).engine for _ in range(2))
     assert first.fingerprint == second.fingerprint
     assert first.describe().dtype == str(dtype).removeprefix("torch.")
     assert first.processor is None
     span = encoded(first, "qwen2_5_vl")
     (place,) = positions(first, span)
-    memory = Backbone(model)
+    memory = HfEngine(model)
     assert worst(first.run(span, place)[0], memory.run(span, place)[0]) == 0
     assert first.fingerprint == memory.fingerprint
 
@@ -131,7 +131,7 @@ def test_the_directorys_name_does_not_count(tmp_path):
 def test_a_directory_brings_its_processor(tmp_path):
     processors.matching_model().save_pretrained(tmp_path)
     processors.tokenizer(processors.CHATML).save_pretrained(tmp_path)
-    b = Backbone.from_pretrained(str(tmp_path))
+    b = Backbone.from_pretrained(str(tmp_path)).engine
     assert b.detokenize(b.chunk("hello").input_ids) == "hello"
 
 
@@ -145,11 +145,11 @@ def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
 def test_switching_merging_and_removing_an_adapter_is_noticed():
     peft = pytest.importorskip("peft")
     model = tiny.build("llava")
-    plain = Backbone(model).fingerprint
+    plain = HfEngine(model).fingerprint
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config, adapter_name="one")
     wrapped.add_adapter("two", config)
-    backbone = Backbone(wrapped)  # the wrapper itself is stepped out of
+    backbone = HfEngine(wrapped)  # the wrapper itself is stepped out of
     seen = {"plain": plain, "one": backbone.fingerprint}
     wrapped.set_adapter("two")
     seen["two"] = backbone.fingerprint
@@ -167,7 +167,7 @@ def test_an_adapter_that_learns_a_prompt_is_refused():
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
     with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
-        Backbone(wrapped)
+        HfEngine(wrapped)
 
 
 # -- all a module computes with --------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_kv_in_tensors_of_a_class_of_its_own_is_refused_by_name():
     up = model.model.language_model.layers[0].mlp.up_proj
     up.weight = nn.Parameter(TwoTensor(up.weight.detach(), up.weight.detach()), requires_grad=False)
     with pytest.raises(UnsupportedBackbone, match="KV as TwoTensor, whose memory no kernel can read"):
-        Backbone(model)
+        HfEngine(model)
 
 
 def _with_quantiser(scale: float) -> nn.Module:
@@ -236,7 +236,7 @@ def _steered(strength: float) -> nn.Module:
     ],
 )
 def test_what_a_module_computes_with_beside_its_parameters_counts(build):
-    one, equal, other = Backbone(build(0)), Backbone(build(0)), Backbone(build(1))
+    one, equal, other = HfEngine(build(0)), HfEngine(build(0)), HfEngine(build(1))
     assert one.identity.unread == ()
     assert one.fingerprint == equal.fingerprint
     assert one.fingerprint != other.fingerprint
@@ -252,11 +252,11 @@ def _unreadable() -> nn.Module:
 def test_a_model_that_cannot_be_digested_is_equal_to_no_other(caplog):
     model = _unreadable()
     with caplog.at_level(logging.WARNING, "kamera"):
-        one = Backbone(model)
-    other = Backbone(_unreadable())
+        one = HfEngine(model)
+    other = HfEngine(_unreadable())
     assert "cannot be digested" in caplog.text and "a builtins.generator" in caplog.text
     assert one.fingerprint == one.fingerprint
     assert one.vision_fingerprint == other.vision_fingerprint  # the hook is in the decoder's layers
-    assert len({one.fingerprint, other.fingerprint, Backbone(model).fingerprint}) == 3
-    plain = Backbone(tiny.build("llava"))
+    assert len({one.fingerprint, other.fingerprint, HfEngine(model).fingerprint}) == 3
+    plain = HfEngine(tiny.build("llava"))
     assert plain.identity.unread == ()

@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.witness import Witness
 from kamera.errors import ComputationChanged, IncompatibleChunk
 from kamera.patches.identity import EVERY
@@ -19,7 +20,7 @@ from tests.window.rig import QUESTION, Prefilled, make
 FAMILY = changes.FAMILY
 
 
-def window_of(backbone: Backbone, store: ChunkStore) -> KameraWindow:
+def window_of(backbone: HfEngine, store: ChunkStore) -> KameraWindow:
     """A window of two pictures, which recalls what the store has of them."""
     window = make(backbone, store, policy=ReusePolicy.exact())
     for seed in (1, 2):
@@ -27,7 +28,7 @@ def window_of(backbone: Backbone, store: ChunkStore) -> KameraWindow:
     return window
 
 
-def error(backbone: Backbone, window: KameraWindow) -> float:
+def error(backbone: HfEngine, window: KameraWindow) -> float:
     """How far the window's logits are from a prefill by the model as it is now."""
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
     with torch.no_grad():
@@ -38,7 +39,7 @@ def error(backbone: Backbone, window: KameraWindow) -> float:
 def test_the_next_operation_refuses_a_changed_model(change, monkeypatch):
     model = tiny.build(FAMILY)
     act = change(model, monkeypatch)
-    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    backbone, store = HfEngine(model), ChunkStore.open("memory://")
     window = window_of(backbone, store)
     before, slots = backbone.fingerprint, window.slots
     assert error(backbone, window) < 1e-4
@@ -55,7 +56,7 @@ def test_the_next_operation_refuses_a_changed_model(change, monkeypatch):
 def test_an_operation_looks_at_the_model_once(monkeypatch):
     looks, look = [], Witness.look
     monkeypatch.setattr(Witness, "look", lambda self: looks.append(self) or look(self))
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = window_of(backbone, ChunkStore.open("memory://"))
     window.flush()
     chunk = samples.chunk(backbone, samples.sample(FAMILY, 7), "p7")
@@ -81,7 +82,7 @@ def test_an_operation_looks_at_the_model_once(monkeypatch):
 def test_what_no_look_sees_the_probe_finds(change, found, monkeypatch):
     model = tiny.build(FAMILY)
     act = change(model, monkeypatch)
-    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    backbone, store = HfEngine(model), ChunkStore.open("memory://")
     window, before = window_of(backbone, store), backbone.fingerprint
     window.flush()  # the model has been asked
     act()
@@ -103,7 +104,7 @@ def test_what_no_look_sees_the_probe_finds(change, found, monkeypatch):
 def test_a_kernel_that_computes_otherwise_is_refused_by_name(found, monkeypatch):
     model = tiny.build(FAMILY)
     act = changes.broken_kernel(monkeypatch, "silu")
-    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    backbone, store = HfEngine(model), ChunkStore.open("memory://")
     window, before = window_of(backbone, store), backbone.fingerprint
     window.flush()
     act()

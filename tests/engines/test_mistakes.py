@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from tests.compile.saved import vision_model
 from tests.models import tiny
 
@@ -31,7 +32,7 @@ def refused(call) -> str:
     "module", [nn.Linear(2, 2), nn.Sequential(), Owned(), torch.compile(nn.Linear(2, 2))]
 )
 def test_a_module_that_is_no_transformers_model_is_named(module):
-    says = refused(lambda: Backbone(module))
+    says = refused(lambda: HfEngine(module))
     assert "is no transformers model" in says
     assert type(module).__name__ in says
     assert "Backbone.from_pretrained" in says
@@ -39,12 +40,12 @@ def test_a_module_that_is_no_transformers_model_is_named(module):
 
 @pytest.mark.parametrize("given", [nn.Linear, None, "Qwen/Qwen2.5-VL-3B-Instruct", 7])
 def test_what_is_no_module_is_named(given):
-    assert "Backbone takes a loaded model, not" in refused(lambda: Backbone(given))
+    assert "Backbone takes a loaded model, not" in refused(lambda: HfEngine(given))
 
 
 @pytest.mark.parametrize("given", ["Qwen/Qwen2.5-VL-3B-Instruct", Path("/models/qwen"), 7])
 def test_a_processor_that_is_none_is_named(given):
-    says = refused(lambda: Backbone(tiny.build("llama_mqa"), given))
+    says = refused(lambda: HfEngine(tiny.build("llama_mqa"), given))
     assert "Backbone takes a loaded processor, not" in says
     assert "AutoProcessor.from_pretrained" in says
 
@@ -64,12 +65,12 @@ def test_a_processor_that_is_none_is_named(given):
     ],
 )
 def test_a_dtype_has_its_usual_names(name, dtype):
-    assert next(Backbone.from_pretrained(vision_model(), dtype=name).model.parameters()).dtype == dtype
+    assert next(Backbone.from_pretrained(vision_model(), dtype=name).engine.model.parameters()).dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", ["int4", "bf17", "", 16, None, "int8", torch.int64])
 def test_another_dtype_is_named(dtype):
-    says = refused(lambda: Backbone.from_pretrained("/no/such/model", dtype=dtype))
+    says = refused(lambda: Backbone.from_pretrained("/no/such/model", dtype=dtype).engine)
     assert says.startswith(
         f"dtype {dtype!r} is none of auto, bfloat16 (bf16), float16 (fp16), float32 (fp32)"
     )
@@ -77,10 +78,10 @@ def test_another_dtype_is_named(dtype):
 
 @pytest.mark.parametrize("device", ["tpu", "gpu", "cuda:99", "", 3.5, "cpu:x"])
 def test_a_device_that_is_not_here_is_named(device):
-    says = refused(lambda: Backbone.from_pretrained("/no/such/model", device=device))
+    says = refused(lambda: Backbone.from_pretrained("/no/such/model", device=device).engine)
     assert says.startswith(f"device {device!r} cannot be used here: ")
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), None])
 def test_a_device_may_be_an_object_of_torch(device):
-    assert Backbone.from_pretrained(vision_model(), device=device).device.type == "cpu"
+    assert Backbone.from_pretrained(vision_model(), device=device).engine.device.type == "cpu"

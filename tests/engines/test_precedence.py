@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kamera import Backbone
 from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, later, precedence
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
 
@@ -26,7 +25,7 @@ def patient(monkeypatch):
 
 
 @contextmanager
-def hooked(backbone: Backbone, at_layer) -> Iterator[None]:
+def hooked(backbone: HfEngine, at_layer) -> Iterator[None]:
     """``at_layer(index)`` in front of each layer, behind the backbone's own hook."""
     handles = [
         layer.register_forward_pre_hook(Observer(lambda *_, i=i: at_layer(i)))
@@ -42,7 +41,7 @@ def hooked(backbone: Backbone, at_layer) -> Iterator[None]:
 class Meeting:
     """A forward of later work in a thread of its own, and a call that comes while it is in a layer."""
 
-    def __init__(self, backbone: Backbone, tokens: int = 6, unwanted=precedence.never) -> None:
+    def __init__(self, backbone: HfEngine, tokens: int = 6, unwanted=precedence.never) -> None:
         self.backbone, self.unwanted = backbone, unwanted
         self.seen: list[str] = []
         self.reached = [threading.Event() for _ in backbone.decoder.layers]
@@ -70,7 +69,7 @@ class Meeting:
         assert self.go_on[index].wait(LONG)
 
 
-def call(backbone: Backbone, chunk) -> list[torch.Tensor]:
+def call(backbone: HfEngine, chunk) -> list[torch.Tensor]:
     """What a request runs: an encode, a prefill, a question, rows of questions."""
     encoded = backbone.encode(chunk)
     places = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
@@ -205,9 +204,9 @@ def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
 
 def test_the_hooks_are_no_part_of_the_computation():
     model = tiny.build("qwen3_vl")
-    first = Backbone(model)
+    first = HfEngine(model)
     before = first.fingerprint
-    again = Backbone(model)  # more hooks on the same layers
+    again = HfEngine(model)  # more hooks on the same layers
     assert first.fingerprint == again.fingerprint == before
     for layer in model.get_submodule("model.language_model").layers:
         layer._forward_pre_hooks.clear()

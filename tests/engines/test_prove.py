@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera.certify.sabotage import SABOTAGES, Material
-from kamera.engines.hf import Backbone, probe, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf import HfEngine, probe, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, Blocks, Patch
 from kamera.ops.kernels import native_path, torch_path
@@ -50,7 +50,7 @@ def turned_otherwise_in(layer: int):
 @pytest.mark.parametrize("name", ["qwen3_vl", "deepseek_v3", "gemma4_shared", "qwen3_vl_moe"])
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_proofs_hold_in_every_precision(name, dtype):
-    backbone = Backbone(tiny.build(name, dtype))
+    backbone = HfEngine(tiny.build(name, dtype))
     proofs = [prove(backbone) for prove in PROOFS]
     assert all(proof.holds for proof in proofs), proofs
 
@@ -58,7 +58,7 @@ def test_proofs_hold_in_every_precision(name, dtype):
 @pytest.mark.parametrize("prove", [prove_relocation, prove_moves])
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_kernels_that_turn_the_last_layer_otherwise_are_found_out(dtype, prove):
-    backbone = Backbone(tiny.build("llama_mqa", dtype))
+    backbone = HfEngine(tiny.build("llama_mqa", dtype))
     one, two = turned_otherwise_in(LAST)
     with one, two:
         proof = prove(backbone)
@@ -77,12 +77,12 @@ def test_a_layout_that_is_wrong_in_a_deep_layer_alone_is_refused_in_half_precisi
 
     refused = pytest.raises(UnsupportedBackbone, match=f"in layer {LAST} channel k")
     with replaced(probe, "probe_layout", wrong), refused:
-        Backbone(tiny.build("llama_mqa", torch.bfloat16))
+        HfEngine(tiny.build("llama_mqa", torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_a_patch_that_the_kernels_do_not_serve_is_found_out(dtype):
-    backbone = Backbone(tiny.build("qwen2_5_vl", dtype))
+    backbone = HfEngine(tiny.build("qwen2_5_vl", dtype))
     of = builds(backbone)
     for name in ("layers exchanged", "layer dropped", "patch scaled", "K not patched", "V not patched"):
         with of[f"{name}, in the kernels"]():
@@ -91,7 +91,7 @@ def test_a_patch_that_the_kernels_do_not_serve_is_found_out(dtype):
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_moves_of_the_live_cache_are_proved_too(dtype):
-    backbone = Backbone(tiny.build("qwen2_5_vl", dtype))
+    backbone = HfEngine(tiny.build("qwen2_5_vl", dtype))
     of = builds(backbone)
     moves = ("keys do not turn where they stand", "a moved span comes one token late")
     for name in (*moves, "a moved span leaves its free channels"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera.engines.hf import Backbone, Observer, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, HfEngine, Observer, prove_patch, prove_relocation
 from kamera.errors import NotRelocatable, UnsupportedBackbone
 from kamera.ops import kv_slice, layer_groups, relocate_kv
 from tests.engines.compare import encoded, positions, relative, text, worst
@@ -79,7 +79,7 @@ def test_gemmas_layer_types_have_frequencies_of_their_own():
 
 def test_frequencies_are_the_modules_own_also_where_it_was_cast():
     model = build("qwen2_5_vl").to(torch.bfloat16)
-    b = Backbone(model)
+    b = HfEngine(model)
     buffer = model.model.language_model.rotary_emb.inv_freq
     assert buffer.dtype == torch.bfloat16
     assert b.layout[0].channels[0].rope.inv_freq == tuple(buffer.double().tolist())
@@ -100,7 +100,7 @@ REASONS = {
 @pytest.mark.parametrize("name", tiny.REFUSED)
 def test_state_other_than_relocatable_kv_is_refused_by_reason(name):
     with pytest.raises(UnsupportedBackbone, match=REASONS[name]):
-        Backbone(build(name))
+        HfEngine(build(name))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_proofs_hold_on_every_layout_and_name_what_fails():
         for proof in (prove_relocation(b), prove_patch(b), prove_relocation(b, encoded(b, name))):
             assert proof.holds
             assert proof.error <= 1e-4
-    b = Backbone(build("llava"))
+    b = HfEngine(build("llava"))
     k, v = b.layout[0].channels
     wrong = replace(k, rope=replace(k.rope, pairing="interleaved"))
     b.layout = (replace(b.layout[0], channels=(wrong, v)), *b.layout[1:])
@@ -237,7 +237,7 @@ def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
     """A boolean mask is silently added as 0 and 1 by eager attention."""
     model = build(name)
     model.set_attn_implementation("eager")
-    eager, sdpa = Backbone(model), backbone(name)
+    eager, sdpa = HfEngine(model), backbone(name)
     kinds = set()
 
     def look(module, args, kwargs):
@@ -262,7 +262,7 @@ def test_probing_changes_neither_weights_nor_mode():
     model = build("qwen3_vl").train()
     before = {n: p.clone() for n, p in model.named_parameters()}
     state = torch.random.get_rng_state()
-    Backbone(model)
+    HfEngine(model)
     assert model.training
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
@@ -272,8 +272,8 @@ def test_probing_changes_neither_weights_nor_mode():
 def test_a_model_placed_by_device_map_gives_the_same_kv(tmp_path):
     model = build("qwen2_5_vl")
     model.save_pretrained(tmp_path)
-    whole = Backbone(model)
-    placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
+    whole = HfEngine(model)
+    placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32").engine
     span = encoded(whole, "qwen2_5_vl")
     (place,) = positions(whole, span)
     assert worst(placed.run(span, place)[0], whole.run(span, place)[0]) == 0

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import Backbone, KameraWindow, ReusePolicy
-from kamera.engines.hf import Observer, steps
+from kamera import KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine, Observer, steps
 from kamera.engines.hf.hooks import hooked
 from kamera.sessions.sampling import Seeded
 from kamera.window import Arrange
@@ -32,7 +32,7 @@ def all_wait(monkeypatch):
 
 
 @contextmanager
-def sizes(backbone: Backbone) -> Iterator[list[int]]:
+def sizes(backbone: HfEngine) -> Iterator[list[int]]:
     """Rows of the forwards of one token in the block."""
     seen: list[int] = []
 
@@ -347,7 +347,7 @@ ACTS = st.one_of(
 SCRIPTS = st.lists(st.lists(ACTS, min_size=2, max_size=6), min_size=2, max_size=4)
 
 
-def played(backbone: Backbone, chunks: Sequence[Any], script: Sequence[tuple[str, int]]) -> list[Any]:
+def played(backbone: HfEngine, chunks: Sequence[Any], script: Sequence[tuple[str, int]]) -> list[Any]:
     """What a thread is answered that does these things one after another, on forks of one window."""
     window, said = make(backbone, None, chunks[0], policy=ReusePolicy.exact()), []
     for place, (act, n) in enumerate(script):

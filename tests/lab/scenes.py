@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera import Backbone, Chunk
+from kamera import Chunk
+from kamera.engines.hf import HfEngine
 from lab.scene import Scene
 from tests.models import samples
 from tests.window.rig import SYSTEM, rig
@@ -27,7 +28,7 @@ def questions(*lengths: int) -> list[torch.Tensor]:
     return [samples.text_ids(n, seed=40 + i) for i, n in enumerate(lengths)]
 
 
-def chunks_of(family: str, count: int = 4) -> tuple[Backbone, list[Chunk]]:
+def chunks_of(family: str, count: int = 4) -> tuple[HfEngine, list[Chunk]]:
     """A backbone, and chunks of which the last is text."""
     return rig(family, count)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.errors import UnsupportedBackbone
 from lab.asking import ask_side_by_side
 from tests.lab.scenes import FAMILIES, questions, scene_of
@@ -14,7 +14,7 @@ from tests.lab.scenes import FAMILIES, questions, scene_of
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_side_by_side_equals_one_by_one(family):
     scene = scene_of(family)
-    backbone: Backbone = scene.backbone
+    backbone: HfEngine = scene.backbone
     asked = questions(5, 7, 5)
     places = [scene.question_positions(len(q)) for q in asked]
 

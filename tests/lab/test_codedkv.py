@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from lab.codedkv import Table, markdown, measure
 
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    steps = list(measure(Backbone(*testbed.load()), "gqa", items=1, budget=ReusePolicy().budget))
+    steps = list(measure(HfEngine(*testbed.load()), "gqa", items=1, budget=ReusePolicy().budget))
     last = steps[-1]
     assert isinstance(last, Table) and len(steps) == 2
     return last

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.__main__ import summary, table
 from lab.composed.windows import Pool, TermsOf, measure, windows
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def row():
-    backbone = Backbone(*load("gqa"))
+    backbone = HfEngine(*load("gqa"))
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
     terms = TermsOf(Pool(backbone, anchor, HELD_OUT, 0), 16)
     window = windows(terms.stage, 3)[1]

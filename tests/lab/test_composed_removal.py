@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.composed.removal import LEFT, STAYS, Arm, Left, lines, run, summary
 from lab.paper.trial import Judged
 
@@ -40,7 +41,7 @@ def test_what_stays_is_held_against_blind_what_left_against_keep(tmp_path):
 
 @pytest.mark.slow
 def test_removal_and_refresh_take_out_what_left_and_sabotage_does_not():
-    found = summary(run(Backbone(*testbed.load()), 3, 2))["arms"]
+    found = summary(run(HfEngine(*testbed.load()), 3, 2))["arms"]
     assert found["one forward"][LEFT]["agreement"] == 1.0
     assert found["keep"][LEFT]["agreement"] < 0.3
     for name in ("removal patch@16", "refresh@16", "composed, known"):

@@ -2,13 +2,14 @@
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.fidelity import Fidelity, measure
 
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 def misses(table: Fidelity, n: int) -> list[str]:

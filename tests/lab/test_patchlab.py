@@ -2,7 +2,8 @@
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.patchlab import Table, measure
 
 ALL = "weighted, spread, 8 or 4 bits"
@@ -11,7 +12,7 @@ SHARES = (0.01, 0.03)
 
 @pytest.fixture(scope="module")
 def table():
-    *steps, table = measure(Backbone(*testbed.load()), items=16, fit=1, shares=SHARES)
+    *steps, table = measure(HfEngine(*testbed.load()), items=16, fit=1, shares=SHARES)
     assert steps and isinstance(table, Table)
     return table
 

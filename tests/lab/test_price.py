@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import edited
+from kamera.engines.hf import HfEngine
 from kamera.sessions.owners import Tails
 from lab.price.__main__ import main
 from lab.price.agents import Session, requests, run
@@ -27,7 +27,7 @@ NAMED = {agent.name: agent for agent in AGENTS}
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     return thin(1, "thinking")
 
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.engines import Placeholder
+from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.known import KnownPrompts
 from lab import recognised_prompts
 from lab.recognised_prompts import RANKS, Clock, Filled
@@ -17,7 +18,7 @@ def test_a_prompt_of_the_store_is_recognised_whole(tmp_path, monkeypatch):
     for name, value in (("CHUNKS", 4), ("OBJECTS", 30), ("PROMPTS", 2), ("POOL", 6), ("TEXT", 20)):
         monkeypatch.setattr(recognised_prompts, name, value)
     model, processor = testbed.load()
-    filled = Filled(tmp_path, Backbone(model, processor))
+    filled = Filled(tmp_path, HfEngine(model, processor))
     rows = filled.store.ls()
     assert len(rows) == 30
     table = KnownPrompts(RANKS, rows)

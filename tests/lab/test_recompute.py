@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_concat, kv_copy, kv_map, kv_tokens, relocate_kv
@@ -29,7 +29,7 @@ MAIN = (GQA, MHA, MLA, DEEPSTACK)
 class Case(NamedTuple):
     """A chunk behind another one, and every KV of it."""
 
-    backbone: Backbone
+    backbone: HfEngine
     span: Encoded
     home: torch.Tensor
     place: torch.Tensor
@@ -52,7 +52,7 @@ def case(name: str) -> Case:
     return case_of(tiny(name), name)
 
 
-def case_of(b: Backbone, name: str) -> Case:
+def case_of(b: HfEngine, name: str) -> Case:
     before, span = encoded(b, name, seed=1), encoded(b, name, seed=2)
     (home,) = positions(b, span)
     first, place = positions(b, before, span)
@@ -299,7 +299,7 @@ def test_a_layer_outside_the_model_is_refused():
 
 @pytest.mark.parametrize("name", ["mistral_sliding", GQA])
 def test_a_failed_forward_leaves_no_hook_behind(name):
-    c = case_of(Backbone(build(name)), name)
+    c = case_of(HfEngine(build(name)), name)
     layers = c.backbone.decoder.layers
     before = [list(layer._forward_pre_hooks) for layer in layers]
     with pytest.raises(RuntimeError):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.streaming.__main__ import main, run, table
 from lab.streaming.stream import FRAMES, HELD_OUT, questions
 
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

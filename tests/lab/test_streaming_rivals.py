@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.eval.desk import Desk
 from kamera.patches import prefill_anchor
 from lab.baselines.windows import ARMS, Conduit, VLCache
@@ -19,7 +20,7 @@ WINDOW = 3
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.ops import NO_KV, kv_bytes
 from lab.replay.shapes import thin
 from lab.walks.__main__ import main, table
@@ -55,7 +56,7 @@ def test_a_tapped_function_counts_the_calls_of_all_threads_and_is_itself_again()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     folder, policy = tmp_path_factory.mktemp("walks"), ReusePolicy(certified=True, audit=0.0)
     return [list(walks(backbone, folder / str(turn), 0, policy)) for turn in range(3)]
 
@@ -69,7 +70,7 @@ def test_a_warm_walk_is_the_same_again(found):
 
 
 def test_a_slide_by_which_chunks_survive_or_with_stored_patches_runs_no_forward(tmp_path):
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     (found,) = survivals(backbone, tmp_path / "survivors", 0, ReusePolicy.streaming())
     (repaired,) = [
         w for w in walks(backbone, tmp_path / "repaired", 0, ReusePolicy.exact()) if w.operation == "slide"
@@ -102,7 +103,7 @@ def test_a_look_at_the_model_runs_in_c_however_deep_it_is(layers):
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     return thin(2, "own")
 
 

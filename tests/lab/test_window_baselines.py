@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import arms_named, arms_of
 from kamera.eval.desk import Desk
@@ -17,7 +18,7 @@ MIXED = [FirstK, Sink, Conduit, VLCache]
 
 @pytest.fixture(scope="module")
 def desk():
-    desk = Desk(Backbone(*testbed.load()), testbed.SYSTEM)
+    desk = Desk(HfEngine(*testbed.load()), testbed.SYSTEM)
     frames = testbed.World(78).episode(0, layout="LLRLI").frames
     for index, frame in enumerate(frames):
         desk.learn(Unit(f"u{index}", frame.content))

@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Chunk
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from tests.models.tiny import IMAGE, VIDEO, VISION_END, VISION_START
 
 Inputs = dict[str, torch.Tensor]
@@ -70,7 +70,7 @@ def video_sample(name: str, seed: int = 0, seconds: float = 1.0, steps: int = 3)
     return Sample(_wrapped(4 * steps, VIDEO, seed), inputs)
 
 
-def chunk(backbone: Backbone, given: Sample, label: str = "") -> Chunk:
+def chunk(backbone: HfEngine, given: Sample, label: str = "") -> Chunk:
     """The sample as a chunk of ``backbone``."""
     return backbone.chunk_from_tensors(given.input_ids, label=label, **given.vision_inputs)
 

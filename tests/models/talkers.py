@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from tests.models import processors, samples, tiny
 
 _SPELT = {
@@ -34,11 +34,11 @@ UNSPOKEN = [*_SPELT, *range(101, tiny.VOCABULARY)]
 """Ids that an answer in plain text does not hold."""
 
 
-def talking(model: nn.Module, name: str) -> Backbone:
+def talking(model: nn.Module, name: str) -> HfEngine:
     """``model``, which is of the family ``name``, with a chat template."""
     if name in samples.PICTURED:
-        return Backbone(model, PictureTalker(name, tuple(inspect.signature(model.forward).parameters)))
-    return Backbone(model, tokenizer())
+        return HfEngine(model, PictureTalker(name, tuple(inspect.signature(model.forward).parameters)))
+    return HfEngine(model, tokenizer())
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

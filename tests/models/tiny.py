@@ -19,7 +19,7 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4Config, Gemma4
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from tests.models.unknown import UnknownConfig, UnknownForCausalLM
 
 VOCABULARY, HIDDEN = 160, 64
@@ -124,9 +124,9 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Mo
 
 
 @functools.cache
-def backbone(name: str, dtype: torch.dtype = torch.float32) -> Backbone:
+def backbone(name: str, dtype: torch.dtype = torch.float32) -> HfEngine:
     """The shared backbone of a family, built once per session: never write into its model."""
-    return Backbone(build(name, dtype))
+    return HfEngine(build(name, dtype))
 
 
 def randomise(model: nn.Module, seed: int) -> None:

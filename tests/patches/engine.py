@@ -116,6 +116,10 @@ class SmallEngine:
     vision_tokens = (49,)
     accepted = ("input_ids", "pixels")
 
+    @property
+    def engine(self) -> SmallEngine:
+        return self
+
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
 

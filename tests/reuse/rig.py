@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.engines.hf.backbone import Backbone as Hf
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.reuse import Prompt, Reuser
 from tests.models import tiny
 
@@ -42,12 +42,12 @@ def prompt(*spans: torch.Tensor) -> Prompt:
 
 
 def reuser(
-    backbone: Backbone, store: ChunkStore | None = None, policy: ReusePolicy = FULL, **options
+    backbone: HfEngine, store: ChunkStore | None = None, policy: ReusePolicy = FULL, **options
 ) -> Reuser:
     return Reuser(backbone, store or ChunkStore.open("memory://"), policy, **options)
 
 
-def plain(backbone: Hf, asked: Prompt) -> torch.Tensor:
+def plain(backbone: HfEngine, asked: Prompt) -> torch.Tensor:
     """Logits ``[vocabulary]`` of the plain model over the whole prompt."""
     ids = torch.as_tensor(asked.ids.astype("int64"))[None]
     with torch.no_grad():
@@ -58,5 +58,5 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def family(name: str) -> Backbone:
+def family(name: str) -> HfEngine:
     return tiny.backbone(name)

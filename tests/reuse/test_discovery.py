@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import Backbone, ReusePolicy, testbed
+from kamera import ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.reuse import RULES, Prompt
 from tests.reuse.rig import HEAD, SAMPLED, error, family, plain, reuser, words
@@ -104,7 +105,7 @@ def test_a_conversation_finds_what_moved_inside_its_messages():
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1), (0, 2, 1, 0)])
 def test_pictures_and_texts_that_moved_together_answer_as_without_reuse(order):
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     frames = [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
     text = "What is the value of tag 3? And of all the others that you see here, in order?"
 

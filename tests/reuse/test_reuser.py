@@ -9,8 +9,9 @@ import pytest
 import torch
 from tokenizers import normalizers
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
+from kamera.engines.hf import HfEngine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.patches import later_of
 from kamera.reuse import RULES, Media, Prompt, anchors_of
@@ -255,7 +256,7 @@ def test_a_tokenizer_that_changed_is_a_miss():
     assert {a.tier for a in reuser(before, store).prepare(asked).admissions} <= {"exact", "patched"}
     changed = templates.speaker("headers")
     changed.backend_tokenizer.normalizer = normalizers.Lowercase()
-    after = Backbone(before.model, changed)
+    after = HfEngine(before.model, changed)
     plan = reuser(after, store).prepare(asked)
     assert {a.reason for a in plan.admissions} == {"no copy is stored"}
 

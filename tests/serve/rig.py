@@ -16,7 +16,8 @@ import anthropic
 import httpx
 import openai
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.serve import Front, Keys, Service, bound, server_of
 from kamera.sessions import SessionMode
 
@@ -25,9 +26,9 @@ KEY, OTHER = "a-key-of-the-first", "a-key-of-the-other"
 
 
 @functools.cache
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     """The backbone that ships with Kamera."""
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @functools.cache
@@ -62,7 +63,7 @@ class Served:
 
 @contextmanager
 def serving(
-    model: Backbone | None = None,
+    model: HfEngine | None = None,
     policy: ReusePolicy | None = None,
     keys: dict[str, str] | None = None,
     *,

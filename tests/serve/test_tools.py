@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from tests.content.templates import TOOLS
 from tests.serve.rig import Served, serving, user
 from tests.sessions.rig import speaking
@@ -30,7 +30,7 @@ def described(**more) -> dict:
     return {"type": "function", "function": function}
 
 
-def taught() -> Backbone:
+def taught() -> HfEngine:
     """A tiny model that answers with a call, whatever it is asked."""
     fresh = speaking.__wrapped__("thinking")
     model, tokenizer = fresh.model, fresh.processor
@@ -52,7 +52,7 @@ def taught() -> Backbone:
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return Backbone(model.eval(), tokenizer)
+    return HfEngine(model.eval(), tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
 from kamera.content.template import media_items
+from kamera.engines.hf import HfEngine
 from kamera.sessions import ChatSession
 from tests.content import templates
 from tests.models import processors, tiny
@@ -22,13 +23,13 @@ Messages = list[dict[str, Any]]
 
 
 @functools.cache
-def seeing() -> Backbone:
+def seeing() -> HfEngine:
     """A tiny Qwen2.5-VL with its picture processor."""
-    return Backbone(processors.matching_model(), templates.seeing())
+    return HfEngine(processors.matching_model(), templates.seeing())
 
 
 @functools.cache
-def speaking(style: str) -> Backbone:
+def speaking(style: str) -> HfEngine:
     """A tiny Llama under a template style."""
     tokenizer = templates.speaker(style)
     config = LlamaConfig(
@@ -43,15 +44,15 @@ def speaking(style: str) -> Backbone:
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()
     tiny.randomise(model, 1)
-    return Backbone(model, tokenizer)
+    return HfEngine(model, tokenizer)
 
 
-def session(backbone: Backbone, policy: ReusePolicy = EXACT, **options: Any) -> ChatSession:
+def session(backbone: HfEngine, policy: ReusePolicy = EXACT, **options: Any) -> ChatSession:
     """A session on a store of its own."""
     return ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, **options)
 
 
-def plain_logits(backbone: Backbone, messages: Messages, tools: Any = None) -> torch.Tensor:
+def plain_logits(backbone: HfEngine, messages: Messages, tools: Any = None) -> torch.Tensor:
     """Logits ``[vocabulary]`` behind the whole prompt, as transformers runs it with nothing cached."""
     processor, options = backbone.processor, {"tools": tools} if tools else {}
     pictures = [item["image"] for item in media_items(messages)]

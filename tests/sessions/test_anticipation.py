@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
+from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import later_of
 from kamera.patches.identity import asking_of
 from tests.content.templates import screens
@@ -30,8 +30,8 @@ LONG = 300
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def shown(picture, text: str = "What is the value of tag 3?") -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
 
 
-def opened(backbone: Backbone, policy: ReusePolicy = DEFAULT, **options: Any) -> ChatSession:
+def opened(backbone: HfEngine, policy: ReusePolicy = DEFAULT, **options: Any) -> ChatSession:
     return ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, **options)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import Later, later_of
 from tests.window.rig import watching
 
@@ -20,8 +20,8 @@ LONG = 300
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def queue(backbone) -> Iterator[Later]:
     found.flush()
 
 
-def opened(backbone: Backbone, frames: list, policy: ReusePolicy = DEFAULT) -> KameraWindow:
+def opened(backbone: HfEngine, frames: list, policy: ReusePolicy = DEFAULT) -> KameraWindow:
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=policy)
     for frame in frames:
         window.append(frame)

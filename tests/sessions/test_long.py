@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kamera import Backbone, ChunkStore
+from kamera import ChunkStore
+from kamera.engines.hf import HfEngine
 from kamera.sessions import SessionPool
 from kamera.sessions.modes import OF_THE_PROMPT
 from tests.engines.compare import relative
@@ -23,7 +24,7 @@ def user(text: str) -> dict:
 def test_a_history_of_200_turns_is_kept_in_place_and_any_turn_of_it_is_gone_on_from():
     short = speaking.__wrapped__("headers")
     short.model.config.max_position_embeddings = 1 << 14
-    chat = session(Backbone(short.model, short.processor))
+    chat = session(HfEngine(short.model, short.processor))
     turns = [chat.send(f"number {i}", **GREEDY) for i in range(200)]
     assert max(turn.report.prefilled for turn in turns[1:]) < 40 and len(chat.messages) == 400
     wanted = plain_logits(chat.backbone, [*chat.messages, user("which?")])

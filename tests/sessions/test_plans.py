@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.reuse import Reuser
 from kamera.trust import GUARANTEES
 from kamera.window import Plan, run, stage
@@ -19,8 +20,8 @@ POLICIES = {
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

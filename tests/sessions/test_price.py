@@ -8,9 +8,10 @@ import threading
 import pytest
 import torch
 
-from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPool, testbed
+from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPool, testbed
 from kamera.content import common_prefix
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.errors import StoreError
 from kamera.patches import later_of
 from kamera.store.disk import syncing
@@ -26,8 +27,8 @@ ANSWER = 3  # forwards of an answer of four tokens behind its prompt
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from kamera import Backbone
 from kamera.content import Conversations
+from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported
 from tests.content import templates
 from tests.edits.test_recorded import requests, rule
@@ -22,9 +22,9 @@ _TEMPLATE = processors.CHATML.replace("<|im_end|>\n{% endfor %}", f"{_CALLS}<|im
 
 
 @functools.cache
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     """A tiny Qwen2.5-VL whose template shows tools' calls."""
-    return Backbone(processors.matching_model(), processors.picture_processor(_TEMPLATE))
+    return HfEngine(processors.matching_model(), processors.picture_processor(_TEMPLATE))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.sessions import Stream, call_form
 from tests.content import templates
 from tests.models import tiny
@@ -98,7 +98,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
 
 
 @functools.cache
-def backbone(name: str) -> Backbone:
+def backbone(name: str) -> HfEngine:
     """A tiny Llama under a family's template."""
     calls, special, _ = FAMILIES[name]
     tokenizer = templates.speaker("plain")
@@ -117,7 +117,7 @@ def backbone(name: str) -> Backbone:
     )
     model = LlamaForCausalLM(config).eval()
     tiny.randomise(model, 1)
-    return Backbone(model, tokenizer)
+    return HfEngine(model, tokenizer)
 
 
 def dictated(ids: list[int]) -> list[Any]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
+from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import Directive, policies
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import later_of
 from kamera.reuse import Reuser
 from tests.sessions.rig import session, speaking
@@ -137,7 +137,7 @@ def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(b
 
 @pytest.mark.parametrize("policy", ["default", "exact"])
 def test_a_first_turn_runs_two_forwards_and_later_ones_one(policy, frames):
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     for _ in range(2):  # the first session of a process, and one that finds the model's answers
         chat = ChatSession(backbone, ChunkStore.open("memory://"), policy=POLICIES[policy])
         ran = []

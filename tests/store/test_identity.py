@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.store import ChunkStore, Context, tensor_digest
 from tests.models import processors, tiny
 from tests.store.builders import assert_same, canonical, patch
@@ -37,7 +37,7 @@ class Setting:
         return ChunkStore.open(root, tenant=self.tenant, secret=self.secret)
 
     def names(self) -> tuple[Context, str]:
-        backbone = Backbone(self.model, self.processor)
+        backbone = HfEngine(self.model, self.processor)
         anchor = tensor_digest(backbone.chunk(self.system).input_ids)
         picture = Image.new("RGB", (32, 32), (self.colour, 90, 160))
         chunk = backbone.chunk([{"image": picture}])

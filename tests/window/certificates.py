@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kamera import Backbone, Certificate, ReusePolicy
+from kamera import Certificate, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import PatchBudget
 from kamera.trust import Estimate, Finding, Guarantee, Verdict
 from kamera.window import grounds_of, library_versions
@@ -32,7 +33,7 @@ def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:
 ALL_SAFE: dict[Guarantee, Finding] = {g: finding() for g in ("patched", "orbit", "survivor", "near")}
 
 
-def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate:
+def certificate(backbone: HfEngine, of_rank: int, **changes: Any) -> Certificate:
     """A certificate that lets ``backbone`` serve all KV with patches of a rank, but for ``changes``."""
     grounds = grounds_of(backbone, PatchBudget(of_rank, ReusePolicy.patch_bytes))
     made = Certificate(

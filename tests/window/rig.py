@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
-from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Usage
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
@@ -27,7 +27,7 @@ GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
 def make(
-    backbone: Backbone, store: ChunkStore | None = None, *chunks: Chunk, policy=None, **options
+    backbone: HfEngine, store: ChunkStore | None = None, *chunks: Chunk, policy=None, **options
 ) -> KameraWindow:
     """A window under `SYSTEM` with ``chunks`` appended."""
     store = ChunkStore.open("memory://") if store is None else store
@@ -39,12 +39,12 @@ def make(
     return window
 
 
-def pictures(backbone: Backbone, family: str, count: int) -> list[Chunk]:
+def pictures(backbone: HfEngine, family: str, count: int) -> list[Chunk]:
     """Different chunks with pictures in them (text for families without)."""
     return [samples.chunk(backbone, samples.sample(family, seed), f"p{seed}") for seed in range(count)]
 
 
-def rig(family: str, count: int = 4) -> tuple[Backbone, list[Chunk]]:
+def rig(family: str, count: int = 4) -> tuple[HfEngine, list[Chunk]]:
     """The shared backbone of a family, and chunks: pictures and, last, a text of another length."""
     backbone = sparse() if family == "deepseek_v32" else tiny.backbone(family)
     text = backbone.chunk_from_tensors(samples.text_ids(5, seed=77), label="text")
@@ -52,7 +52,7 @@ def rig(family: str, count: int = 4) -> tuple[Backbone, list[Chunk]]:
 
 
 @functools.cache
-def sparse() -> Backbone:
+def sparse() -> HfEngine:
     """DeepSeek-V3.2 with enough indexer heads that scores rarely tie.
 
     A score is a sum of ReLUs. With two heads many are exactly zero, and which of the tied tokens the
@@ -63,7 +63,7 @@ def sparse() -> Backbone:
         torch.manual_seed(0)
         model = DeepseekV32ForCausalLM(DeepseekV32Config(**config)).eval()
     tiny.randomise(model, 1)
-    return Backbone(model)
+    return HfEngine(model)
 
 
 # -- the plain model -------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Prefilled:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: HfEngine,
         chunks: Sequence[Chunk],
         question: torch.Tensor = QUESTION,
         system: torch.Tensor = SYSTEM,
@@ -121,7 +121,7 @@ class Prefilled:
         return out[:, self.ids.shape[1] :]
 
 
-def rope_index(backbone: Backbone, chunks: Sequence[Chunk]) -> torch.Tensor:
+def rope_index(backbone: HfEngine, chunks: Sequence[Chunk]) -> torch.Tensor:
     """The model's own positions of anchor and chunks: ``[axes, tokens]``."""
     ids, inputs = samples.join([backbone.chunk_from_tensors(SYSTEM), *chunks])
     if backbone.axes == 1:
@@ -242,7 +242,7 @@ class Seen:
 
 
 @contextmanager
-def watching(backbone: Backbone, *, probes: bool = False) -> Iterator[Seen]:
+def watching(backbone: HfEngine, *, probes: bool = False) -> Iterator[Seen]:
     """Count runs of the first decoder layer and of the vision tower, those of an operation alone.
 
     With ``probes`` those of probes and of later work, too, which accounts bear: what windows before left for
@@ -289,7 +289,7 @@ def borne(seen: Seen, *usages: Usage) -> bool:
 
 
 @contextmanager
-def breaking(backbone: Backbone, after: int = 0) -> Iterator[None]:
+def breaking(backbone: HfEngine, after: int = 0) -> Iterator[None]:
     """Let the model fail: its decoder raises from the ``after``-th forward on."""
     calls = [0]
 

@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.witness import _few
 from kamera.errors import AuditFailed
 from kamera.ops import kernels, kv_map
@@ -20,12 +21,12 @@ from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_re
 ALL = ReusePolicy(audit=1.0, rank=FULL_RANK, forms="always")
 
 
-def texts(backbone: Backbone, *seeds: int) -> list:
+def texts(backbone: HfEngine, *seeds: int) -> list:
     return [backbone.chunk_from_tensors(samples.text_ids(9, seed=s), label=f"t{s}") for s in seeds]
 
 
-def fresh(family: str = "deepseek_v2") -> Backbone:
-    return Backbone(tiny.build(family))
+def fresh(family: str = "deepseek_v2") -> HfEngine:
+    return HfEngine(tiny.build(family))
 
 
 def withheld(window: KameraWindow) -> str | None:
@@ -155,7 +156,7 @@ def test_a_share_of_none_runs_no_forward():
 # -- wrong KV is found -------------------------------------------------------------------------------
 
 
-def change_unseen(backbone: Backbone) -> None:
+def change_unseen(backbone: HfEngine) -> None:
     """A write that no counter counts, and that misses the elements which the witness reads."""
     weight = next(
         p for n, p in backbone.model.named_parameters() if n.endswith("layers.0.mlp.down_proj.weight")
@@ -183,7 +184,7 @@ def test_stale_kv_of_a_model_that_was_changed_unseen_is_found_and_prefilled_agai
 
 def test_foreign_canonicals_under_an_equal_key_are_found(tmp_path, monkeypatch):
     """A model of other weights whose fingerprint is the same, as of dynamic quantisation once."""
-    one, other = fresh(), Backbone(tiny.build("deepseek_v2", seed=1))
+    one, other = fresh(), HfEngine(tiny.build("deepseek_v2", seed=1))
     monkeypatch.setattr(type(one), "fingerprint", property(lambda self: "f" * 64))
     monkeypatch.setattr(type(one), "vision_fingerprint", property(lambda self: "e" * 64))
     store = ChunkStore.open(tmp_path / "store")

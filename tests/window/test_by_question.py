@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
 
@@ -13,7 +14,7 @@ SEED = 7_000
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

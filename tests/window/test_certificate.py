@@ -11,7 +11,8 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
 
-from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Certificate, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
@@ -40,7 +41,7 @@ def pieces():
     return rig(FAMILY)
 
 
-def fallback(backbone: Backbone, match: str, **options) -> KameraWindow:
+def fallback(backbone: HfEngine, match: str, **options) -> KameraWindow:
     """A window that says, in the words of ``match``, that it serves exact KV only."""
     with pytest.warns(UncertifiedBackbone, match=match):
         window = make(backbone, policy=CERTIFIED, **options)
@@ -203,7 +204,7 @@ def test_a_different_certificate_permits_nothing_and_says_why(pieces, folder, wh
 
 
 def test_one_changed_weight_refuses_the_certificate(folder):
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     chunk = samples.chunk(backbone, samples.sample(FAMILY))
     held = certificate(backbone, RANK)
     held.write(folder)

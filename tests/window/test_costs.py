@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from tests.models import tiny
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
@@ -122,7 +123,7 @@ def test_a_window_built_again_from_its_store_runs_nothing(tmp_path):
                 again.append(chunk)
         assert (seen.forwards - anchor, seen.encodes) == (0, 0)
         assert guarantees(again) == ["exact", "patched", "patched", "patched"]
-    equal = Backbone(tiny.build("qwen3_vl"))
+    equal = HfEngine(tiny.build("qwen3_vl"))
     assert equal.fingerprint == backbone.fingerprint
     with ChunkStore.open(tmp_path / "store") as store:
         other = make(equal, store)

@@ -29,7 +29,7 @@ def described(recipe):
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_the_recipe_is_that_of_a_window_with_a_model_and_no_tensor_is_read(monkeypatch, order):
     bed, store = (
-        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True),
+        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine,
         ChunkStore.open("memory://"),
     )
     frames = World(7).episode(1, layout="LIL").frames
@@ -53,7 +53,7 @@ def test_the_recipe_is_that_of_a_window_with_a_model_and_no_tensor_is_read(monke
 
 def test_a_stored_chunk_whose_row_says_no_advance_is_computed(monkeypatch):
     bed, store = (
-        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True),
+        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine,
         ChunkStore.open("memory://"),
     )
     frame = World(7).episode(1, layout="LIL").frames[0]
@@ -73,7 +73,7 @@ def test_a_stored_chunk_whose_row_says_no_advance_is_computed(monkeypatch):
 
 
 def test_operations_that_name_no_chunk_are_refused_and_one_in_view_stays():
-    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True)
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
     frames = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
     room = int(bed.anchor_ids(None).shape[0]) + frames[0].num_tokens + frames[1].num_tokens
     given = {"fingerprint": bed.fingerprint, "policy": POLICY, "max_tokens": room}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import (
     CorruptChunk,
     EmptyChunk,
@@ -44,7 +45,7 @@ def window():
 
 @pytest.fixture(scope="module")
 def other():
-    return Backbone(tiny.build(FAMILY, seed=3))
+    return HfEngine(tiny.build(FAMILY, seed=3))
 
 
 def assert_refused(window, error, message, call):
@@ -291,7 +292,7 @@ def test_a_damaged_patch_costs_a_forward_and_a_note(tmp_path):
 
 
 def test_weights_changed_under_a_window_make_it_refuse():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, s)) for s in range(2)]
     window = make(backbone, None, *chunks)
     slots, held = window.slots, inventory(window.store)

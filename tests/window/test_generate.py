@@ -7,7 +7,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import WindowFull
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -189,7 +190,7 @@ def spoken():
         tokenizer_object=words, eos_token="</t>", pad_token="<pad>", unk_token="<unk>"
     )
     tokenizer.chat_template = TEMPLATE
-    return Backbone(tiny.build("qwen2_5_vl"), tokenizer), tokenizer
+    return HfEngine(tiny.build("qwen2_5_vl"), tokenizer), tokenizer
 
 
 def prompt(tokenizer, *turns: str) -> torch.Tensor:

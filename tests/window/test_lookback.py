@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, UnknownChunk
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make, pictures, watching
@@ -17,7 +18,7 @@ from tests.window.rig import Snapshot, inventory, make, pictures, watching
 TOKENS_OF_PICTURES = (150, 151)  # in every tiny family
 
 
-def features(backbone: Backbone, chunk) -> torch.Tensor:
+def features(backbone: HfEngine, chunk) -> torch.Tensor:
     """The reference: mean of the rows that the vision tower filled, from a run of the whole model's front."""
     encoded = backbone.encode(chunk)
     table = backbone.model.get_input_embeddings()
@@ -60,7 +61,7 @@ def recompressed(image: Image.Image, quality: int = 85) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(processors.matching_model(), processors.picture_processor())
+    return HfEngine(processors.matching_model(), processors.picture_processor())
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_pictures_archived_behind_another_prompt_are_not_found(backbone, watched
 
 def test_a_chunk_of_another_backbone_is_refused(watched):
     window, _ = watched
-    foreign = Backbone(processors.matching_model(seed=5), processors.picture_processor()).chunk(painted(9))
+    foreign = HfEngine(processors.matching_model(seed=5), processors.picture_processor()).chunk(painted(9))
     with pytest.raises(IncompatibleChunk):
         window.recall(like=foreign)
 
@@ -193,7 +194,7 @@ def film():
 
 
 def test_a_recurring_frame_recalls_the_evicted_one(film, tmp_path):
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     with ChunkStore.open(tmp_path) as store:
         window = KameraWindow(backbone, store, testbed.SYSTEM)
         seen = [window.append(frame.content).slot.chunk_id for frame in film.frames]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.engines.hf import batch
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine, batch
 from kamera.errors import NonFiniteKV, UnsupportedBackbone
 from kamera.ops import form_patch, kv_copy, kv_of, patch_of
 from kamera.ops.finite import all_finite
@@ -21,7 +21,7 @@ OVERFLOWS = 77
 """A token whose keys leave float16 in the first layer."""
 
 
-def half(dtype: torch.dtype = torch.float16) -> Backbone:
+def half(dtype: torch.dtype = torch.float16) -> HfEngine:
     """A model in which one token's keys overflow float16, and no other's."""
     model: Any = tiny.build("qwen2_5_vl")
     inner = model.model.language_model
@@ -31,7 +31,7 @@ def half(dtype: torch.dtype = torch.float16) -> Backbone:
         inner.embed_tokens.weight[OVERFLOWS, 0] = 1.0
         inner.layers[0].input_layernorm.weight[0] = 1.0
         inner.layers[0].self_attn.k_proj.weight[:, 0] = 3e4
-    return Backbone(model.to(dtype))
+    return HfEngine(model.to(dtype))
 
 
 def assert_refused(window, call, match: str = "not finite") -> str:
@@ -62,7 +62,7 @@ def test_pixels_that_are_not_finite_are_refused(bad, leading, archive):
 def test_a_processor_that_divides_by_zero_is_refused():
     processor = processors.picture_processor()
     processor.image_processor.image_std = [0.0, 0.0, 0.0]
-    backbone = Backbone(processors.matching_model(), processor)
+    backbone = HfEngine(processors.matching_model(), processor)
     window = make(backbone)
     assert_refused(window, lambda: window.append(np.zeros((16, 16, 3), np.uint8)))
 
@@ -105,7 +105,7 @@ def test_a_model_whose_every_forward_overflows_is_refused():
     with torch.no_grad():
         model.model.language_model.layers[1].self_attn.k_proj.weight.mul_(1e6)
     with pytest.raises(UnsupportedBackbone, match="not finite"):
-        Backbone(model)
+        HfEngine(model)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.ops import budget, kv_bytes
 from kamera.testbed.world import World
 
@@ -16,7 +17,7 @@ POLICY = ReusePolicy(patch_bytes=SHARE, forms="always")
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(autouse=True)

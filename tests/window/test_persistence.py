@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.window.file import VERSION, Saved, publish, read_saved
 from lab.coded import coded
@@ -172,7 +173,7 @@ def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version
 
 def test_a_window_of_another_backbone_or_tenant_is_refused(saved, tmp_path):
     window, path = saved
-    other = Backbone(tiny.build("qwen2_5_vl", seed=5))
+    other = HfEngine(tiny.build("qwen2_5_vl", seed=5))
     with pytest.raises(IncompatibleChunk, match=window.backbone.fingerprint[:12]):
         KameraWindow.load(path, other, window.store)
     with pytest.raises(IncompatibleChunk, match="bob"):

@@ -451,7 +451,7 @@ def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path
 
     Encodings are shared by prompts and by models with one tower, canonicals by prompts, as bases.
     """
-    from kamera import Backbone
+    from kamera.engines.hf import HfEngine
     from tests.models import samples, tiny
     from tests.window.rig import SYSTEM
 
@@ -464,17 +464,17 @@ def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path
                 window.append(samples.chunk(backbone, samples.sample(FAMILY, seed)))
             return seen.forwards - anchor, seen.encodes
 
-    nudged = Backbone(tiny.build(FAMILY))
+    nudged = HfEngine(tiny.build(FAMILY))
     fresh, known = (3, 2), (0, 0)
-    assert work(Backbone(tiny.build(FAMILY))) == fresh
+    assert work(HfEngine(tiny.build(FAMILY))) == fresh
     assert work(nudged) == known
     assert work(nudged, system=torch.tensor([5, 6, 7, 9])) == (2, 0)
     assert work(nudged, tenant="bob") == fresh
-    assert work(Backbone(tiny.build(FAMILY, torch.bfloat16))) == fresh
+    assert work(HfEngine(tiny.build(FAMILY, torch.bfloat16))) == fresh
     with torch.no_grad():
         nudged.model.model.language_model.layers[1].mlp.up_proj.weight[3, 3] += 1e-3
     assert work(nudged) == (3, 0)
-    assert work(Backbone(tiny.build(FAMILY))) == known
+    assert work(HfEngine(tiny.build(FAMILY))) == known
 
 
 def test_asking_changes_neither_window_nor_store(pieces):

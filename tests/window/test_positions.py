@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, ReusePolicy
+from kamera import ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
 from kamera.patches.chunks import compact_positions
@@ -209,7 +210,7 @@ def compact(window):
 
 
 def test_a_frame_never_brings_a_question_to_the_last_position():
-    backbone = Backbone(drifting(60))
+    backbone = HfEngine(drifting(60))
     chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
     window = make(backbone, None, *chunks[:2], max_tokens=4 + 2 * 9)
     for chunk in chunks[2:7]:
@@ -233,7 +234,7 @@ def drifting(limit: int):
 
 
 def test_a_window_that_drifts_to_the_last_position_is_compacted():
-    backbone = Backbone(drifting(60))
+    backbone = HfEngine(drifting(60))
     chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
     window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9, positions="keep")
     highest = []

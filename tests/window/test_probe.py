@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import ComputationChanged
 from kamera.patches import Worth, later_of
 from kamera.patches.identity import EVERY
@@ -39,7 +40,7 @@ def opened(kind: str, folder):
 
 @pytest.mark.parametrize("kind", ["memory", "directory", "encrypted"])
 def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, broken):
-    first = Backbone(tiny.build(FAMILY))
+    first = HfEngine(tiny.build(FAMILY))
     chunk = samples.chunk(first, samples.sample(FAMILY))
     store = opened(kind, tmp_path)
     make(first, store, chunk)
@@ -47,7 +48,7 @@ def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, broken):
         store.close()
         store = opened(kind, tmp_path)
     broken()
-    other = Backbone(tiny.build(FAMILY))
+    other = HfEngine(tiny.build(FAMILY))
     assert other.fingerprint == first.fingerprint
     held = inventory(store)
     with pytest.raises(ComputationChanged, match=r"answers the text probe otherwise.*another store"):
@@ -59,7 +60,7 @@ def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, broken):
 def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
     plain = torch.nn.functional.silu
     broken = changes.broken_kernel(monkeypatch, "silu")
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
     window = make(backbone, None, chunks[0])
     window.flush()  # the model has been asked
@@ -78,7 +79,7 @@ def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
 
 
 @contextmanager
-def busy(backbone: Backbone) -> Iterator[None]:
+def busy(backbone: HfEngine) -> Iterator[None]:
     """Later work of a backbone comes to nothing more inside."""
     queue, began, over = later_of(backbone), threading.Event(), threading.Event()
 
@@ -96,7 +97,7 @@ def busy(backbone: Backbone) -> Iterator[None]:
 
 
 def test_every_new_window_asks_the_probe_later_and_an_operation_counts_none_of_it():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
     with watching(backbone, probes=True) as seen, backbone.measure() as work:
         with busy(backbone):
@@ -114,7 +115,7 @@ def test_every_new_window_asks_the_probe_later_and_an_operation_counts_none_of_i
 
 
 def test_an_anchor_that_is_not_stored_yet_is_shared():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
     with busy(backbone), backbone.measure() as work:
         first, second = make(backbone, store), make(backbone, store)
@@ -125,7 +126,7 @@ def test_an_anchor_that_is_not_stored_yet_is_shared():
 
 def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
     """A window that stores at once asks at once; answers are in the header of all that it stores."""
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     with ChunkStore.open(tmp_path / "s") as store, watching(backbone, probes=True) as seen:
         with busy(backbone):
             window = make(backbone, store)
@@ -137,7 +138,7 @@ def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
 
 
 def test_the_probe_is_asked_again_after_a_number_of_operations():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
     with watching(backbone, probes=True) as seen:
         for _ in range(EVERY - 1):
@@ -151,7 +152,7 @@ def test_the_probe_is_asked_again_after_a_number_of_operations():
 
 
 def test_an_operation_asks_if_later_work_has_not_come_to_it():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
     with watching(backbone, probes=True) as seen, busy(backbone):
         for _ in range(2 * EVERY - 1):
@@ -165,7 +166,7 @@ def test_an_operation_asks_if_later_work_has_not_come_to_it():
 
 
 def test_an_operation_asks_if_the_question_was_dropped():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
     window.flush()
     queue = later_of(backbone)
@@ -182,7 +183,7 @@ def test_an_operation_asks_if_the_question_was_dropped():
 
 
 def test_plans_are_no_occasion_for_a_probe():
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
     with watching(backbone, probes=True) as seen:
         for _ in range(2 * EVERY):
@@ -196,7 +197,7 @@ def test_plans_are_no_occasion_for_a_probe():
 
 
 def test_what_an_operation_leaves_for_later_runs_under_its_autocast(tmp_path):
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     chunks = [backbone.chunk_from_tensors(torch.arange(start, start + 6)) for start in (20, 30)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         chunks = [backbone.chunk_from_tensors(chunk.input_ids) for chunk in chunks]
@@ -211,12 +212,12 @@ def test_what_an_operation_leaves_for_later_runs_under_its_autocast(tmp_path):
 
 
 def test_a_backbone_with_a_processor_is_shown_a_picture():
-    answers = Backbone(processors.matching_model(), processors.picture_processor()).probe.answers()
+    answers = HfEngine(processors.matching_model(), processors.picture_processor()).probe.answers()
     assert set(answers) == {"picture", "features"}
     model = processors.matching_model()
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if "patch" in n).mul_(-1)
-    other = Backbone(model, processors.picture_processor()).probe.answers()
+    other = HfEngine(model, processors.picture_processor()).probe.answers()
     assert other["picture"] != answers["picture"]
     assert other["features"] != answers["features"]
 
@@ -246,7 +247,7 @@ def test_answers_that_are_none_are_no_context(probe):
 def travelled(request, tmp_path):
     """Puts what a store has into another one, on another machine: a function from backbone and chunk."""
 
-    def travel(backbone: Backbone, chunk) -> ChunkStore:
+    def travel(backbone: HfEngine, chunk) -> ChunkStore:
         remote = f"obstore+file://{tmp_path}/remote"
         if request.param == "bundle":
             with ChunkStore.open(tmp_path / "one") as store:
@@ -263,13 +264,13 @@ def travelled(request, tmp_path):
 
 
 def test_answers_travel_with_objects_and_are_compared_before_the_first_serve(travelled, broken):
-    first = Backbone(tiny.build(FAMILY))
+    first = HfEngine(tiny.build(FAMILY))
     chunk = samples.chunk(first, samples.sample(FAMILY))
     with travelled(first, chunk) as there:
-        same = Backbone(tiny.build(FAMILY))
+        same = HfEngine(tiny.build(FAMILY))
         assert make(same, there).append(chunk).forwards == 0
         broken()
-        other = Backbone(tiny.build(FAMILY))
+        other = HfEngine(tiny.build(FAMILY))
         assert other.fingerprint == first.fingerprint
         with pytest.raises(ComputationChanged, match="answers the text probe otherwise"):
             make(other, there)
@@ -281,13 +282,13 @@ def test_answers_travel_with_objects_and_are_compared_before_the_first_serve(tra
 def test_a_tower_that_encodes_otherwise_is_refused_by_its_features(monkeypatch, tmp_path):
     broken = changes.broken_kernel(monkeypatch, "gelu")  # the projector's, and nobody else's
     store = ChunkStore.open(tmp_path / "s")
-    first = Backbone(processors.matching_model(), processors.picture_processor())
+    first = HfEngine(processors.matching_model(), processors.picture_processor())
     square = Image.new("RGB", (56, 56), (200, 30, 90))
     window = KameraWindow(first, store, "one")
     window.append(square)
     window.flush()
     broken()
-    other = Backbone(processors.matching_model(), processors.picture_processor())
+    other = HfEngine(processors.matching_model(), processors.picture_processor())
     assert other.vision_fingerprint == first.vision_fingerprint
     window = KameraWindow(other, store, "two")  # another prompt: nothing but the encoding could be shared
     with pytest.raises(ComputationChanged, match="answers the features probe otherwise"):

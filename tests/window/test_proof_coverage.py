@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import Span
+from kamera.engines.hf import HfEngine
 from kamera.ops import kv_copy, patch_of
 from kamera.patches import Prover, later_of, prefill_anchor, proving
 from kamera.trust import Proof
@@ -33,7 +34,7 @@ def pieces():
 
 @pytest.fixture(scope="module")
 def shipped():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def stage(shipped):
 @pytest.fixture(scope="module")
 def untold(shipped):
     """The shipped model without its tokenizer; an episode of four frames; its windows' chunks and anchor."""
-    bare = Backbone(shipped.model)
+    bare = HfEngine(shipped.model)
     episode = testbed.World(seed=0).episode(0, layout="LLLI")
     given = [shipped.chunk(frame.image) for frame in episode.frames]
     chunks = [bare.chunk_from_tensors(c.input_ids, **c.inputs) for c in given]

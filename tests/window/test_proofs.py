@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
+from kamera.engines.hf import HfEngine
 from kamera.errors import NotRelocatable
 from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
 from kamera.patches import Prover, prefill_anchor
@@ -40,7 +41,7 @@ def pieces():
 
 @pytest.fixture(scope="module")
 def shipped():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +369,7 @@ def test_a_proof_that_cannot_be_asked_fails_no_operation(pieces, monkeypatch, er
     def follow(self, ids, positions, behind):
         raise error
 
-    monkeypatch.setattr(Backbone, "follow", follow)
+    monkeypatch.setattr(HfEngine, "follow", follow)
     window = asking(backbone, store, a, b)
     assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, [a, b])
     assert [row.proof.tokens for row in rows(store)] == [0]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.errors import PolicyRefused
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import Context, StoreAdmin
@@ -183,7 +184,7 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
 @pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
 def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
     """Legends, then an items frame that comes back out of codes: its values need the legends."""
-    backbone = Backbone(*load(family))
+    backbone = HfEngine(*load(family))
     episode = testbed.World(910_000).episode(0, layout="LRI")
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
     asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]

@@ -8,8 +8,9 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Sampling, Span
+from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
 from kamera.window import Append, Arrange, Assemble
@@ -30,7 +31,7 @@ def count(length: int) -> int:
     return round(0.3 * length)
 
 
-def completion_of(backbone: Backbone, kv, positions, tokens: int):
+def completion_of(backbone: HfEngine, kv, positions, tokens: int):
     design = Design.of(token_kernel(kv, backbone.layout, positions))
     return design.completion(tokens, positions)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
 from kamera.window import Append
@@ -120,26 +121,26 @@ def test_a_canonical_without_its_encoding_is_a_named_miss(pieces, store):
     assert made.recall(chunks[0].id).vision_encodes == 0
 
 
-def _other_layers(backbone: Backbone) -> None:
+def _other_layers(backbone: HfEngine) -> None:
     with torch.no_grad():
         next(backbone.decoder.layers[0].parameters()).mul_(1.5)
 
 
-def _other_tower(backbone: Backbone) -> None:
+def _other_tower(backbone: HfEngine) -> None:
     with torch.no_grad():
         next(backbone.model.model.visual.parameters()).mul_(1.5)
 
 
-def _other_embeddings(backbone: Backbone) -> None:
+def _other_embeddings(backbone: HfEngine) -> None:
     with torch.no_grad():
         backbone.model.get_input_embeddings().weight.mul_(1.5)
 
 
-def _hooked(backbone: Backbone) -> None:
+def _hooked(backbone: HfEngine) -> None:
     backbone.model.model.visual.register_forward_hook(lambda module, given, output: output)
 
 
-def _other_dtype(backbone: Backbone) -> None:
+def _other_dtype(backbone: HfEngine) -> None:
     backbone.model.model.visual.to(torch.float64).to(torch.float32).to(torch.bfloat16)
 
 
@@ -154,7 +155,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change, same", CHANGES.values(), ids=CHANGES)
 def test_an_encoding_belongs_to_its_vision_part(change, same):
-    backbone = Backbone(tiny.build(FAMILY))
+    backbone = HfEngine(tiny.build(FAMILY))
     whole, vision = backbone.fingerprint, backbone.vision_fingerprint
     change(backbone)
     assert backbone.fingerprint != whole
@@ -173,7 +174,7 @@ def test_other_layers_take_the_encoding_of_the_same_tower(store):
     window(backbone, store, PLANNER, chunks[0])
     model = tiny.build(FAMILY)
     model.load_state_dict(backbone.model.state_dict())
-    tuned = Backbone(model)
+    tuned = HfEngine(model)
     _other_layers(tuned)
     again = tuned.chunk_from_tensors(chunks[0].input_ids, **chunks[0].inputs)
     assert again.id == chunks[0].id and tuned.fingerprint != backbone.fingerprint
@@ -224,7 +225,7 @@ def test_a_damaged_anchor_is_prefilled_again(pieces, store):
 
 
 def test_an_anchor_serves_its_own_model_alone(store):
-    one, other = (Backbone(tiny.build(FAMILY)) for _ in range(2))
+    one, other = (HfEngine(tiny.build(FAMILY)) for _ in range(2))
     _other_layers(other)
     window(one, store, PLANNER)
     with other.measure() as work:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
+from kamera.engines.hf import HfEngine
 from lab.reliability import threads as many
 from tests.models import processors, samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
@@ -169,8 +170,8 @@ def test_a_count_is_of_its_own_thread_and_the_helpers_it_starts():
 
 
 def test_threads_may_build_chunks_with_one_processor():
-    backbone = Backbone(processors.matching_model(), processors.picture_processor())
-    twin = Backbone(backbone.model, backbone.processor)
+    backbone = HfEngine(processors.matching_model(), processors.picture_processor())
+    twin = HfEngine(backbone.model, backbone.processor)
 
     def build(i: int) -> str:
         one = (backbone, twin)[i % 2]
@@ -183,7 +184,7 @@ def test_threads_may_build_chunks_with_one_processor():
 
 def test_two_backbones_of_one_model_take_turns():
     model = tiny.build("qwen3_vl")
-    pair = [Backbone(model), Backbone(model)]
+    pair = [HfEngine(model), HfEngine(model)]
     chunk = samples.chunk(pair[0], samples.sample("qwen3_vl"))
     with ThreadPoolExecutor(1) as pool:
         with pair[0].alone():

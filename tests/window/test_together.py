@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.engines.hf import Observer
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.hooks import hooked
 from kamera.window import Arrange, Reorder
 from tests.engines.compare import worst
@@ -19,8 +19,8 @@ DEFAULT = ReusePolicy(certified=True, audit=0.0)
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Backbone:
-    return Backbone(*testbed.load())
+def shipped() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.engines.hf import Observer
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.hooks import hooked
 from kamera.patches import later_of, proving
 from kamera.window import Append, Arrange, Reorder
@@ -30,8 +30,8 @@ OPTIONS = {"max_new_tokens": 2, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Backbone:
-    return Backbone(*testbed.load())
+def shipped() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

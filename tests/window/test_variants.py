@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone, ReusePolicy
+from kamera import ReusePolicy
+from kamera.engines.hf import HfEngine
 from tests.models import samples, tiny
 from tests.window.rig import (
     GREEDY,
@@ -22,11 +23,11 @@ from tests.window.rig import (
 FAMILIES = ("qwen2_5_vl", "gemma3", "kimi_k25")
 
 
-def chunks_for(backbone: Backbone, family: str):
+def chunks_for(backbone: HfEngine, family: str):
     return [samples.chunk(backbone, samples.sample(family, seed)) for seed in range(4)]
 
 
-def script(backbone: Backbone, family: str, policy: ReusePolicy):
+def script(backbone: HfEngine, family: str, policy: ReusePolicy):
     """A window's day; what it said it was worth after each step, and what that cost."""
     chunks = chunks_for(backbone, family)
     window = make(backbone, None, *chunks, policy=policy)
@@ -52,7 +53,7 @@ def script(backbone: Backbone, family: str, policy: ReusePolicy):
 def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     model = tiny.build(family)
     model.set_attn_implementation(attention)
-    backbone = Backbone(model)
+    backbone = HfEngine(model)
     assert backbone.describe().attention == attention
     chunks = chunks_for(backbone, family)
     window = make(backbone, None, *chunks)
@@ -102,7 +103,7 @@ def test_a_model_on_a_device_map_serves_the_same_window():
     model = tiny.build("qwen2_5_vl")
     places = {"model.visual": "cpu", "lm_head": "cpu", "model.language_model": "cpu"}
     accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
-    spread = Backbone(model)
+    spread = HfEngine(model)
     policy = ReusePolicy(rank=8, forms="always")
     window, said = script(spread, "qwen2_5_vl", policy)
     reference, expected = script(plain, "qwen2_5_vl", policy)

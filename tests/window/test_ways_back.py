@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import media_items
 from kamera.edits import Directive
-from kamera.engines.hf import fingerprint
+from kamera.engines.hf import HfEngine, fingerprint
 from kamera.errors import CorruptChunk, IncompatibleChunk
 from kamera.ops import digest
 from kamera.sessions import ChatSession
@@ -44,14 +44,14 @@ TALKERS = tuple(family for family in FAMILIES if family != "unknown")
 
 
 @functools.cache
-def backbone_of(family: str) -> Backbone:
+def backbone_of(family: str) -> HfEngine:
     if family == DEEP:
-        return Backbone(deep_model())
+        return HfEngine(deep_model())
     return sparse() if family == "deepseek_v32" else tiny.backbone(family)
 
 
 @functools.cache
-def talker_of(family: str) -> Backbone:
+def talker_of(family: str) -> HfEngine:
     if family == DEEP:
         return talkers.talking(deep_model(), "qwen3_vl")
     return talkers.talking(sparse().model if family == "deepseek_v32" else tiny.build(family), family)
@@ -87,7 +87,7 @@ def assert_a_reprefill(window: KameraWindow, chunks: list[Chunk]) -> None:
     assert relative(window.next_token_logits(QUESTION), plain.logits) <= ROUNDING
 
 
-def assert_recalled_in_new_company(store: ChunkStore, backbone: Backbone, chunks: list[Chunk]) -> None:
+def assert_recalled_in_new_company(store: ChunkStore, backbone: HfEngine, chunks: list[Chunk]) -> None:
     """A new window prefills what ``store`` holds, the last chunk first, without seeing a picture."""
     window = make(backbone, store, policy=EXACT)
     with watching(backbone) as seen:
@@ -263,7 +263,7 @@ def test_a_remote_gives_another_machine_what_the_plain_model_computes(
 # -- sessions --------------------------------------------------------------------------------------
 
 
-def plain_logits(backbone: Backbone, messages: list[dict]) -> torch.Tensor:
+def plain_logits(backbone: HfEngine, messages: list[dict]) -> torch.Tensor:
     """The plain model over the whole prompt: template, processor, one forward."""
     text = backbone.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     pictures = [item["image"] for item in media_items(messages)]
@@ -320,7 +320,7 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
     store = ChunkStore.open("memory://")
     with monkeypatch.context() as before:
         before.setattr(fingerprint, "digest", _old_names)
-        old = Backbone(tiny.build("qwen3_vl"))
+        old = HfEngine(tiny.build("qwen3_vl"))
         chunk = samples.chunk(old, samples.sample("qwen3_vl", 1))
         window = make(old, store, chunk)
         window.flush()

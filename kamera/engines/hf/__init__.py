@@ -2,6 +2,7 @@
 
 from kamera.engines.hf.backbone import Backbone
 from kamera.engines.hf.describe import Description
+from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
 from kamera.engines.hf.model import ModelCache
@@ -17,6 +18,7 @@ from kamera.engines.hf.prove import (
 __all__ = [
     "Backbone",
     "Description",
+    "HfEngine",
     "ModelCache",
     "Observer",
     "OperatorProof",

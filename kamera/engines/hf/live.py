@@ -36,7 +36,7 @@ SPARE = 8
 
 
 class LiveCache:
-    """The `LiveKV` of a `Backbone`; ``holds`` as in `Engine.live`."""
+    """The `LiveKV` of an `HfEngine`; ``holds`` as in `Engine.live`."""
 
     def __init__(self, model: Model, holds: bool = False) -> None:
         self._model = model

@@ -140,14 +140,7 @@ class Model:
     # -- content -------------------------------------------------------------------------------
 
     def chunk(self, content: Content) -> Chunk:
-        """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
-
-        A string that is a picture's or video's path, or looks like one, is opened or refused, never taken for
-        text; text items (``{"type": "text", "text": …}``) and messages are text whatever they spell.
-        A list of pictures is a clip; on a processor without a video processor its frames become
-        pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
-        ProcessorRequired.
-        """
+        """As `Backbone.chunk`."""
         return self.builder.from_content(content, self.fingerprint)
 
     def positions(

@@ -93,7 +93,7 @@ class Steps:
 
     @property
     def serial(self) -> str:
-        """As `Backbone.serial_decode`: proved by whoever asks first."""
+        """As `HfEngine.serial_decode`: proved by whoever asks first."""
         if self._reason is None:
             self._reason = without_rows(self._model)
         return self._reason

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain, groupby
 from typing import Literal, Protocol
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk
@@ -37,7 +37,7 @@ class TaskAsker:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: HfEngine,
         task: Lengths,
         system: str | None,
         limit: int | None,
@@ -105,7 +105,7 @@ class TaskAsker:
         return units
 
 
-def room_of(backbone: Backbone) -> int | None:
+def room_of(backbone: HfEngine) -> int | None:
     """How many tokens the model was made for, or serves at all."""
     bounds = (getattr(backbone.config, "max_position_embeddings", None), backbone.limits.below)
     return min((bound for bound in bounds if bound), default=None)

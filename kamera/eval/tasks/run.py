@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
@@ -21,7 +21,7 @@ ARMS = (REPREFILL, BLIND, "patch@16")
 
 
 def run_task(
-    backbone: Backbone,
+    backbone: Backbone | HfEngine,
     task: Task,
     data: str | Path,
     out_dir: str | Path,
@@ -65,12 +65,13 @@ def run_task(
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(ReusedPart))}")
     shrink = Shrink(max_pixels, image_size)
     selection = Selection(limit, sample, seed, shard)
-    limit_tokens = room_of(backbone) if max_tokens is None else max_tokens
-    seams = backbone.seams(system)
+    engine = backbone.engine
+    limit_tokens = room_of(engine) if max_tokens is None else max_tokens
+    seams = engine.seams(system)
     settings = {
         "task": task.name,
         "options": dict(task.settings),
-        "backbone": backbone.fingerprint,
+        "backbone": engine.fingerprint,
         "system": system,
         "prompt": {"opening": seams.prefix, "closing": seams.tail},
         "max_tokens": limit_tokens,
@@ -81,7 +82,7 @@ def run_task(
     asked = {"data": str(data), "arms": list(arms), **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
-        asking = TaskAsker(backbone, task, system, limit_tokens, reuse, shrink)
+        asking = TaskAsker(engine, task, system, limit_tokens, reuse, shrink)
         chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []

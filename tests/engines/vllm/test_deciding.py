@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, testbed
+from kamera import ChunkStore, testbed
 from kamera.engines import Part, Recipe, RowKey
+from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.harvest import names_of
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.serving import FIELD, StoredRows, asked_of, check_places, salt_of
@@ -64,7 +65,7 @@ def test_other_versions_are_refused_by_name(version):
 def test_the_layout_of_a_configuration_is_that_of_the_model():
     model, _ = testbed.load()
     mine = layout_of(model.config.text_config)
-    theirs = Backbone(model, None).layout
+    theirs = HfEngine(model, None).layout
     assert _plain(mine.layers) == _plain(theirs)
     assert (mine.axes, mine.mla) == (3, False)
 
@@ -75,7 +76,7 @@ def test_the_layouts_of_tiny_models_are_those_of_their_configurations(name):
     config = getattr(model.config, "text_config", model.config)
     if name == "qwen3_vl":
         config.rope_parameters["mrope_interleaved"] = True  # as real checkpoints say, and vLLM reads
-    assert _plain(layout_of(config).layers) == _plain(Backbone(model, None).layout)
+    assert _plain(layout_of(config).layers) == _plain(HfEngine(model, None).layout)
 
 
 def test_a_model_whose_pages_nobody_has_compared_is_refused_by_name():

@@ -61,7 +61,10 @@ def _await(url, process, log):
 
 def test_an_unchanged_client_is_served_from_what_the_engine_stored(server):
     url, model, where = server
-    backbone, store = Backbone.from_pretrained(model, dtype="float32", by_files=True), ChunkStore.open(where)
+    backbone, store = (
+        Backbone.from_pretrained(model, dtype="float32", by_files=True).engine,
+        ChunkStore.open(where),
+    )
     engine = Http(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), "bed", priorities=True)
     policy, right = ReusePolicy(certified=False, tolerance=None), []
     for number in range(12):

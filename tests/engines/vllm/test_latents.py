@@ -20,7 +20,7 @@ def bed(tmp_path_factory):
     where, model = tmp_path_factory.mktemp("store"), latents_directory(tmp_path_factory.mktemp("model"))
     # vLLM's own rotary operator of the CPU garbles the rotary keys of MLA
     llm = start(model, where, compilation_config={"custom_ops": ["none"]}, block_size=16)
-    return llm, Backbone.from_pretrained(model, dtype="float32", by_files=True), ChunkStore.open(where)
+    return llm, Backbone.from_pretrained(model, dtype="float32", by_files=True).engine, ChunkStore.open(where)
 
 
 def outcomes(bed, episodes, policy, questions):

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
 from kamera.engines.vllm import scheduler as scheduling
 from kamera.engines.vllm.clients import Offline
 from kamera.engines.vllm.serving import FIELD, asked_of
@@ -42,7 +43,7 @@ class Bed(NamedTuple):
     """An engine and a backbone of the same weights, on one directory."""
 
     llm: Any
-    backbone: Backbone
+    backbone: HfEngine
     store: ChunkStore
     where: Any
 
@@ -70,7 +71,7 @@ def bed(tmp_path_factory):
     where = tmp_path_factory.mktemp("store")
     model = pictures_directory(tmp_path_factory.mktemp("model"))
     llm = start(model, where, {"harvest": "256MiB"}, scheduling_policy="priority", **PICTURES)
-    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True)
+    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
     return Bed(llm, backbone, ChunkStore.open(where), where)
 
 

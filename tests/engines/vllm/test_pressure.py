@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Recipe
+from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.serving import FIELD, asked_of
 from kamera.store.admin.admin import StoreAdmin
 from kamera.testbed import World
@@ -53,7 +54,7 @@ class Asked(NamedTuple):
         return None if self.recipe is None else self.recipe.to_json()
 
 
-def questions(backbone: Backbone, store: ChunkStore, tenant: str) -> Iterator[Asked]:
+def questions(backbone: HfEngine, store: ChunkStore, tenant: str) -> Iterator[Asked]:
     """Questions of a tenant behind windows that slid and recalled, all of which is stored."""
     episode = World(800_000).episode(700, layout="LLLI")  # of all tenants the same: only salts part them
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
@@ -90,7 +91,7 @@ def preemptions(llm: Any) -> int:
 
 def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_no_foreign_kv(tmp_path):
     model = pictures_directory(tmp_path / "model")
-    backbone, draw = Backbone.from_pretrained(model, dtype="float32", by_files=True), random.Random(1)
+    backbone, draw = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine, random.Random(1)
     llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **PRESSED)
     scheduler = scheduler_of(llm)
     pool, side = scheduler.kv_cache_manager.block_pool, scheduler.connector.scheduler

@@ -35,7 +35,7 @@ def bed(tmp_path_factory):
     where = tmp_path_factory.mktemp("store")
     model = pictures_directory(tmp_path_factory.mktemp("model"))
     llm = start(model, where, CONFIGURED, **PICTURES)
-    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True)
+    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
     return Bed(llm, backbone, ChunkStore.open(where), where)
 
 

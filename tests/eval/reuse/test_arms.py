@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import HfEngine
 from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import arms_named
 from kamera.eval.desk import Desk
@@ -14,7 +15,7 @@ from kamera.ops import kv_bytes
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

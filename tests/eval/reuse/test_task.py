@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.content import load_image
+from kamera.engines.hf import HfEngine
 from kamera.eval.first_token import FirstToken
 from kamera.eval.reuse import ReuseBench
 from kamera.eval.tasks.asking import TaskAsker
@@ -30,7 +31,7 @@ def benchmark(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.eval.arms import arms_of
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.run import run_task
@@ -25,7 +26,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    backbone, task = Backbone(*testbed.load()), MMNiah(("reasoning-text",), bare=True)
+    backbone, task = HfEngine(*testbed.load()), MMNiah(("reasoning-text",), bare=True)
     results = run_task(backbone, task, data, out, arms=ARMS, others=arms_of(MODULES))
     return results, [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
 

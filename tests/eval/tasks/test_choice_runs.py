@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import Results
 from kamera.eval.tasks.run import run_task
@@ -16,12 +16,12 @@ ARMS = ("reprefill", "blind", "patch@4")
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     """Takes pictures, no videos: clips go in as their frames."""
-    return Backbone(matching_model(), picture_processor())
+    return HfEngine(matching_model(), picture_processor())
 
 
-def run(backbone: Backbone, name: str, out: Path, **options: object) -> Results:
+def run(backbone: HfEngine, name: str, out: Path, **options: object) -> Results:
     results = run_task(
         backbone, make_task(name, **options), HERE / name.replace("-", "_"), out, arms=ARMS, limit=2
     )
@@ -32,21 +32,21 @@ def run(backbone: Backbone, name: str, out: Path, **options: object) -> Results:
     return results
 
 
-def test_every_arm_answers_muirbench(tmp_path: Path, backbone: Backbone) -> None:
+def test_every_arm_answers_muirbench(tmp_path: Path, backbone: HfEngine) -> None:
     run(backbone, "muirbench", tmp_path)
     for arm in ARMS:
         lines = (tmp_path / "predictions" / arm / "muirbench.jsonl").read_text().splitlines()
         assert [json.loads(line)["idx"] for line in lines] == ["17", "18"]
 
 
-def test_every_arm_answers_video_mme_with_subtitles(tmp_path: Path, backbone: Backbone) -> None:
+def test_every_arm_answers_video_mme_with_subtitles(tmp_path: Path, backbone: HfEngine) -> None:
     run(backbone, "video-mme", tmp_path, subtasks=["with-subtitles"], num_frames=4)
     for arm in ARMS:
         (video,) = json.loads((tmp_path / "predictions" / arm / "video-mme-with-subtitles.json").read_text())
         assert [q["question_id"] for q in video["questions"]] == ["001-1", "001-2"]
 
 
-def test_every_egoschema_response_is_submitted_or_unread(tmp_path: Path, backbone: Backbone) -> None:
+def test_every_egoschema_response_is_submitted_or_unread(tmp_path: Path, backbone: HfEngine) -> None:
     results = run(backbone, "egoschema", tmp_path, num_frames=4)
     for arm in ARMS:
         submission = json.loads((tmp_path / "predictions" / arm / "egoschema.json").read_text())
@@ -55,7 +55,7 @@ def test_every_egoschema_response_is_submitted_or_unread(tmp_path: Path, backbon
         assert len(submission) + unread == 2
 
 
-def test_what_an_arm_costs_does_not_depend_on_the_arms_before_it(tmp_path: Path, backbone: Backbone) -> None:
+def test_what_an_arm_costs_does_not_depend_on_the_arms_before_it(tmp_path: Path, backbone: HfEngine) -> None:
     """MuirBench begins with live words: each arm computes them."""
 
     def costs(name: str, arms: tuple[str, ...]) -> list[float]:

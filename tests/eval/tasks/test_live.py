@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
@@ -20,7 +21,7 @@ ARMS = ("reprefill", "blind", "patch@4")
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 def shown(sample):

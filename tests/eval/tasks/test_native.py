@@ -6,9 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.content.media import load_image
 from kamera.content.video import Clip
+from kamera.engines.hf import HfEngine
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.run import run_task
 from kamera.eval.tasks.sample import Picture, Video
@@ -20,7 +21,7 @@ ARMS = ("native", "reprefill", "blind", "patch@16")
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.content.media import load_image
+from kamera.engines.hf import HfEngine
 from kamera.errors import TaskDataError
 from kamera.eval.arms import arms_named
 from kamera.eval.tasks.journal import Journal
@@ -22,7 +23,7 @@ ARMS = ("reprefill", "blind", "patch@16")
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def scores(results):
     return [(row.arm, row.summary.mean, row.summary.groups, row.agreement) for row in results.arms]
 
 
-class Padded(Backbone):
+class Padded(HfEngine):
     """A model whose answers begin and end with spaces, as many models' do."""
 
     def detokenize(self, ids):

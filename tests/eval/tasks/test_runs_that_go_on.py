@@ -9,7 +9,8 @@ import torch
 import transformers
 
 import kamera
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.journal import locked
 from kamera.eval.tasks.merge import merge
@@ -24,7 +25,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def scores(results):
     ]
 
 
-class Sick(Backbone):
+class Sick(HfEngine):
     """Fails, as a GPU may, on every prompt that holds some words; ``well`` ends that."""
 
     words, well = "", False

@@ -7,7 +7,8 @@ from itertools import islice
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.leyline import single as single_module
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import HELD_OUT, STUBS, Desk, conversation, items, span_of, stub_text
@@ -30,7 +31,7 @@ def test_every_question_s_answer_changes_with_the_frame_that_leaves():
 
 @pytest.mark.parametrize("kind", STUBS)
 def test_padding_and_noise_are_as_long_as_the_span(kind):
-    desk = Desk(Backbone(*testbed.load()))
+    desk = Desk(HfEngine(*testbed.load()))
     frames = testbed.World(1).episode(0, layout="LLI").frames
     rendered = desk.conversations.render(conversation(frames))
     start, stop = span_of(rendered, 1)
@@ -59,7 +60,7 @@ def test_an_arm_is_judged_where_the_references_disagree():
 
 def test_amortize_follows_the_full_context_and_repair_re_prefill(monkeypatch):
     monkeypatch.setattr(single_module, "PER_EDIT", 2)
-    found = single(Backbone(*testbed.load()), "gqa", 1, 0, before=False)
+    found = single(HfEngine(*testbed.load()), "gqa", 1, 0, before=False)
     shares = {arm: found["arms"][arm] for arm in ARMS}
     assert shares["amortize"]["of these, as full"] == 1.0
     assert all(shares[arm]["of these, as re-prefill"] == 1.0 for arm in ARMS[1:])

@@ -7,14 +7,15 @@ import random
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from lab.leyline.prompts import HELD_OUT, Desk, conversation
 from lab.leyline.suites import _old, random_edits, trajectory
 from lab.testbed import BACKBONES, load
 
 
 def test_a_turn_has_at_most_its_edits_and_sometimes_as_many():
-    desk, draw = Desk(Backbone(*testbed.load())), random.Random(0)
+    desk, draw = Desk(HfEngine(*testbed.load())), random.Random(0)
     world, found = testbed.World(HELD_OUT), []
     frames = [f for i in range(3) for f in world.episode(i, layout="LLIP").frames][:11]
     full = desk.conversations.render(conversation(frames))
@@ -29,7 +30,7 @@ def test_a_turn_has_at_most_its_edits_and_sometimes_as_many():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", BACKBONES)
 def test_suites_run_on_every_trained_backbone(family):
-    backbone = Backbone(*load(family))
+    backbone = HfEngine(*load(family))
     arms = random_edits(backbone, family, 2, 0)["arms"]
     assert sum(told["n"] for told in arms.values()) == 6
     found = trajectory(backbone, family, 5, 2, 0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
 from kamera.testbed.regimes import REGIMES
 from lab.paper import recall, survivors, worlds
@@ -34,7 +35,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results" / "paper" / "paper.json
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

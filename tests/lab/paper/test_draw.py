@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
 from kamera.testbed.world import TRAINING_SEEDS
 from lab.paper.draw import FITTED, HELD_OUT, MAIN, NEW, TARGET, Stage
@@ -12,7 +13,7 @@ from lab.paper.draw import FITTED, HELD_OUT, MAIN, NEW, TARGET, Stage
 
 @pytest.fixture(scope="module")
 def backbone():
-    return Backbone(*testbed.load())
+    return HfEngine(*testbed.load())
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.errors import TaskDataError
 from kamera.patches import prefill_anchor
 from kamera.testbed import weights_dir
@@ -58,7 +59,7 @@ def test_stages_draw_from_the_folder_by_their_seed(checkpoint, pictures):
     (pictures / "questions.txt").unlink()
     assert source.questions == ("What is it?", "Where is it?") and len(source.files) == POOL + 2
     assert Pictures.read(pictures).questions == QUESTIONS
-    backbone = Backbone(*testbed.load())
+    backbone = HfEngine(*testbed.load())
     anchor, make = prefill_anchor(backbone, None), stages(source)
     stage = make(backbone, anchor, 5, 0, None)
     assert stage.pool == make(backbone, anchor, 5, 0, None).pool != make(backbone, anchor, 6, 0, None).pool

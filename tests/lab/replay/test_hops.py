@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
+from kamera.engines.hf import HfEngine
 from kamera.testbed.world import answer
 from lab.replay.__main__ import table
 from lab.replay.hops import ARMS, EDITS, crossed, hops
@@ -14,7 +15,7 @@ from lab.replay.hops import ARMS, EDITS, crossed, hops
 
 @pytest.fixture(scope="module")
 def found():
-    return crossed(Backbone(*testbed.load()), "gqa", 2, 0)
+    return crossed(HfEngine(*testbed.load()), "gqa", 2, 0)
 
 
 def test_every_answer_changes_with_the_edit():

@@ -8,9 +8,10 @@ import random
 
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import testbed
 from kamera.content import Conversations, media_items
 from kamera.edits import edited, policies
+from kamera.engines.hf import HfEngine
 from lab.replay.arms import replay, replay_turns
 from lab.replay.counted import counted, imc, prefix, spc
 from lab.replay.exact import divergences
@@ -20,8 +21,8 @@ from lab.replay.traces import sessions
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
+def backbone() -> HfEngine:
+    return HfEngine(*testbed.load())
 
 
 def _agent(name: str):

@@ -8,16 +8,15 @@ import random
 import pytest
 import torch
 
-from kamera import Backbone
 from kamera.content import Conversations
-from kamera.engines.hf import Observer
+from kamera.engines.hf import HfEngine, Observer
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
 from lab.replay.ttft import ARMS, COMPARED, Bare, main
 
 
 @pytest.fixture(scope="module")
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     return shaped("tiny", 2, torch.float32)
 
 

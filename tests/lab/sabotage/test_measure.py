@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kamera.certify.metrics import bootstrap
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.testbed import World
 from lab.sabotage.__main__ import main
 from lab.sabotage.document import blindness, document, tables
@@ -77,7 +77,7 @@ def test_every_question_is_about_what_the_setup_says(setup):
 
 
 def test_a_shipped_backbone_sees_a_missing_patch_not_a_turn():
-    backbone = Backbone(*load("gqa"))
+    backbone = HfEngine(*load("gqa"))
     *said, found = measure("gqa", backbone, "override", items=8, rank=32, setups=[BY_NAME["bound"]])
     assert said == ["gqa, override: bound"]
     (asked,) = found.asked

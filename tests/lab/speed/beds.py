@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from kamera import Backbone, ChunkStore
+from kamera import ChunkStore
+from kamera.engines.hf import HfEngine
 from lab.speed.moves import Deck
 from lab.speed.presets import TINY
 from lab.speed.settings import Settings
@@ -18,7 +19,7 @@ SMALL = Settings(
 
 
 @functools.cache
-def backbone() -> Backbone:
+def backbone() -> HfEngine:
     """The tiny preset, built once."""
     return TINY.build()
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kamera import Backbone
+from kamera.engines.hf import HfEngine
 from kamera.engines.hf.load import load_processor
 from kamera.testbed import COLOURS, GLYPHS, SYSTEM, World
 from lab.testbed import FAMILIES, load, weights_dir
@@ -49,7 +50,7 @@ def test_the_packaged_processor_is_the_one_the_code_builds(family):
 def test_training_sees_what_the_processor_gives(family):
     """Token ids and pixels of a packed window are those of the window's chunks."""
     model, processor = load(family.name)
-    backbone = Backbone(model, processor)
+    backbone = HfEngine(model, processor)
     episode = World(0).episode(0, layout="LRiPI")
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
     for chunk, frame in zip(chunks, episode.frames, strict=True):
@@ -83,6 +84,6 @@ def test_a_video_is_refused_by_name(name):
 
 @every_family
 def test_backbones_by_load_and_by_directory_share_an_archive(family):
-    by_load = Backbone(*load(family.name))
-    by_directory = Backbone.from_pretrained(weights_dir(family.name), dtype="float32")
+    by_load = HfEngine(*load(family.name))
+    by_directory = Backbone.from_pretrained(weights_dir(family.name), dtype="float32").engine
     assert by_directory.fingerprint == by_load.fingerprint

@@ -3,7 +3,7 @@
 import pytest
 
 from kamera import testbed
-from kamera.engines.hf import Backbone
+from kamera.engines.hf import HfEngine
 from lab.sabotage.measure import measure
 from lab.sabotage.setups import SETUPS
 from lab.testbed import FAMILIES, load
@@ -30,7 +30,7 @@ def test_the_items_frame_alone_answers_and_blind_reuse_does_not(loaded):
 def test_a_missing_turn_is_seen_in_what_it_decides(loaded):
     setups = [setup for setup in SETUPS if setup.name == "bound"]
     name, *pair = loaded
-    *_, found = measure(name, Backbone(*pair), "override", items=24, rank=32, setups=setups)
+    *_, found = measure(name, HfEngine(*pair), "override", items=24, rank=32, setups=setups)
     rows = {row.arm: row for row in found.asked[0].rows}
     assert rows["sound"].eta.mean > 0.95
     assert rows["not rotated"].seen == rows["values left blind"].seen == "decisions"

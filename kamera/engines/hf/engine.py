@@ -1,0 +1,313 @@
+"""A Hugging Face model as an engine: chunk, encode, prefill, ask, decode, fingerprint, refuse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import Chunk, Encoded, Seams, Spoken
+from kamera.engines.base import LiveKV, Sampling
+from kamera.engines.extent import Extent, Extents
+from kamera.engines.hf import batch, whole
+from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf.adjacent import joined, split
+from kamera.engines.hf.answering import answer
+from kamera.engines.hf.describe import Description, describe
+from kamera.engines.hf.fingerprint import vocabulary_digest
+from kamera.engines.hf.live import SLACK, LiveCache
+from kamera.engines.hf.model import Model, ModelCache
+from kamera.engines.hf.probing import Prober, tolerance
+from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
+from kamera.engines.hf.sample import can_sample, sample
+from kamera.engines.hf.sampling import check_options
+from kamera.engines.hf.steps import Steps
+from kamera.engines.touching import refuse_touching
+from kamera.engines.values import Continuation, ModelName, Probe
+from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
+from kamera.ops import KV, kv_bytes
+
+logger = logging.getLogger(__name__)
+
+_ROWS_BYTES = 256 << 20
+"""Most bytes of KV that the rows of one forward stand behind: each row may take a copy."""
+
+
+class HfEngine(Model):
+    """A loaded transformers model as an `Engine`: what stands behind a `Backbone`.
+
+    Safe to use from several threads. Forwards of one model run one at a time, over all its engines and
+    threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
+    seen to leave no state behind in the model; answers that are decoded at once share their forwards (see
+    ``serial_decode``). Operations without a forward never wait.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+        super().__init__(model, processor)
+        self._extents = Extents(self.positions)
+        self._prober = Prober(self)
+        self._steps = Steps(self)
+        self._vocabulary: tuple[str, str] | None = None
+        kind = type(self.model).__name__
+        try:
+            self.no_reuse = without_reuse(prove_cuts(self), kind)
+        except NonFiniteKV as error:
+            raise UnsupportedBackbone(f"{kind}: a forward of a few tokens fails: {error}") from error
+        if self.no_reuse:
+            logger.warning("%s", self.no_reuse)
+            return
+        proof = prove_relocation(self)
+        if not proof.holds:
+            raise UnsupportedBackbone(
+                f"{kind}: moving keys does not equal a prefill at the new place "
+                f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
+                " its state is no relocatable KV; Kamera cannot serve it"
+            )
+
+    @property
+    def engine(self) -> HfEngine:
+        """As `Engine.engine`."""
+        return self
+
+    # -- identity ------------------------------------------------------------------------------
+
+    @property
+    def vision_fingerprint(self) -> str:
+        """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
+        return self.identity.vision()
+
+    def steady(self) -> AbstractContextManager[None]:
+        """As `Engine.steady`."""
+        return self.identity.steady()
+
+    @property
+    def probe(self) -> Probe:
+        """As `Engine.probe`."""
+        return Probe(self.identity.moves, self._prober.answers, self.tolerance)
+
+    @property
+    def named(self) -> ModelName:
+        """As `Engine.named`."""
+        config = self.model.config
+        dtype = str(self._like.dtype).removeprefix("torch.")
+        return ModelName(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
+
+    @property
+    def vocabulary(self) -> str:
+        """As `Engine.vocabulary`. Read again when the fingerprint changes."""
+        fingerprint = self.fingerprint
+        if self._vocabulary is None or self._vocabulary[0] != fingerprint:
+            self._vocabulary = (fingerprint, vocabulary_digest(self.processor))
+        return self._vocabulary[1]
+
+    def describe(self) -> Description:
+        """Family, layers, rotary facts, fingerprint, limits."""
+        return describe(self, self._devices, self.serial_decode)
+
+    def __repr__(self) -> str:
+        return f"HfEngine({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
+
+    @property
+    def tolerance(self) -> float:
+        """Largest distance of a model's answers to the probe on two machines, as a share of their norm."""
+        return tolerance(self)
+
+    # -- content -------------------------------------------------------------------------------
+
+    def chunk_from_tensors(
+        self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
+    ) -> Chunk:
+        """As `Backbone.chunk_from_tensors`."""
+        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """As `Engine.accepted`."""
+        return tuple(self.builder.accepted)
+
+    @property
+    def vision_tokens(self) -> tuple[int, ...]:
+        """As `Engine.vision_tokens`."""
+        return self.builder.vision_tokens
+
+    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
+        """As `ChunkBuilder.anchor_ids`."""
+        return self.builder.anchor_ids(system)
+
+    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
+        """As `ChunkBuilder.question_ids`."""
+        return self.builder.question_ids(question, tail)
+
+    def seams(self, system: str | None) -> Seams:
+        """The chat template's text before the first chunk, after a question, and after an answer."""
+        if self.builder.format is None:
+            return Seams(system or "", "", "")
+        return self.builder.format.seams(system)
+
+    def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
+        """Token ids of ``text``, int64 ``[tokens]``."""
+        return self.builder.tokenize(text, special=special)
+
+    def detokenize(self, ids: torch.Tensor) -> str | None:
+        """Text of token ids without special tokens; None without a processor."""
+        if self.builder.format is None:
+            return None
+        with self.builder.format.exclusive.alone():
+            return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
+
+    # -- positions -----------------------------------------------------------------------------
+
+    def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
+        """As `Engine.extents`; each chunk is tested once."""
+        if self.masks_by_type:
+            refuse_touching(type(self.model).__name__, spans)
+        given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
+        return self._extents.of_all(given, self.vision_tokens)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def live(self, *, holds: bool = False) -> LiveCache:
+        """A live cache of this model that shows nothing yet; ``holds`` as in `Engine.live`."""
+        return LiveCache(self, holds)
+
+    def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
+        """As `Engine.prefill`."""
+        if encoded.num_tokens == 0:
+            return self.no_kv()
+        with self._cache_of(behind) as cache:
+            start = model_cache.cache_length(cache)
+            self.run(encoded, positions, cache)
+            return self._kept(behind, cache, start, [encoded.num_tokens])[0]
+
+    @property
+    def joins(self) -> bool:
+        """As `Engine.joins`."""
+        return not self.masks_by_type
+
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        """As `Engine.prefill_run`."""
+        whole = joined(self, spans, positions)
+        with self._cache_of(behind) as cache:
+            start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
+            if whole is None:  # one after another: the cache grows behind each
+                for span, places in zip(spans, positions, strict=True):
+                    self.run(span, places, cache)
+            else:
+                self.run(whole, torch.cat(list(positions), dim=1), cache)
+            return self._kept(behind, cache, start, lengths)
+
+    def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """As `Engine.ask`."""
+        with self._cache_of(behind) as cache:
+            return self.forward(ids, positions, cache)
+
+    def follow(
+        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    ) -> tuple[torch.Tensor, ...]:
+        """As `Engine.follow`: texts are filled up to the longest, at most `_ROWS_BYTES` of KV at a time."""
+        held = kv_bytes(behind.tensors)
+        rows = max(1, _ROWS_BYTES // max(1, held))
+        found: list[torch.Tensor] = []
+        for start in range(0, len(texts), rows):
+            some = texts[start : start + rows]
+            longest = max(len(ids) for ids in some)
+            # causal: what fills a row up stands behind the tokens that are asked
+            whole = torch.stack([torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in some])
+            with self._cache_of(behind) as past:
+                logits = self.forward_batch(whole, positions[:, :longest], past, every=True)
+            found += [row[: len(ids)] for row, ids in zip(logits, some, strict=True)]
+        return tuple(found)
+
+    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """As `Engine.ask_each`."""
+        with self._cache_of(behind) as past:
+            return self.forward_batch(ids, positions, past)
+
+    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """As `Engine.check_sampling`."""
+        check_options(self.model, sampling)
+
+    def decode(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        behind: LiveKV,
+        spans: Sequence[Encoded] = (),
+        **sampling: Any,
+    ) -> Continuation:
+        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
+        self.check_sampling(sampling)
+        if "stop_strings" in sampling:
+            sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
+        tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or SLACK)
+        with self._steps.row(tokens) as row, self._cache_of(behind) as cache:
+            start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
+            said = answer(self, row, ids, positions, cache, spans, sampling)
+            if not spans or said.kvs:
+                return said
+            return said._replace(kvs=self._kept(behind, cache, start, lengths))
+
+    @property
+    def serial_decode(self) -> str:
+        """Why answers that several threads `decode` at once share no forwards; "" if they do.
+
+        Proved on a few tokens when it is asked first, or when two answers first meet.
+        """
+        return self._steps.serial
+
+    def can_sample(self, span: Encoded) -> bool:
+        """As `Engine.can_sample`."""
+        return can_sample(self, span)
+
+    def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
+        """As `Engine.sample`."""
+        with self._cache_of(behind) as cache:
+            return sample(self, parts, [span.length for span in behind.shown], cache)
+
+    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """As `Engine.ask_whole`."""
+        return whole.logits_after(self, inputs)
+
+    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        """As `Engine.answer_whole`."""
+        return whole.tokens_after(self, inputs, sampling)
+
+    def batch_form(self, span: Encoded) -> Hashable | None:
+        """As `Engine.batch_form`."""
+        return batch.form(self, span)
+
+    def prefill_batch(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    ) -> tuple[KV, ...]:
+        """As `Engine.prefill_batch`."""
+        return batch.prefill(self, spans, positions, past)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _kept(
+        self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
+    ) -> tuple[KV, ...]:
+        """KV of consecutive spans of a cache from ``start`` on: where they stand, or copies.
+
+        A copy does not keep the whole cache alive, and nothing else writes to it.
+        """
+        standing = behind.kept(cache, start, lengths) if isinstance(behind, LiveCache) else None
+        if standing is not None:
+            return standing
+        return split(model_cache.read(cache, self.layout, self.groups, start), lengths)
+
+    @contextmanager
+    def _cache_of(self, behind: LiveKV | None) -> Iterator[ModelCache]:
+        if behind is None:
+            yield self.cache([])
+            return
+        if not isinstance(behind, LiveCache):
+            raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
+        with behind.lent() as cache:
+            yield cache
