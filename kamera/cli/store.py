@@ -9,7 +9,6 @@ import typer
 
 from kamera.cli.command import command
 from kamera.cli.store_options import Kind, StoreArgument
-from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 
 
@@ -57,20 +56,13 @@ def stats(target: StoreArgument, kind: Kind = None) -> None:
 
 
 @command
-def verify(
-    target: StoreArgument,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="First rebuild the index from the files.")
-    ] = False,
-) -> None:
-    """Read every byte of every object; damaged ones go to quarantine, index and files agree afterwards.
+def verify(target: StoreArgument) -> None:
+    """Read every byte of every object; damaged ones go to quarantine, and the index is made anew.
 
     Exit code 1 if an object was damaged or cannot be read.
     """
     with target.open() as store, target.out.counting("object") as progress:
-        if rebuild and target.place.remote and target.place.cache is None:
-            raise StoreError(f"{store.url} has no index to rebuild: verify it without --rebuild")
-        report = StoreAdmin(store).verify(rebuild=rebuild, progress=progress)
+        report = StoreAdmin(store).verify(progress=progress)
     target.out.show({"store": store.url, **asdict(report)})
     if report.quarantined or report.refused:
         raise typer.Exit(1)

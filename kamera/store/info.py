@@ -257,7 +257,7 @@ class VerifyReport:
     object, now out of the store. ``refused``: one line per object that was left in place because
     this version, or this caller, cannot read it. ``orphan_files``: objects the index did not list, and
     lists now. ``orphan_rows``: rows without an object, now gone. ``stale``: files of writers that
-    died, now gone. ``wrong_rows``: rows that disagreed with their object, now corrected.
+    died, now gone.
     """
 
     ok: int
@@ -266,7 +266,6 @@ class VerifyReport:
     orphan_files: int = 0
     orphan_rows: int = 0
     stale: int = 0
-    wrong_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreError
-from kamera.store import batch
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
@@ -32,6 +32,8 @@ from kamera.trust import outranks
 
 logger = logging.getLogger(__name__)
 
+WORKERS = 8
+"""Most puts to a remote in progress at once: each has an object's bytes."""
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
 
@@ -340,7 +342,11 @@ class Tiers:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
         for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
             coming = possible(list(wave), found)
-            done = batch.over(coming, self._put_away, waits=self.remote is not None)
+            if self.remote is None or len(coming) < 2:
+                done = [self._put_away(order) for order in coming]
+            else:  # round trips overlap
+                with ThreadPoolExecutor(min(WORKERS, len(coming)), thread_name_prefix="kamera-puts") as pool:
+                    done = list(pool.map(self._put_away, coming))
             found.update(zip((order.name for order in coming), done, strict=True))
 
     def _put_away(self, order: PutOrder) -> Record | Exception | None:

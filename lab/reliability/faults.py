@@ -208,5 +208,5 @@ OPERATIONS: dict[str, Operation] = {
     "get": _in_use(lambda store: rig.get(store, PATCH)),
     "get damaged": _in_use(_damaged),
     "delete": _in_use(lambda store: StoreAdmin(store).delete(rig.record(PATCH, 1).key)),
-    "verify": _in_use(lambda store: StoreAdmin(store).verify(rebuild=True)),
+    "verify": _in_use(lambda store: StoreAdmin(store).verify()),
 }

@@ -46,8 +46,6 @@ def test_a_remote_is_listed_counted_and_verified(capsys, filled):
     assert (code, counted["objects"], counted["chunks"], counted["remote"]["pending"]) == (0, 6, 3, 0)
     code, report = as_json(capsys, "verify", filled)
     assert (code, report["ok"], report["quarantined"]) == (0, 6, [])
-    none = kamera(capsys, "store", "verify", filled, "--rebuild")
-    assert none.code == 1 and "no index" in none.err and "without --rebuild" in none.err
 
 
 def test_pins_and_gc_of_a_remote(capsys, filled):

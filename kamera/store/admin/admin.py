@@ -63,13 +63,13 @@ class StoreAdmin:
 
     # -- integrity -----------------------------------------------------------------------------
 
-    def verify(self, *, rebuild: bool = False, progress: Progress = untold) -> VerifyReport:
+    def verify(self, *, progress: Progress = untold) -> VerifyReport:
         """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
-        Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
-        index is rebuilt from the files first. ``progress`` is called with the objects done and their total.
+        Files left by dead writers are removed, and the index is rebuilt from the files. ``progress`` is
+        called with the objects done and their total.
         """
-        return verify(self._tiers, rebuild, progress)
+        return verify(self._tiers, progress)
 
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""

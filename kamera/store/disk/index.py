@@ -89,34 +89,14 @@ class Index:
         self.later(keys)
         return False
 
-    def correct(self, info: ObjectInfo, stamp: str) -> bool:
-        """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
-        row = self.get(info.key)
-        if row == (info, stamp) or self._stamp(info.key) != stamp:
-            return False
-        self.put([(info, stamp)])
-        return row is not None
-
     def compare(self, *, afresh: bool = False) -> int:
-        """Compare every row with its file, or make it anew; return the number of rows."""
-        self._ask("SELECT 1")  # names and tables agree
-        db = self._database()
-        self._correct(db, {*self._files.names(), *self.keys()}, afresh=afresh)
-        return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])
-
-    def check(self) -> str | None:
-        """Read the whole database; return the fault, if any, after which it is made anew."""
-        try:
-            if time.monotonic() >= self._again:
-                found = str(self._db.execute("PRAGMA integrity_check(1)")[0][0])
-                if found != "ok":
-                    self._db.drop(found)
-                    return found
-        except Dropped as error:
-            return str(error)
-        except Unusable as error:
-            logger.warning("not checked: %s", error)
-        return None
+        """Compare every row with its file, or make rows and SQL indexes anew; return the number of rows."""
+        while True:
+            with contextlib.suppress(Dropped):  # damage, met on the way: it is empty now
+                self._ask("REINDEX" if afresh else "SELECT 1")  # names and tables agree
+                db = self._database()
+                self._correct(db, {*self._files.names(), *self.keys()}, afresh=afresh)
+                return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])
 
     def scrub(self) -> str | None:
         """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""

@@ -29,7 +29,6 @@ from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
 from kamera.store.lower import File
 from kamera.store.orders import PutOrder
-from kamera.store.records import Record
 from kamera.trust import outranks
 
 __all__ = ["MARKER", "DiskTier"]
@@ -68,17 +67,10 @@ class DiskTier(DiskObjects):
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
         super().__init__(root, codec, read_only=read_only)
         self.make_room: Callable[[str, int], None] | None = None
-        """Called before ``size`` more bytes are written for an object; `write` passes its errors on."""
+        """Called before ``size`` more bytes are written for an object; its errors refuse that one."""
         self._syncs_all = self._root.syncs_all
         if not self.read_only:
             self.collect()
-
-    def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
-        """`write_many` of one, whose error is raised."""
-        [found] = self.write_many([PutOrder(self.codec.name(record.key), record, replace)])
-        if isinstance(found, Exception):
-            raise found
-        return found
 
     def write_many(self, orders: Sequence[PutOrder]) -> list[Stamped | Exception | None]:
         """Store records of different names; return the row and stamp of each, or the error that refused it.

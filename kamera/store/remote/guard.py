@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from kamera import forks
 from kamera.errors import KameraError, RemoteUnavailable
@@ -25,31 +24,36 @@ FAILURES = 2
 COOLDOWN = 15.0
 """Seconds without calls; then one call probes the remote."""
 
-State = Literal["closed", "open", "half-open"]
-
 
 class Breaker:
-    """Circuit breaker. ``closed``: calls may be made; ``open``: none; ``half-open``: one, which decides.
+    """Circuit breaker of the calls of one ``kind``, with their counters and the last error.
 
-    ``clock`` returns seconds. Safe to use from several threads.
+    ``state`` is ``closed`` (calls may be made), ``failing`` (so they may, but the last one failed), ``open``
+    (none may) or ``half-open`` (one may, which decides). ``clock`` returns seconds. Safe to use from several
+    threads.
     """
 
     def __init__(
         self,
-        failures: int = FAILURES,
+        kind: str,
         cooldown: float = COOLDOWN,
+        failures: int = FAILURES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.counts: Counter[str] = Counter()
+        """``calls``, ``failures``, and ``skipped``: calls not made because the breaker was open."""
+        self.last_error = ""
+        self._kind = kind
         self._limit = failures
         self._cooldown = cooldown
         self._clock = clock
         self._lock = threading.Lock()
         self._failed = 0
         self._opened = 0.0
-        self._probing = False
+        self._probing = self._down = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> str:
         """The present state."""
         with self._lock:
             return self._state()
@@ -58,27 +62,57 @@ class Breaker:
         """True if the call may be made; its caller must report `success` or `failure` afterwards."""
         with self._lock:
             state = self._state()
-            if state == "half-open" and not self._probing:
-                self._probing = True
-                return True
-            return state == "closed"
+            allowed = state in ("closed", "failing") or (state == "half-open" and not self._probing)
+            self._probing = self._probing or (allowed and state == "half-open")
+            self.counts["calls" if allowed else "skipped"] += 1
+            return allowed
 
-    def success(self) -> None:
-        """Report that the remote answered."""
+    def success(self, url: str = "") -> None:
+        """Report that the remote answered, at ``url`` if it did what was asked."""
         with self._lock:
-            self._failed = 0
-            self._probing = False
+            self._failed, self._probing = 0, False
+            news, self._down = self._down and bool(url), self._down and not url
+        if news:
+            logger.warning("remote %s serves %s again", url, self._kind)
 
-    def failure(self) -> None:
-        """Report that the remote did not answer."""
+    def failure(self, url: str = "", error: Exception | None = None) -> None:
+        """Report that the remote did not answer; with ``error`` it is counted, and logged once."""
         with self._lock:
-            self._failed += 1
-            self._probing = False
-            self._opened = self._clock()
+            self._failed, self._probing, self._opened = self._failed + 1, False, self._clock()
+            if error is None:
+                return
+            self.counts["failures"] += 1
+            self.last_error = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            news, self._down = not self._down, True
+        if news:
+            logger.warning(
+                "remote %s fails %s (%s): objects only it has are misses, uploads wait",
+                url,
+                self._kind,
+                self.last_error,
+            )
 
-    def _state(self) -> State:
+    @contextlib.contextmanager
+    def call(self, blobs: Blobs) -> Iterator[None]:
+        """One call to ``blobs`` inside. `RemoteUnavailable` if it fails, or where none is to be made."""
+        if not self.allow():
+            raise RemoteUnavailable(f"{blobs.url} is left alone for a while: {self.last_error}")
+        try:
+            yield
+        except blobs.errors as error:
+            self.failure(blobs.url, error)
+            raise RemoteUnavailable(f"{blobs.url} fails {self._kind}: {self.last_error}") from error
+        except KameraError:  # an operation this kind of remote cannot do: not an outage
+            self.success()
+            raise
+        except BaseException:
+            self.failure()  # a probe must not stay under way for ever
+            raise
+        self.success(blobs.url)
+
+    def _state(self) -> str:
         if self._failed < self._limit:
-            return "closed"
+            return "failing" if self._down else "closed"
         return "half-open" if self._clock() - self._opened >= self._cooldown else "open"
 
 
@@ -92,110 +126,44 @@ class Guard:
     def __init__(self, blobs: Blobs, reads: Breaker, writes: Breaker) -> None:
         self.url = blobs.url
         self.errors: tuple[type[Exception], ...] = (RemoteUnavailable,)
-        self.reads = _Calls(blobs, "reads", reads)
-        self.writes = _Calls(blobs, "writes", writes)
+        self.reads = reads
+        self.writes = writes
         self._blobs = blobs
         forks.bind(self, _in_child)
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs`."""
-        with self.reads.call():
+        with self.reads.call(self._blobs):
             return self._blobs.get(name)
 
     def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`."""
-        with self.reads.call():
+        with self.reads.call(self._blobs):
             return self._blobs.heads(names, length)
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
-        with self.writes.call():
+        with self.writes.call(self._blobs):
             self._blobs.put(name, data)
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         """See `Blobs`."""
-        with self.writes.call():
+        with self.writes.call(self._blobs):
             return self._blobs.replace(name, data, expected)
 
     def marks(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`."""
-        with self.reads.call():
+        with self.reads.call(self._blobs):
             return self._blobs.marks(folder)
 
     def delete(self, names: Sequence[str]) -> None:
         """See `Blobs`."""
-        with self.writes.call():
+        with self.writes.call(self._blobs):
             self._blobs.delete(names)
 
     def close(self) -> None:
         """See `Blobs`."""
         self._blobs.close()
-
-
-class _Calls:
-    """The calls of one kind: their breaker, their counters, and the last error."""
-
-    def __init__(self, blobs: Blobs, kind: str, breaker: Breaker) -> None:
-        self.breaker = breaker
-        self.counts: Counter[str] = Counter()
-        """``calls``, ``failures``, and ``skipped``: calls not made because the breaker was open."""
-        self.last_error = ""
-        self._blobs = blobs
-        self._kind = kind
-        self._lock = threading.Lock()
-        self._down = False
-
-    @property
-    def state(self) -> str:
-        """State of the breaker, or ``failing``: it is still closed, but the last call failed."""
-        state = self.breaker.state
-        return "failing" if state == "closed" and self._down else state
-
-    @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        """One call inside, counted. `RemoteUnavailable` if it fails, or where none is to be made."""
-        if not self.breaker.allow():
-            self._count("skipped")
-            raise RemoteUnavailable(f"{self._blobs.url} is left alone for a while: {self.last_error}")
-        self._count("calls")
-        try:
-            yield
-        except self._blobs.errors as error:
-            self.breaker.failure()
-            raise RemoteUnavailable(f"{self._blobs.url} fails {self._kind}: {self._failed(error)}") from error
-        except KameraError:  # an operation this kind of remote cannot do: not an outage
-            self.breaker.success()
-            raise
-        except BaseException:
-            self.breaker.failure()  # a probe must not stay under way for ever
-            raise
-        self.breaker.success()
-        self._recovered()
-
-    def _failed(self, error: Exception) -> str:
-        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-        with self._lock:
-            self.counts["failures"] += 1
-            self.last_error = text
-            news, self._down = not self._down, True
-        if news:
-            logger.warning(
-                "remote %s fails %s (%s): objects only it has are misses, uploads wait",
-                self._blobs.url,
-                self._kind,
-                text,
-            )
-        return text
-
-    def _recovered(self) -> None:
-        with self._lock:
-            news, self._down = self._down, False
-        if news:
-            logger.warning("remote %s serves %s again", self._blobs.url, self._kind)
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self.counts[what] += 1
 
 
 def _in_child(guard: Guard) -> None:

@@ -35,7 +35,7 @@ class RemoteTier:
 
     def __init__(self, blobs: Blobs, codec: Codec, tenant: str, cooldown: float = COOLDOWN) -> None:
         self.url = blobs.url
-        self._blobs = Guard(blobs, Breaker(cooldown=cooldown), Breaker(cooldown=cooldown))
+        self._blobs = Guard(blobs, Breaker("reads", cooldown), Breaker("writes", cooldown))
         self.pins = PinBook(BlobCell(self._blobs))
         self._codec = codec
         self._tenant = tenant

@@ -234,13 +234,13 @@ def test_a_write_that_meets_damage_is_not_lost(tmp_path: Path) -> None:
         assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
-def test_check_finds_what_reading_has_not_met_yet(tmp_path: Path) -> None:
+def test_a_rebuild_finds_what_reading_has_not_met_yet(tmp_path: Path) -> None:
     path = tmp_path / "i"
     listed(path, ROWS)
     overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
     index = filled(path, ROWS)
-    assert index.check() is not None
-    assert index.check() is None
+    assert index.compare(afresh=True) == len(ROWS)
+    assert index._db.execute("PRAGMA integrity_check(1)") == [("ok",)]
     assert len(index.rows(tenant="")) == len(ROWS)
 
 
@@ -253,7 +253,8 @@ def test_verify_finds_damage_of_the_index_too(tmp_path: Path) -> None:
     overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
     with ChunkStore.open(root) as store:
         StoreAdmin(store).verify()
-        assert store._disk.index.check() is None  # type: ignore[union-attr]
+        database = store._disk.index._db  # type: ignore[union-attr]
+        assert database.execute("PRAGMA integrity_check(1)") == [("ok",)]
         assert len(store.ls()) == 60
 
 

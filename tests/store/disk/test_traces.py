@@ -149,7 +149,7 @@ def test_verify_counts_what_index_and_files_did_not_agree_on(root: Path) -> None
         assert (again.ok, again.orphan_files, again.orphan_rows) == (1, 0, 0)
 
 
-def test_verify_can_make_the_rows_anew(root: Path) -> None:
+def test_verify_makes_the_rows_anew(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put(patch(rank=3))
         [row] = store.ls()
@@ -158,7 +158,7 @@ def test_verify_can_make_the_rows_anew(root: Path) -> None:
         assert known is not None
         index.put([(dataclasses.replace(known[0], rank=9), known[1])])  # a lie about an unchanged file
         assert [r.rank for r in store.ls()] == [9]
-        report = StoreAdmin(store).verify(rebuild=True)
+        report = StoreAdmin(store).verify()
         assert [r.rank for r in store.ls()] == [3] and report.ok == 1
 
 

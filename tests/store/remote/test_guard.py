@@ -23,7 +23,7 @@ class Clock:
 
 
 def breaker(clock: Clock) -> Breaker:
-    return Breaker(failures=2, cooldown=10.0, clock=clock)
+    return Breaker("reads", 10.0, 2, clock)
 
 
 def test_the_breaker_opens_after_failures_and_retries_once() -> None:
@@ -130,7 +130,7 @@ def test_a_remote_that_refuses_to_write_is_still_read() -> None:
         def put(self, name: str, data: bytes) -> None:
             raise ConnectionError("no room")
 
-    guard = Guard(Full(), breaker(Clock()), breaker(Clock()))
+    guard = Guard(Full(), breaker(Clock()), Breaker("writes", 10.0, 2, Clock()))
     for _ in range(5):
         with pytest.raises(RemoteUnavailable, match=r"writes|left alone"):
             guard.put("a", b"")
