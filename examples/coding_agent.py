@@ -7,9 +7,9 @@
 It reads a file, tries edits of which the first of each pair fails, and runs the tests. After each success the
 failed call is dropped from the middle of the prompt, and results older than the last ones become a
 placeholder. For each step it prints the tokens that Kamera kept, turned (relocated), patched and prefilled,
-next to the tokens that a prefix cache would prefill for the same prompt. At last it pins the file,
-and thinks in scratch: messages that one answer sees and no later one. Without --model it runs on the
-backbone that ships with Kamera, which knows nothing of code: look at the tokens, not at its answers.
+next to the tokens that a prefix cache would prefill for the same prompt. At the end it pins the file, and
+uses scratch messages, which only one answer sees. Without --model it runs on the backbone that ships with
+Kamera, which knows nothing about code: look at the tokens, not at its answers.
 """
 
 import argparse

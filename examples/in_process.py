@@ -1,6 +1,6 @@
 """Kamera as a model of litellm and of smolagents, in their own process: no server, no URL.
 
-pip install 'kamera[serve]' smolagents litellm
+pip install -e '.[serve]' smolagents litellm
 python examples/in_process.py --framework smolagents
 python examples/in_process.py --framework litellm
 """

@@ -4,7 +4,7 @@
     python examples/video_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --video clip.mp4 \
         --question "What was on the desk?" --look-back 3
 
-Without options it renders the synthetic world, and runs on the backbone that ships with Kamera.
+Without options it renders a clip of the synthetic world, and runs on the backbone that ships with Kamera.
 """
 
 import argparse

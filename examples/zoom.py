@@ -4,10 +4,10 @@
     python examples/zoom.py --grid 3 --depth 3
     python examples/zoom.py --model Qwen/Qwen2.5-VL-7B-Instruct --picture desk.jpg --question "What is on it?"
 
-A branch is the picture and the crops that were looked at after it, cells of a grid. Each step forks the most
-certain branches and appends one more crop to each fork, so what a branch shares with others is run once. The
-bill is set beside that of encoding and prefilling every branch anew. Without options it searches a picture
-made of four frames of the synthetic world, on the backbone that ships with Kamera.
+A branch is the picture and the crops (cells of a grid) that were appended after it. Each step forks the most
+certain branches and appends one more crop to each fork, so the common part of branches runs once. The bill is
+compared with that of encoding and prefilling every branch anew. Without options it searches a picture made of
+four frames of the synthetic world, on the backbone that ships with Kamera.
 """
 
 import argparse

@@ -149,8 +149,8 @@ def _notes(backbone: HfEngine) -> list[str]:
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):
         notes.append(
-            f"in {kind} two forwards differ by rounding, so deeper layers are held to what rounding makes of "
-            "channels that no move turns: use --dtype float32 to hold every layer to 1e-4"
+            f"in {kind} two forwards differ by rounding, so deeper layers are compared with the rounding of "
+            "channels that no move turns: use --dtype float32 to compare every layer with 1e-4"
         )
     if backbone.limits.below is not None:
         notes.append(f"windows must stay below position {backbone.limits.below}: {backbone.limits.reason}")
