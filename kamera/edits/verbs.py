@@ -17,7 +17,7 @@ from kamera.store import ChunkStore
 class Span:
     """``start:end`` of a conversation, counted in ``unit``.
 
-    Raises InvalidDirective for an unknown unit, a span that ends before it starts, or a limit of 0 or less.
+    Raises InvalidDirective for an unknown unit, or a span that ends before it starts.
     """
 
     start: int
@@ -32,17 +32,17 @@ class Span:
 class Pin(Span):
     """Keep the span's stored objects through `gc` and byte limits, for ``ttl`` seconds or for good.
 
-    ``turns``: until the session has given that many more answers, if that is earlier. The store's cap of
-    pinned bytes (`StoreAdmin.pins`) is never exceeded. A pin keeps KV, not messages: the span may leave the
-    prompt, and comes back without an encode.
+    The store's cap of pinned bytes (`StoreAdmin.pins`) is never exceeded. A pin keeps KV, not messages: the
+    span may leave the prompt, and comes back without an encode. Raises InvalidDirective for a ``ttl`` of 0 or
+    less.
     """
 
     ttl: float | None = None
-    turns: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_limits(turns=self.turns, ttl=self.ttl)
+        if self.ttl is not None and not self.ttl > 0:
+            raise InvalidDirective(f"ttl={self.ttl} is no limit: give more than 0, or None")
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,8 @@ class Decay(Span):
     """Move the span's stored objects to a lower tier: the next step is unlikely to need them.
 
     They leave the store's memory for its directory or remote; where memory is all, they are the first to be
-    evicted from it. At once, or after ``turns`` more answers of the session, or at the first answer after
-    ``seconds``, whichever is first.
+    evicted from it.
     """
-
-    turns: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_limits(turns=self.turns, seconds=self.seconds)
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,6 @@ class Share(Span):
     """
 
     scope: ChunkStore | None = None
-
-
-def _check_limits(**limits: float | None) -> None:
-    for name, limit in limits.items():
-        if limit is not None and not limit > 0:
-            raise InvalidDirective(f"{name}={limit} is no limit: give more than 0, or None")
 
 
 Verb = Pin | Decay | Evict | Share

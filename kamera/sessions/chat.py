@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import Options, Shown, State, Turns, shown
 from kamera.sessions.stream import Stream
-from kamera.sessions.timers import Clock, aged
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
@@ -52,8 +50,7 @@ class ChatSession:
 
     ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
     admitted (docs/reuse.md). It is not saved.
-    ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`). ``trace`` is a file of what its
-    windows do, as for `KameraWindow` (`kamera view`); it is not saved.
+    ``trace`` is a file of what its windows do, as for `KameraWindow` (`kamera view`); it is not saved.
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
     also of a streamer, leaves the session unchanged. Turns and edits of several threads run one after
@@ -74,13 +71,12 @@ class ChatSession:
         max_tokens: int | None = None,
         uncached: bool = False,
         reuse: bool = False,
-        clock: Clock = time.time,
         trace: str | Path | None = None,
     ) -> None:
         told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
         settings: dict[str, Any] = {"tools": tools, "mode": mode, "edit_policy": edit_policy}
-        self._set_up(anchors, uncached=uncached, reuse=reuse, clock=clock, **settings)
+        self._set_up(anchors, uncached=uncached, reuse=reuse, **settings)
 
     @classmethod
     def among(cls, anchors: Anchors, **settings: Any) -> ChatSession:
@@ -98,7 +94,6 @@ class ChatSession:
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
         reuse: bool = False,
-        clock: Clock = time.time,
         state: State | None = None,
     ) -> None:
         check_mode(mode)
@@ -112,7 +107,7 @@ class ChatSession:
         self._state = state or State()
         self._turns, self._account = Turns(), Account()
         self._ahead = Anticipation(self.backbone)
-        self._clock, self._reuse = clock, reuse
+        self._reuse = reuse
         if state is not None and state.last is not None and anchors.branches.now(state.last) is None:
             anchors.branches.keep(state.last, None, (), state.messages)  # of another process
 
@@ -214,11 +209,10 @@ class ChatSession:
         else:
             text = branch.asked.generate(branch.question, **options) if text is None else text
         said = spoken(text, watch.stream, self.calls, self.tools)
-        timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._ahead.answered(base.messages, history)
-        self._state = state = state.answered((*history, said.message), timers)
+        self._state = state = state.answered((*history, said.message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
-        report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
+        report = replace(report, first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
         reason = watch.stream.finish_reason(options.get("max_new_tokens"))
@@ -295,17 +289,14 @@ class ChatSession:
         """Pin, decay, evict or share the chunks of a span; its indices refer to `rendered`.
 
         Pin, decay and share leave prompt and answers unchanged: they say what becomes of the span's stored
-        objects, now or after later answers (timers, which `save` keeps). Raises InvalidDirective for a span
-        outside of the window, PinsFull over the store's cap, IncompatibleChunk for a store to share with that
-        cannot hold them, and the errors of `edit`.
+        objects. Raises InvalidDirective for a span outside of the window, PinsFull over the store's cap,
+        IncompatibleChunk for a store to share with that cannot hold them, and the errors of `edit`.
         """
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             self._state.check_seen(seen)
-            report = applied_verb(self, self._anchors, verb, self._clock())
+            report = applied_verb(self, self._anchors, verb)
             if isinstance(verb, Evict):
                 report = replace(report, turn=self._edited([verb.directive], "refuse"))
-            if report.timer is not None:
-                self._state = self._state.changed(timers=(*self._state.timers, report.timer))
         return report
 
     def fork(self) -> ChatSession:
@@ -343,7 +334,6 @@ class ChatSession:
         *,
         edit_policy: EditPolicy | None = None,
         reuse: bool = False,
-        clock: Clock = time.time,
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
 
@@ -357,7 +347,7 @@ class ChatSession:
         with account.now(backbone):
             settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        settings |= {"edit_policy": edit_policy, "reuse": reuse, "clock": clock}
+        settings |= {"edit_policy": edit_policy, "reuse": reuse}
         session = cls.among(anchors, state=state, **settings)
         session._account = account
         return session

@@ -15,12 +15,11 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from kamera import files
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.sessions.modes import check_mode
-from kamera.sessions.timers import Does, Timer
 from kamera.store import ChunkStore, Folder, signature
 from kamera.trust import GUARANTEES
 from kamera.window import well_formed
@@ -144,8 +143,6 @@ def _check(document: Document) -> None:
         raise TypeError("changes are ids")
     if not all(isinstance(message["role"], str) for message in document["messages"]):
         raise TypeError("messages have roles")
-    for timer in document["timers"]:
-        timer_of(timer)
     if (document["window"] is None) != (document["layout"] is None):
         raise ValueError("a window has a layout")
     if document["window"] is not None:
@@ -154,15 +151,6 @@ def _check(document: Document) -> None:
             raise ValueError("a window has a folder and a digest")
         if not {document["guarantee"], document["minimum"]} <= set(GUARANTEES):
             raise ValueError("a window has guarantees")
-
-
-def timer_of(held: Mapping[str, Any]) -> Timer:
-    """The timer that a document holds. Raises ValueError, TypeError or LookupError for none."""
-    timer = Timer(**{**held, "chunks": tuple(held["chunks"])})
-    if timer.does not in get_args(Does) or not all(isinstance(chunk, str) for chunk in timer.chunks):
-        raise ValueError("a timer does something to chunks")
-    timer.due(0, 0.0)
-    return timer
 
 
 _Text: Any = (str, type(None))
@@ -178,7 +166,6 @@ _KINDS: Mapping[str, Any] = {
     "turn": int,
     "changes": list,
     "last": _Text,
-    "timers": list,
     "ids": (list, type(None)),
     "window": (dict, type(None)),
     "layout": (dict, type(None)),

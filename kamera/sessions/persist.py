@@ -43,7 +43,6 @@ from kamera.sessions.document import (
     publish,
     read_document,
     sealed,
-    timer_of,
     window_name,
 )
 from kamera.sessions.layout import Layout
@@ -91,7 +90,6 @@ def save_session(
         "turn": state.turn,
         "changes": list(state.changes),
         "last": state.last,
-        "timers": [asdict(timer) for timer in state.timers],
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
         "window": None if window is None else {"folder": window_name(), "sha256": ""},
@@ -143,7 +141,6 @@ def load_session(
         layout = None if document["layout"] is None else layout_of(document["layout"])
         settings = {name: document[name] for name in ("mode", "uncached", "tools")}
         policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
-        timers = tuple(timer_of(timer) for timer in document["timers"])
     window = None
     if messages_only:
         ids = layout = None
@@ -157,8 +154,7 @@ def load_session(
         if lengths != [slot.length for slot in window.slots]:
             raise CorruptChunk(f"{str(where)!r} and its window are of different sessions")
     changes = tuple(document["changes"])
-    own = {"timers": timers, "changes": changes, "last": document["last"]}
-    state = State(messages, document["turn"], ids, layout, window, **own)
+    state = State(messages, document["turn"], ids, layout, window, changes=changes, last=document["last"])
     return settings, state, policy, document["max_tokens"]
 
 

@@ -31,7 +31,6 @@ from kamera.sessions.layout import (
 )
 from kamera.sessions.modes import Choice, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
-from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import KameraWindow, Report, cut
 
@@ -43,7 +42,7 @@ Options = Mapping[str, Any]
 class State:
     """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's.
 
-    ``changes`` are the ids of the changes that made it, in order: answers, edits, timers. Of two states of a
+    ``changes`` are the ids of the changes that made it, in order: answers and edits. Of two states of a
     session one goes on from the other if it has the other's last change.
 
     ``last`` is the turn whose history these messages are; None once edited. Of a ``borrowed`` window the
@@ -58,7 +57,6 @@ class State:
     layout: Layout | None = None
     window: KameraWindow | None = None
     admissions: tuple[Admission, ...] = ()
-    timers: tuple[Timer, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
     borrowed: bool = False
@@ -75,11 +73,11 @@ class State:
         """A state that goes on from this one, by one change."""
         return replace(self, changes=(*self.changes, secrets.token_hex(8)), **fields)
 
-    def answered(self, history: History, timers: tuple[Timer, ...]) -> State:
+    def answered(self, history: History) -> State:
         """A state that goes on from this one by one turn, whose id is its last change."""
         name = secrets.token_hex(8)
         changes = (*self.changes, name)
-        return replace(self, messages=history, turn=self.turn + 1, timers=timers, changes=changes, last=name)
+        return replace(self, messages=history, turn=self.turn + 1, changes=changes, last=name)
 
     def check_seen(self, seen: State, history: Sequence[Message] = ()) -> None:
         """Raise SessionConflict if this went on from ``seen``, and ``history`` does not begin with that."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kamera.edits import Decay, Directive, Evict, Pin, Share, Span, Verb, resolve
+from kamera.edits import Directive, Evict, Pin, Share, Span, Verb, resolve
 from kamera.errors import IncompatibleChunk, InvalidDirective
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.timers import Timer, keys_of
 from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.window import KameraWindow, Slot
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 class VerbReport:
     """The chunks that a verb concerned, the number of stored objects, and of an eviction its turn.
 
-    ``timer`` is what the session does later: with a timer no object has decayed yet.
     ``forwards``: of canonicals that had to be computed before they could be stored.
     """
 
@@ -30,15 +28,14 @@ class VerbReport:
     objects: int = 0
     forwards: int = 0
     turn: TurnReport | None = None
-    timer: Timer | None = None
 
 
-def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, now: float) -> VerbReport:
-    """Apply ``verb`` to a session at ``now``; see `ChatSession.apply`, which runs the edit of an eviction."""
+def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb) -> VerbReport:
+    """Apply ``verb`` to a session; see `ChatSession.apply`, which runs the edit of an eviction."""
     slots = _slots(session, verb)
     if isinstance(verb, Evict):
         return VerbReport(tuple(slot.chunk_id for slot in slots))
-    window, turn = session.state.asked, session.state.turn
+    window = session.state.asked
     if isinstance(verb, Share) and verb.scope is not None:
         _check_scope(session.store, verb.scope)
     chunks = tuple(dict.fromkeys(slot.chunk_id for slot in slots))
@@ -47,17 +44,11 @@ def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, now: float)
     if isinstance(verb, Share):
         return VerbReport(chunks, _shared(window, chunks, verb.scope), forwards)
     admin = StoreAdmin(session.store)
-    keys = keys_of(session.store, chunks)
-    last = None if verb.turns is None else turn + verb.turns
+    keys = [info.key for chunk in chunks for info in session.store.ls(chunk_id=chunk)]
     if isinstance(verb, Pin):
         admin.pin(keys, verb.ttl)
-        timer = None if last is None else Timer("unpin", chunks, last, None)
-        return VerbReport(chunks, len(keys), forwards, timer=timer)
-    assert isinstance(verb, Decay)
-    if last is None and verb.seconds is None:
-        return VerbReport(chunks, admin.objects.demote(keys), forwards)
-    until = None if verb.seconds is None else now + verb.seconds
-    return VerbReport(chunks, 0, forwards, timer=Timer("decay", chunks, last, until))
+        return VerbReport(chunks, len(keys), forwards)
+    return VerbReport(chunks, admin.objects.demote(keys), forwards)
 
 
 def _slots(session: ChatSession, span: Span) -> list[Slot]:

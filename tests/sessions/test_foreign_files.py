@@ -123,7 +123,6 @@ MALFORMED: dict[str, Callable[[dict], object]] = {
     "runs": lambda body: _changed(body, layout={**body["layout"], "runs": [[0, 99]]}),
     "segments": lambda body: _changed(body, layout={**body["layout"], "segments": [{}]}),
     "window": lambda body: _changed(body, window={"folder": "../elsewhere", "sha256": ""}),
-    "timers": lambda body: _changed(body, timers=[{"does": "boil", "chunks": [], "turn": 1, "time": None}]),
     "changes": lambda body: _changed(body, changes=[1, 2]),
 }
 

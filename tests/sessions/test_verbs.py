@@ -59,6 +59,11 @@ def test_a_pin_ends_with_its_time(tmp_path):
         assert [info for info in store.ls() if info.kind == "canonical"] == []
 
 
+def test_a_pin_for_no_time_is_refused():
+    with pytest.raises(InvalidDirective, match="more than 0"):
+        Pin(0, 1, ttl=0)
+
+
 def test_decayed_chunks_leave_memory_for_the_directory(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         chat = _chat(store, screens(3))
