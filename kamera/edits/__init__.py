@@ -2,13 +2,12 @@
 
 from kamera.edits import policies
 from kamera.edits.clearing import Cleared, Clearing, clearing_of
-from kamera.edits.clients import Client
+from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
 from kamera.edits.policy import EditPolicy, edited, same
-from kamera.edits.repeating import Foreseen, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "edited_messages",
     "of_items",
     "policies",
-    "repeated",
     "resolve",
     "same",
 ]

@@ -11,20 +11,26 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from kamera.content import Message
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
 from kamera.edits.policies.calls import is_result, text_of
 from kamera.edits.policies.images import Counted, Removed, count_images
 from kamera.edits.policy import EditPolicy, edited, same
-from kamera.edits.repeating import Foreseen
 from kamera.errors import EditPolicyFailed
 
 _PLAIN = (str, int, float, bool, type(None))
 
 _PLACEHOLDERS = 3
 """New texts that are tried as what stands for something that left: a rule writes one."""
+
+
+class Foreseen(NamedTuple):
+    """A next history; its messages from index ``known`` on may come otherwise."""
+
+    messages: list[dict[str, Any]]
+    known: int
 
 
 class _Medium:

@@ -1,12 +1,11 @@
 """Anticipation: after an answer a session prepares its next prompt's window, as later work.
 
-What leaves next is often known: the edit policy says so, a rule that the client was seen to follow, or its
-last edit, repeated. Stand-ins of the shape of earlier turns' messages take the place of those that are not
-known yet: the first with which anything leaves counts, for a turn with which nothing does finds the window as
-it stands. All in front of them is
-arranged on a fork of the window, under the session's own mode and policy, so that the next turn finds it in
-place and runs its new pieces alone. A prompt that comes otherwise starts from the window it would have
-started from: segments are compared by their ids, as in every turn.
+What leaves next is often known: the edit policy says so, or a rule that the client was seen to follow.
+Stand-ins of the shape of earlier turns' messages take the place of those that are not known yet: the first
+with which anything leaves counts, for a turn with which nothing does finds the window as it stands. All in
+front of them is arranged on a fork of the window, under the session's own mode and policy, so that the next
+turn finds it in place and runs its new pieces alone. A prompt that comes otherwise starts from the window it
+would have started from: segments are compared by their ids, as in every turn.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kamera import forks
 from kamera.content import Message
-from kamera.edits import Client, EditPolicy, Foreseen, edited, repeated
+from kamera.edits import Client, EditPolicy, Foreseen, edited
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, later_of
@@ -36,27 +35,6 @@ _HELD = 8
 
 _TURNS = 16
 """Turns whose messages may stand in for the next ones."""
-
-
-class Told(NamedTuple):
-    """A turn: the history ``before`` it, and the one that the client ``gave``."""
-
-    before: Sequence[Message]
-    given: Sequence[Message]
-
-    @property
-    def as_sent(self) -> Sequence[Message]:
-        """The history before, its answer in the client's own form."""
-        sent = [message for message in self.given if message.get("role") == "assistant"]
-        own = self.before and self.before[-1].get("role") == "assistant"
-        return [*self.before[:-1], sent[-1]] if own and sent else self.before
-
-
-class Known(NamedTuple):
-    """What is known of a client: its last turn, and what all of its turns have told."""
-
-    last: Told | None
-    client: Client
 
 
 class Manner(NamedTuple):
@@ -76,13 +54,14 @@ class Anticipation:
         self._queue = later_of(engine)
         self._ahead: Ahead[State] = Ahead(engine)
         self._lock = forks.Lock()
-        self._told: deque[Told] = deque(maxlen=_HELD)  # what nobody has learned from yet
-        self._known = Known(None, Client())
+        # turns that nobody has learned from yet: the history before, and the one that the client gave
+        self._told: deque[tuple[Sequence[Message], Sequence[Message]]] = deque(maxlen=_HELD)
+        self._client = Client()
 
     def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
         """Remember a turn: the history ``before`` it, and the one that the client gave."""
         with self._lock:
-            self._told.append(Told(before, given))
+            self._told.append((before, given))
 
     def begin(self, state: State, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
@@ -93,9 +72,9 @@ class Anticipation:
             found, here = seen(), mine()
             if found is None or here is None:
                 return None
-            known = here._learned()
+            client = here._learned()
             del here
-            ready = _tried(found, known, manner)
+            ready = _tried(found, client, manner)
             window = None if ready is None else ready.window
             return None if ready is None or window is None else (ready, manner.anchors.memory(window).own)
 
@@ -106,17 +85,17 @@ class Anticipation:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
         return self._ahead.take()
 
-    def _learned(self) -> Known:
-        """What is known after the turns that were answered."""
+    def _learned(self) -> Client:
+        """What is known of the client after the turns that were answered."""
         with self._lock:
             told = [*self._told]
             self._told.clear()
-        for turn in told:  # later work is one thread: no other learns meanwhile
-            self._known = Known(turn, self._known.client.told(turn.before, turn.given))
-        return self._known
+        for before, given in told:  # later work is one thread: no other learns meanwhile
+            self._client = self._client.told(before, given)
+        return self._client
 
 
-def foreseen(state: State, known: Known, policy: EditPolicy | None) -> Iterator[Foreseen]:
+def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterator[Foreseen]:
     """Next histories after an answer, the likeliest first. Raises EditPolicyFailed."""
     history = state.messages
     if not history or history[-1].get("role") != "assistant":
@@ -128,15 +107,10 @@ def foreseen(state: State, known: Known, policy: EditPolicy | None) -> Iterator[
             if tail == [message.get("role") for message in coming]:
                 yield Foreseen(messages, len(messages) - len(coming))
         return
-    client, last = known.client, known.last
     for coming in _stand_ins([*client.unedited, history[-1]]) if client.rule else ():
         ruled = client.next(history[-1], coming)
         if ruled is not None:
             yield ruled
-    again = None if client.rule or last is None else repeated(last.as_sent, last.given, history)
-    if again is not None:
-        for coming in _stand_ins(history)[:1]:
-            yield Foreseen([*again.messages, *map(dict, coming)], again.known)
 
 
 def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | None:
@@ -158,10 +132,10 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     return replace(state, layout=orders.layout(choice.on_leave), window=window)
 
 
-def _tried(state: State, known: Known, manner: Manner) -> State | None:
+def _tried(state: State, client: Client, manner: Manner) -> State | None:
     """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
     try:
-        made = (prepared(state, history, manner) for history in foreseen(state, known, manner.policy))
+        made = (prepared(state, history, manner) for history in foreseen(state, client, manner.policy))
         return next((one for one in made if one is not None), None)
     except (KameraError, ValueError) as error:
         logger.info("a session's next prompt was not prepared: %s", error)

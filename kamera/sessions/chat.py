@@ -259,8 +259,9 @@ class ChatSession:
     def anticipate(self) -> None:
         """Prepare the next prompt's window, as later work, as far as that is foreseen (docs/sessions.md).
 
-        What the edit policy removes next is known, a client's own edit is taken to be repeated. The next turn
-        never waits for it, and serves of it what its prompt has (`TurnReport.anticipated`).
+        What the edit policy removes next is known, and so is what a client's own rule removes, once its turns
+        have shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its
+        prompt has (`TurnReport.anticipated`).
         """
         manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._reuse)
         with self._account.now(self.backbone):
