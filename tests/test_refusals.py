@@ -87,7 +87,6 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "minimum": lambda v: ReusePolicy(minimum=v),
     "on_miss": lambda v: ReusePolicy(on_miss=v),
     "layers": lambda v: ReusePolicy(layers=[v]),
-    "nearest": lambda v: ReusePolicy(nearest=v),
     "backbone": lambda v: KameraWindow(v, ChunkStore.open("memory://")),
     "store": lambda v: KameraWindow(seeing(), v),
     "model": HfEngine,

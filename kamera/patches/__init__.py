@@ -12,7 +12,7 @@ from kamera.patches.later import Later, LaterPiece, Worth, later_of
 from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import canonical_of, patch_dropped
-from kamera.patches.near import Near, equal_left
+from kamera.patches.near import Near
 from kamera.patches.orbit import form_orbit, how_many, orderings
 from kamera.patches.owed import Owed, pay
 from kamera.patches.proving import Before, Prover
@@ -54,7 +54,6 @@ __all__ = [
     "compact_positions",
     "continued",
     "encoded",
-    "equal_left",
     "extents_of",
     "form_canonicals",
     "form_orbit",

@@ -40,19 +40,6 @@ def divergence(these: Sequence[str], those: Sequence[str], alike: Alike | None =
     return 0.0 if union == 0 else 1.0 - common / union
 
 
-def equal_left(these: Sequence[str], those: Sequence[str], lengths: Sequence[int]) -> int:
-    """Tokens directly before a chunk that two sequences of antecedents have in common, whole chunks only.
-
-    ``these`` are the present antecedents, of ``lengths`` tokens, ``those`` the ones of a stored patch.
-    """
-    count = 0
-    for one, other, length in zip(reversed(these), reversed(those), reversed(lengths), strict=False):
-        if one != other:
-            break
-        count += length
-    return count
-
-
 def disorder(these: Sequence[str], those: Sequence[str]) -> float:
     """Share of the pairs of chunks common to both that are in another order: 0.0 none, 1.0 all."""
     places = {chunk: i for i, chunk in enumerate(those)}

@@ -17,7 +17,6 @@ OnMiss = Literal["sample", "form", "prefill", "blind"]
 ArchiveRule = Literal["now", "later"]
 Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
-Nearest = Literal["set", "left"]
 OnLeave = Literal["keep", "repair", "exact"]
 """Treatment of chunks whose antecedents change: kept, placed anew under the policy, or prefilled."""
 
@@ -64,8 +63,7 @@ class ReusePolicy:
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of chunks in
     which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however stale). None, the
-    default, serves none under any ``minimum``. ``nearest`` chooses among several: the one whose set differs
-    least ("set"), or the one with the most equal tokens directly before the chunk ("left").
+    default, serves none under any ``minimum``. Of several, the one whose set differs least serves.
 
     ``on_leave`` is the treatment of chunks that stay when others leave (slide, evict). "keep" serves them as
     survivors. "repair" gives each the KV it would have without what has left: by the patch stored for its
@@ -104,7 +102,6 @@ class ReusePolicy:
     share: float | Literal["auto"] = "auto"
     max_error: float = 0.07
     max_divergence: float | None = None
-    nearest: Nearest = "set"
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
@@ -153,8 +150,6 @@ class ReusePolicy:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
         if not 0.0 <= self.audit <= 1.0:
             raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
-        if self.nearest not in get_args(Nearest):
-            raise ValueError(f"nearest {quote(self.nearest)} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
             raise ValueError(f"on_leave {quote(self.on_leave)} is none of {', '.join(get_args(OnLeave))}")
 

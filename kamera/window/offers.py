@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kamera.ops import patch_bytes
-from kamera.patches import Near, Stored, equal_left, stored_patch
+from kamera.patches import Stored, stored_patch
 from kamera.store import ObjectInfo
-from kamera.trust import GUARANTEES, Guarantee, ReusePolicy, at_least, guarantee_named, weakest
+from kamera.trust import Guarantee, ReusePolicy, at_least, guarantee_named, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, footing
 from kamera.window.steps import Offer, Rows
@@ -52,30 +52,13 @@ class Offers:
                 return Offer("orbit", antecedents, "orbit", row.formed, size, created=row.created)
         limit = self.policy.max_divergence
         if limit is not None and self.policy.admits("near"):
-            for distance, info in self._near(chunk, before, limit):
+            for distance, info in self.rows.near(chunk.chunk_id, before.chunk_ids, limit):
                 row = self._row(chunk, info.antecedents, info.kind)
                 if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
                     named = Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
                     return replace(named, created=row.created)
         return None
-
-    def _near(self, chunk: Newcomer | Seat, before: Seats, limit: float) -> list[Near]:
-        """Patches of other antecedents, the nearest first.
-
-        By left context: the most equal tokens directly before the chunk, then the better formation, then the
-        antecedents' names, so that equal stores give equal patches. An orbit patch has no left context.
-        """
-        found = self.rows.near(chunk.chunk_id, before.chunk_ids, limit)
-        if self.policy.nearest == "set":
-            return found
-        lengths = [seat.length for seat in before.seats]
-
-        def rank(near: Near) -> tuple[int, int, tuple[str, ...]]:
-            behind, formed = near.patch.antecedents, guarantee_named(near.patch.formed)
-            return -equal_left(before.chunk_ids, behind, lengths), GUARANTEES.index(formed), behind
-
-        return sorted((near for near in found if near.patch.kind == "exact"), key=rank)
 
     def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
         """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
