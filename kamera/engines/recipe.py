@@ -7,7 +7,7 @@ refused by name.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, Literal, Protocol, get_args
@@ -221,8 +221,8 @@ class Recipe:
         return made
 
     def _document(self) -> dict[str, Any]:
-        context = {**asdict(replace(self.context, probe="")), "probe": str(self.context.probe)}
-        return {**asdict(replace(self, context=replace(self.context, probe=""))), "context": context}
+        told = _fields(self)
+        return {**told, "context": {**told["context"], "probe": str(self.context.probe)}}
 
 
 class Executor(Protocol):
@@ -285,6 +285,15 @@ class _Context:
     tenant: str
     kv: str
     probe: str
+
+
+def _fields(value: Any) -> Any:
+    """Dataclasses as dictionaries, tuples of them as lists; what else there is as it is, not copied."""
+    if is_dataclass(value):
+        return {field.name: _fields(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_fields(one) for one in value]
+    return value
 
 
 def _text(document: Any) -> str:

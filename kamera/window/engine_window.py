@@ -176,12 +176,20 @@ class EngineWindow:
         """
         missing = {seat.chunk_id for seat in self._seats if not self._rows.has_canonical(seat.chunk_id)}
         for chunk_id in sorted(missing):
-            held = self._held[chunk_id]
-            alone = self._recipe((self._computed(held, self._behind(())),))
-            done = self._engine.complete(self._prompt(alone, [held], "", (), 1, later=True))
-            self.usage.later_forwards += 1
-            self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
+            self._run_later((self._computed(self._held[chunk_id], self._behind(())),))
         return len(missing)
+
+    def anticipate(self, leaving: int = 1) -> int:
+        """Have the engine prefill the chunks as they will stand once the ``leaving`` oldest have left.
+
+        An engine that harvests then has patches for them, and a `slide` of as many finds no survivor. Returns
+        the number of prompts, as `keep`: 0 if all of it is stored.
+        """
+        seats = self._placed([seat.chunk_id for seat in self._seats[leaving:]])
+        if all(seat.source.canonical for seat in seats):
+            return 0
+        self._run_later(seats)
+        return 1
 
     @property
     def slots(self) -> tuple[EngineSlot, ...]:
@@ -211,7 +219,11 @@ class EngineWindow:
         return self._arrange([*staying, held.chunk_id])
 
     def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
-        """Place chunks one after another: from what is stored, up to the first that has to be computed."""
+        self._seats = self._placed(wanted)
+        return self.slots
+
+    def _placed(self, wanted: Sequence[Seat | str]) -> tuple[Seat, ...]:
+        """Chunks one after another: on what is stored, up to the first that has to be computed."""
         with self._rows.operation():
             own = replace(self._context, kv="as-is")
             supplied = self._store.has(own, own.anchor, None, "anchor")
@@ -222,8 +234,14 @@ class EngineWindow:
                 seat = self._stored(held, was, before) if supplied else None
                 supplied = seat is not None
                 before = before.joined(seat or self._computed(held, before))
-        self._seats = before.seats
-        return self.slots
+        return before.seats
+
+    def _run_later(self, seats: Sequence[Seat]) -> None:
+        """Have the engine prefill chunks for what it then stores."""
+        chunks = [self._held[seat.chunk_id] for seat in seats]
+        done = self._engine.complete(self._prompt(self._recipe(seats), chunks, "", (), 1, later=True))
+        self.usage.later_forwards += 1
+        self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
 
     def _stored(self, held: _HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""

@@ -302,3 +302,22 @@ def test_a_window_over_the_engine_answers_from_what_the_engine_alone_has_stored(
         assert window.usage.answers == 6 and 5 <= window.usage.later_forwards <= 6
     assert right / asked >= 0.95
     assert bed.counts.encodes - before == 5 * 6  # each picture once: no operation encodes again
+
+
+def test_what_a_slide_needs_is_prefilled_before_it(bed):
+    episode, window, ahead = HELD_OUT.episode(650, layout="LLLI"), engine_window(bed), engine_window(bed)
+    for frame in episode.frames:
+        window.append(frame.content)
+    window.generate("value of tag A?", 1)
+    window.keep()
+    settled(window, {"canonical", "stored"})
+    before = window.usage.later_forwards
+    assert window.anticipate() == 1 and window.usage.later_forwards == before + 1
+    for frame in episode.frames[1:]:
+        ahead.append(frame.content)
+    settled(ahead, {"canonical", "stored"})
+    assert window.anticipate() == 0  # all of it is stored
+    assert [slot.origin for slot in window.slide()] == ["canonical", "stored", "stored"]
+    question = bound(episode, [1, 2, 3])[0]
+    answer = window.generate(question.text, 4)
+    assert answer.text == question.answer and answer.supplied == len(window.recipe().ids)

@@ -1,0 +1,1 @@
+"""vLLM with the connector on the small trained backbones: an engine in a process, and what it ran."""
