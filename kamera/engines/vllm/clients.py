@@ -17,10 +17,13 @@ LATER = 1
 
 
 class Offline:
-    """Prompts for a ``vllm.LLM``. ``placeholders`` are the token ids that pictures replace."""
+    """Prompts for a ``vllm.LLM``. ``placeholders`` are the token ids that pictures replace.
 
-    def __init__(self, llm: Any, placeholders: Collection[int]) -> None:
-        self._llm, self._placeholders = llm, frozenset(placeholders)
+    With an ``adapter``, vLLM's ``LoRARequest``, it answers them under that.
+    """
+
+    def __init__(self, llm: Any, placeholders: Collection[int], *, adapter: Any = None) -> None:
+        self._llm, self._placeholders, self._adapter = llm, frozenset(placeholders), adapter
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
         """As `Completes.complete`."""
@@ -34,8 +37,8 @@ class Offline:
             given["cache_salt"] = prompt.recipe.context.tenant
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
         sampling = SamplingParams(temperature=0.0, max_tokens=prompt.max_new_tokens, extra_args=extra)
-        priority = {"priority": [LATER]} if prompt.later and self._prioritises else {}
-        (out,) = self._llm.generate([given], sampling, use_tqdm=False, **priority)
+        more: dict[str, Any] = {"priority": [LATER]} if prompt.later and self._prioritises else {}
+        (out,) = self._llm.generate([given], sampling, use_tqdm=False, lora_request=self._adapter, **more)
         answer = out.outputs[0]
         return EngineCompletion(
             answer.text, tuple(answer.token_ids), len(out.prompt_token_ids), out.num_cached_tokens or 0

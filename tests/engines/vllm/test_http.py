@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -47,6 +48,17 @@ def server(tmp_path):
             process.wait(30)
 
 
+def engine_client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+
+def counts(url):
+    """The connector's counters, by name and label."""
+    lines = re.findall(r"^kamera:(\w+)_total\{(.*)\} (.*)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    label = re.compile(r'(?:origin|reason|kind)="(\w+)"')
+    return {(name, label.search(labels)[1]): float(count) for name, labels, count in lines}
+
+
 def _await(url, process, log):
     for _ in range(600):
         assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
@@ -62,7 +74,7 @@ def _await(url, process, log):
 def test_an_unchanged_client_is_served_from_what_the_engine_stored(server):
     url, model, where = server
     backbone, store = Backbone.from_pretrained(model, dtype="float32", by_files=True), ChunkStore.open(where)
-    engine = Http(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), "bed", priorities=True)
+    engine = Http(engine_client(url), "bed", priorities=True)
     policy, right = ReusePolicy(certified=False, tolerance=None), []
     for number in range(12):
         episode = World(800_000).episode(number, layout="LLLI")
@@ -86,3 +98,15 @@ def test_an_unchanged_client_is_served_from_what_the_engine_stored(server):
         line for line in metrics.splitlines() if line.startswith("vllm:external_prefix_cache_hits_total")
     ]
     assert float(hits.split()[-1]) > 12 * 300
+    counted = counts(url)
+    assert counted["supplied_tokens", "stored"] > counted["supplied_tokens", "canonical"] > 0
+    supplied = sum(count for (name, _), count in counted.items() if name == "supplied_tokens")
+    assert supplied > 12 * 300
+    assert counted["harvested_bytes", "canonical"] > 0 and counted["harvested_bytes", "exact"] > 0
+    assert not any(name == "refused_requests" for name, _ in counted)
+    client = engine_client(url)
+    said = {"role": "user", "content": "What?"}
+    for recipe in ("no recipe", window.recipe().to_json()):
+        field = {"kv_transfer_params": {"kamera": recipe}}
+        client.chat.completions.create(model="bed", messages=[said], max_tokens=1, extra_body=field)
+    assert counts(url)["refused_requests", "recipe"] == 2
