@@ -260,3 +260,11 @@ class InvalidRequest(KameraError, ValueError):
 
 class UnidentifiedMedia(KameraError, ValueError):
     """A media placeholder has no digest of its picture or clip."""
+
+
+class UnsupportedByEngine(KameraError, ValueError):
+    """An engine that schedules by itself cannot do what was asked of its window or session."""
+
+
+class EngineFailed(KameraError):
+    """An engine that schedules by itself did not answer."""

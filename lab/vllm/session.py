@@ -97,7 +97,7 @@ class Arm:
         plain = name in (PREFIX, WARMED)
         self._llm = start(model, None if plain else where, {"harvest": "256MiB"}, **pages)
         self._ran = counted(self._llm)
-        self._backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True)
+        self._backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
         self._store = ChunkStore.open(where)
         self._engine = _Timed(Offline(self._llm, self._backbone.vision_tokens))
         self.begin()

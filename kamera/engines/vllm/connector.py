@@ -21,9 +21,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kamera.engines.vllm.harvest import Harvester, PageHarvest
-from kamera.engines.vllm.identity import fingerprint_of
+from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.layout import layout_of
+from kamera.engines.vllm.metrics import ConnectorMetrics, ConnectorStats
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
@@ -90,7 +91,7 @@ class KameraConnector(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             self.scheduler = SchedulerSide(
                 self._stores,
-                fingerprint_of(vllm_config),
+                EngineIdentity(vllm_config),
                 Positions(vllm_config.model_config),
                 self._harvests > 0,
                 self._rules(config.get_from_extra_config("recognise", "")),
@@ -189,13 +190,33 @@ class KameraConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         """Loads that failed: their requests are computed."""
         assert self.scheduler is not None
-        self.scheduler.missed(connector_output.failed_recving or ())
+        failed = connector_output.failed_recving or set()
+        self.scheduler.missed(failed)
+        self.scheduler.loaded((connector_output.finished_recving or set()) - failed)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""
         assert self.scheduler is not None
         self.scheduler.leave(request.request_id)
         return False, None
+
+    # -- metrics -----------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        """What this side counted since the last call."""
+        side = self.scheduler or self._harvester
+        counts = {} if side is None else side.untold.take()
+        return ConnectorStats(counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        """Counts that came from another process."""
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any) -> ConnectorMetrics:
+        """The counters of vLLM's end point."""
+        return ConnectorMetrics(*args)
 
     def shutdown(self) -> None:
         """Finish the harvest, and close the stores."""

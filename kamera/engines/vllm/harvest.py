@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kamera.engines.recipe import Recipe
+from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import KV, Layout, PatchBudget, deficit, digest, kv_bytes, uniform_offset
@@ -92,16 +93,16 @@ class Harvester:
         self._waiting: OrderedDict[tuple[Context, str], Waiting] = OrderedDict()
         self._bytes = self._kept = 0
         self._lock = threading.Lock()
+        self.untold = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
         self._thread.start()
-        self.stored = self.dropped = 0
 
     def take(self, waiting: Waiting) -> None:
         """Make what can be made of KV that was read; returns at once. Over the bound it is dropped."""
         size = kv_bytes(waiting.kv)
         with self._lock:
             if self._bytes + size > self._limit:
-                self.dropped += 1
+                self.untold.add("dropped_bytes", "arriving", size)
                 return
             self._bytes += size
         self._arrived.put(waiting)
@@ -128,8 +129,7 @@ class Harvester:
         store = self._stores.of(context.tenant)
         if ripe.kind != "exact":
             if not store.has(_own(context, ripe), ripe.chunk_id, (), ripe.kind):
-                store.put(_canonical(arrived))
-                self.stored += 1
+                self._put(store, _canonical(arrived))
             if late := self._leave(context, ripe.chunk_id):
                 self._patch(store, late)
         elif not self._patch(store, arrived):
@@ -137,8 +137,8 @@ class Harvester:
             self._waiting[context, ripe.chunk_id] = arrived
             self._kept += kv_bytes(arrived.kv)
             while self._kept > self._limit:
-                self._leave(*next(iter(self._waiting)))
-                self.dropped += 1
+                oldest = self._leave(*next(iter(self._waiting)))
+                self.untold.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
 
     def _leave(self, context: Context, chunk_id: str) -> Waiting | None:
         """The KV of a chunk that waits no longer."""
@@ -161,9 +161,14 @@ class Harvester:
         deltas = deficit(arrived.kv, canonical.kv, self._layout, offset)
         (patch, energy), filled = self._budget.form(deltas, self._layout, canonical.kv)
         info = {"energy": energy, **filled.to_info()}
-        store.put(PatchRecord(ripe.chunk_id, context, ripe.antecedents, "exact", patch, ripe.formed, info))
-        self.stored += 1
+        record = PatchRecord(ripe.chunk_id, context, ripe.antecedents, "exact", patch, ripe.formed, info)
+        self._put(store, record)
         return True
+
+    def _put(self, store: ChunkStore, record: CanonicalRecord | PatchRecord) -> None:
+        store.put(record)
+        row = store.info(record.context, record.chunk_id, record.antecedents, record.kind)
+        self.untold.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
 def _own(context: Context, ripe: Ripe) -> Context:

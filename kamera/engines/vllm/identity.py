@@ -1,29 +1,61 @@
-"""Who an engine is: the fingerprint of the files and settings that it was started with."""
+"""Who an engine is: the fingerprints of the files and settings that its requests are computed with."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
-from kamera.engines.checkpoint import checkpoint_fingerprint
-from kamera.errors import UnsupportedBackbone
+from kamera.engines.checkpoint import checkpoint_fingerprint, files_of
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone, quote
 
 
-def fingerprint_of(config: Any) -> str:
-    """The fingerprint of a ``VllmConfig``, equal to that of a `Backbone` of the same folder and dtype.
+class EngineIdentity:
+    """The fingerprints of an engine's requests: of its model alone, and of it under an adapter.
 
-    Raises UnsupportedBackbone for a model that is no folder of safetensors, and for one with LoRA, whose
-    adapters differ from request to request.
+    Each is equal to `checkpoint_fingerprint` of the same folders and dtype. Raises UnsupportedBackbone for a
+    model that is no folder of safetensors, for weights that the engine quantizes, and for adapters that act
+    on pictures or in another dtype.
     """
-    model = config.model_config
-    if config.lora_config is not None:
-        raise UnsupportedBackbone("LoRA: requests differ in their weights; merge the adapter into the model")
-    if model.quantization is not None:
-        raise UnsupportedBackbone(
-            f"weights quantized by the engine ({model.quantization}): no files say that"
-        )
-    return checkpoint_fingerprint(
-        model.model,
-        dtype=str(model.dtype).removeprefix("torch."),
-        overrides=model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
-        pixels=getattr(model.multimodal_config, "mm_processor_kwargs", None),
-    )
+
+    def __init__(self, config: Any) -> None:
+        model, lora = config.model_config, config.lora_config
+        if model.quantization is not None:
+            raise UnsupportedBackbone(
+                f"weights quantized by the engine ({model.quantization}): no files say that"
+            )
+        if lora is not None and (lora.enable_tower_connector_lora or lora.lora_dtype != model.dtype):
+            raise UnsupportedBackbone(
+                "LoRA on pictures, or in another dtype than the model's: no files say that; start vLLM "
+                "without enable_tower_connector_lora and lora_dtype"
+            )
+        self._folder, self._started = model.model, time.time_ns()
+        self._settings: dict[str, Any] = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
+            "pixels": getattr(model.multimodal_config, "mm_processor_kwargs", None),
+        }
+        self.model = checkpoint_fingerprint(self._folder, **self._settings)
+        self._adapted: dict[str, str] = {}
+
+    def of(self, request: Any) -> str:
+        """The fingerprint of what computes a request.
+
+        Raises IncompatibleChunk for an adapter whose files are not at hand, or changed since the engine
+        started: what it has loaded may be another.
+        """
+        adapter = request.lora_request
+        if adapter is None:
+            return self.model
+        folder = Path(adapter.lora_path)
+        files = files_of(folder) if folder.is_dir() else ()
+        if not files or max(stamp.changed for _, stamp in files) >= self._started:
+            raise IncompatibleChunk(
+                f"adapter {quote(adapter.lora_name)} is no folder that is as it was when vLLM started: its "
+                "requests are computed; start vLLM again"
+            )
+        if adapter.lora_path not in self._adapted:
+            self._adapted[adapter.lora_path] = checkpoint_fingerprint(
+                self._folder, adapters=[folder], **self._settings
+            )
+        return self._adapted[adapter.lora_path]

@@ -12,7 +12,9 @@ import torch
 
 from kamera.engines.recipe import Part, Recipe
 from kamera.engines.recognise import Placeholder
+from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
+from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
@@ -72,12 +74,13 @@ class SchedulerSide:
     """Decides for each request how many leading tokens are supplied; reads rows alone. One thread uses it."""
 
     stores: Stores
-    fingerprint: str
+    identity: EngineIdentity
     positions: Positions
     harvests: bool = True
     prompts: PromptRules | None = None
     rows: StoredRows = field(init=False)
     counts: SchedulerCounts = field(default_factory=SchedulerCounts)
+    untold: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
         self.rows = StoredRows(self.stores)
@@ -92,16 +95,18 @@ class SchedulerSide:
         without one may be recognised; its first ``local`` tokens stand in vLLM's own prefix cache.
         """
         self.counts.requests += 1
+        reason = "adapter"
         try:
+            fingerprint, reason = self.identity.of(request), "recipe"
             ids = request.prompt_token_ids or ()
-            asked = asked_of(request.kv_transfer_params, ids, request.cache_salt or "", self.fingerprint)
+            asked = asked_of(request.kv_transfer_params, ids, request.cache_salt or "", fingerprint)
             if asked is None:
-                self._plain(request, self.fingerprint, local)
+                self._plain(request, fingerprint, local)
                 return
-            positions = self.positions.of(request)
+            positions, reason = self.positions.of(request), "place"
             check_places(asked, positions)
         except (KameraError, ValueError) as error:
-            self.counts.refused += 1
+            self._refuse(reason)
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
             return
         self._admit(_Request(asked, request, positions))
@@ -135,7 +140,6 @@ class SchedulerSide:
         stop = known.local + tokens
         known.load = PageLoad(request.request_id, known.asked.recipe, tuple(block_ids), known.local, stop)
         self._loads.append(known.load)
-        self.counts.supplied_tokens += tokens
 
     def take_loads(self) -> tuple[PageLoad, ...]:
         """What the workers load in this step."""
@@ -161,6 +165,15 @@ class SchedulerSide:
                     found.append(PageHarvest(known.asked.recipe, tuple(block_ids), chunks))
         return tuple(found)
 
+    def loaded(self, request_ids: Collection[str]) -> None:
+        """Workers have loaded for these requests."""
+        for request_id in request_ids:
+            known = self._requests.get(request_id)
+            if known is not None and known.load is not None:
+                self.counts.supplied_tokens += known.load.stop - known.load.start
+                for origin, tokens in known.asked.origins(known.load.start, known.load.stop):
+                    self.untold.add("supplied_tokens", origin, tokens)
+
     def missed(self, request_ids: Collection[str]) -> None:
         """Workers could not load for these requests: they are computed, and their rows looked up anew."""
         for request_id in request_ids:
@@ -168,6 +181,7 @@ class SchedulerSide:
             if known is not None:
                 known.failed = True
                 self.counts.failed_loads += 1
+                self.untold.add("refused_requests", "load")
                 self.rows.forget(known.asked.recipe)
                 if known.recognised and self.prompts is not None:
                     self.prompts.tables.forget(known.asked.recipe.context)
@@ -219,6 +233,10 @@ class SchedulerSide:
         self.counts.recognised += 1
         self._admit(_Request(asked, request, positions, harvested=True, recognised=True))
         return True
+
+    def _refuse(self, reason: str) -> None:
+        self.counts.refused += 1
+        self.untold.add("refused_requests", reason)
 
 
 def _ripe(known: _Request) -> tuple[Ripe, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kamera.engines.recipe import Recipe, RowKey
+from kamera.engines.vllm.counts import origin_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
 from kamera.ops import digest
@@ -53,6 +54,13 @@ class RecipeAsked:
     def stops(self) -> tuple[int, ...]:
         """Where a supplied span may end: behind the anchor, and behind each supplied part."""
         return (len(self.recipe.anchor_ids), *(part.stop for part in self.recipe.parts[: self.supplied]))
+
+    def origins(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
+        """Where tokens ``start`` up to ``stop`` come from: an origin and a number of tokens each."""
+        named = [("anchor", 0, len(self.recipe.anchor_ids))]
+        named += [(origin_of(part), part.start, part.stop) for part in self.recipe.parts[: self.supplied]]
+        each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in named)
+        return ((origin, tokens) for origin, tokens in each if tokens > 0)
 
 
 def asked_of(

@@ -214,7 +214,7 @@ def test_a_load_that_fails_is_computed_as_if_there_were_no_kamera(bed, lost):
     given, recipe = prompt(bed.ids(window, question.text), images, names), window.recipe()
     side = scheduler_of(bed.llm).connector.scheduler
     params = {FIELD: recipe.to_json()}
-    seen = asked_of(params, bed.ids(window, question.text), "", side.fingerprint)
+    seen = asked_of(params, bed.ids(window, question.text), "", side.identity.model)
     assert side.rows.stored("before", seen) == 4  # its rows are seen, then one object goes
     StoreAdmin(bed.store).delete(recipe.parts[lost].kv.key)
     before = bed.counts.failed_loads
