@@ -1,74 +1,19 @@
-"""Questions asked of a window, or of the KV that a faulty build would have served in it."""
+"""Questions asked of a window."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from kamera.certify.probe import Query
-from kamera.content import Encoded
-from kamera.engines import Engine, LiveKV, Span
-from kamera.ops import KV
 from kamera.window import KameraWindow
 
 ANSWER_TOKENS = 12
 """An answer is one word; this leaves room for "The answer is …"."""
 
 
-@dataclass(frozen=True, eq=False)
-class Instead:
-    """The chunks of a window with other KV in their places.
-
-    ``spans`` are that KV and ``chunks`` the encodings, in the window's order; neither is changed.
-    """
-
-    window: KameraWindow
-    chunks: Sequence[Encoded]
-    spans: Sequence[KV]
-
-    @property
-    def backbone(self) -> Engine:
-        """The window's."""
-        return self.window.backbone
-
-    def next_token_logits_of(self, texts: Sequence[str]) -> torch.Tensor:
-        """Next-token logits ``[texts, vocabulary]``; questions of one length share a forward."""
-        ids = [self._ids(text) for text in texts]
-        rows: dict[int, torch.Tensor] = {}
-        for length in sorted({len(i) for i in ids}):
-            alike = [n for n, i in enumerate(ids) if len(i) == length]
-            questions = torch.stack([ids[n] for n in alike])
-            places = self._positions(questions[0])[:, -length:]
-            logits = self.backbone.ask_each(questions, places, self._behind(length))
-            rows |= dict(zip(alike, logits, strict=True))
-        return torch.stack([rows[n] for n in range(len(ids))])
-
-    def generate(self, text: str, **options: Any) -> str:
-        """An answer in words."""
-        ids = self._ids(text)
-        sequence, positions = torch.cat([self.window.input_ids, ids]), self._positions(ids)
-        behind = self._behind(len(ids) + int(options["max_new_tokens"]))
-        (row,) = self.backbone.decode(sequence, positions, behind, (), **options).tokens
-        return self.backbone.detokenize(row) or ""
-
-    def _ids(self, text: str) -> torch.Tensor:
-        return self.backbone.question_ids(text, self.window.anchor.tail)
-
-    def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Positions of the window and a question behind it, ``[axes, tokens]``."""
-        spans = [self.window.anchor.input_ids, *(c.input_ids for c in self.chunks), ids]
-        return self.backbone.positions(spans, [{}, *(c.position_inputs for c in self.chunks), {}])
-
-    def _behind(self, room: int) -> LiveKV:
-        behind, still = self.backbone.live(), (0,) * self.backbone.axes
-        behind.show([Span(kv, None, still) for kv in (self.window.anchor.kv, *self.spans)], room=room)
-        return behind
-
-
-def answers(window: KameraWindow | Instead, queries: Sequence[Query]) -> list[tuple[str, torch.Tensor]]:
+def answers(window: KameraWindow, queries: Sequence[Query]) -> list[tuple[str, torch.Tensor]]:
     """The answer to each question ("" for none of its options), and the next-token logits ``[vocabulary]``.
 
     The likeliest next token is the answer if it names an option; else the model generates words.

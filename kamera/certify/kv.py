@@ -18,7 +18,6 @@ from functools import cached_property
 
 import torch
 
-from kamera.content import Encoded
 from kamera.engines.hf import precision
 from kamera.ops import (
     KV,
@@ -64,7 +63,6 @@ class ChunkPlace:
     """
 
     chunk_id: str
-    encoded: Encoded
     canonical: KV
     offset: tuple[int, ...]
     antecedents: tuple[str, ...]
@@ -80,14 +78,12 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
     for slot in window.slots:
         record = window.store.get_canonical(window.context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
-        seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
         patch = window.store.get_patch(window.context, slot.chunk_id, slot.antecedents)
         found.append(
             ChunkPlace(
                 slot.chunk_id,
-                Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
                 window.backbone.place(record.kv),
                 offset,
                 slot.antecedents,

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from kamera.certify.kv import KVComparison
 from kamera.certify.probe import TRIALS, ProbeScene, digest_of
-from kamera.certify.sabotage import OF_PHASE, sabotages
+from kamera.certify.sabotage import OF_PHASE
 from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
@@ -55,8 +55,8 @@ def run_probe(
 ) -> Iterator[tuple[int, int] | Certificate]:
     """Ask ``items`` questions about each guarantee; yields (asked, wanted), and last the certificate.
 
-    Those about patched KV are always asked, and of each sabotaged build too: in the first scene, and on if
-    the KV alone does not tell it from a sound one. A flaw of the operator, or of the KV that windows show,
+    Those about patched KV are always asked. The KV of the first scene must also tell each sabotaged build
+    from a sound one. A flaw of the operator, or of the KV that windows show,
     ends the probe with the first scene: no answer can make up for it. ``rank`` and ``patch_bytes`` bound the
     patches, and are those of the policies the certificate will serve; ``guarantees`` are those to ask about,
     ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe or
@@ -70,8 +70,7 @@ def run_probe(
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: the probe has to serve it before a certificate exists
     policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always", audit=0.0)
-    faults = tuple(sabotages(backbone.axes))
-    poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
+    poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees))
     poll.flaw = _flaw(backbone)
     for scene in scenes_of(probe):
         poll.shown.append(scene)
@@ -79,7 +78,6 @@ def run_probe(
         if poll.done:
             break
     grounds = grounds_of(backbone, policy.budget)
-    findings, wrong = poll.findings_of()
     yield Certificate(
         fingerprint=grounds.fingerprint,
         model=model or type(backbone.model).__name__,
@@ -92,8 +90,8 @@ def run_probe(
         probe=probe,
         probe_digest=digest_of(probe, poll.shown),
         divergence=DIVERGENCE,
-        findings=findings,
-        sabotages=wrong,
+        findings=poll.findings_of(),
+        sabotages=poll.sabotages,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -115,17 +113,16 @@ def _flaw(backbone: Backbone) -> str:
 
 
 class _Poll:
-    """The questions asked so far: at most ``items`` of each guarantee, and of each of ``faults``."""
+    """The questions asked so far: at most ``items`` of each guarantee."""
 
-    def __init__(self, items: int, guarantees: Sequence[Guarantee], faults: Sequence[str]) -> None:
+    def __init__(self, items: int, guarantees: Sequence[Guarantee]) -> None:
         self.items = items
         self.flaw = ""
         self.shown: list[ProbeScene] = []
         self.outcomes: dict[Guarantee, list[QuestionOutcome]] = {g: [] for g in guarantees}
         self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
         self.compared: dict[Guarantee, KVComparison] = {}
-        self.sabotaged: dict[str, list[QuestionOutcome]] = {name: [] for name in faults}
-        self.sabotaged_kv: dict[str, KVComparison] = {}
+        self.sabotages: dict[str, str] = {}
 
     @property
     def done(self) -> bool:
@@ -142,29 +139,17 @@ class _Poll:
                 continue
             outcomes += trials.ask(guarantee, wanted)
             self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
-            if guarantee == "patched" and not self.flaw:
-                for name, answered in trials.ask_sabotages(wanted, self._open_faults()):
-                    self.sabotaged[name] += answered
             yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
 
-    def findings_of(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
-        """The findings by guarantee, and by sabotage."""
-        chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
-        wrong = {
-            name: judge(outcomes, chance["patched"], self.sabotaged_kv[name], f"({name})")
-            for name, outcomes in self.sabotaged.items()
-            if outcomes
-        }
-        findings = {}
+    def findings_of(self) -> dict[Guarantee, Finding]:
+        """The findings by guarantee."""
+        findings, missed = {}, [name for name, flaw in self.sabotages.items() if not flaw]
         for guarantee, outcomes in self.outcomes.items():
-            found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
-            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or n in OF_PHASE}
+            chances = self.chances[guarantee]
+            found = judge(outcomes, sum(chances) / len(chances), self.compared.get(guarantee), guarantee)
+            bears = [name for name in missed if guarantee != "survivor" or name in OF_PHASE]
             findings[guarantee] = overrule(unseen(found, bears), self.flaw)
-        return findings, wrong
-
-    def _open_faults(self) -> list[str]:
-        """The faults to ask about: each in the first scene, then those alone that the KV does not show."""
-        return [name for name, kv in self.sabotaged_kv.items() if not (kv.flaw and self.sabotaged[name])]
+        return findings
 
     def _compare(self, trials: Trials) -> None:
         first = not self.compared
@@ -172,7 +157,7 @@ class _Poll:
         if first:
             found["patched"] &= trials.compare_after_moves()
         if first and not (self.flaw or found["patched"].flaw):
-            self.sabotaged_kv = trials.compare_sabotages()
+            self.sabotages = {name: kv.flaw for name, kv in trials.compare_sabotages().items()}
         if "survivor" in self.outcomes:
             found["survivor"] = trials.compare_survivors()
         for guarantee, compared in found.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from kamera.certify.answers import Instead, answers
+from kamera.certify.answers import answers
 from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
@@ -45,19 +45,6 @@ class Trials:
         prefilled = answers(self._prefill(order), queries)
         return _outcomes(queries, prefilled, answers(_blind(window), queries), answers(window, queries))
 
-    def ask_sabotages(
-        self, queries: Sequence[Query], names: Sequence[str]
-    ) -> Iterator[tuple[str, list[QuestionOutcome]]]:
-        """Ask the questions about patched KV of the KV that these sabotaged builds would serve instead."""
-        if not names:
-            return
-        prefilled = answers(self._exact_window, queries)
-        blind = answers(_blind(self._patched_window), queries)
-        for name in names:
-            spans, chunks = self._sabotages[name], [place.encoded for place in self._places]
-            served = Instead(self._patched_window, chunks, spans)
-            yield name, _outcomes(queries, prefilled, blind, answers(served, queries))
-
     # -- the KV itself -------------------------------------------------------------------------
 
     def compare(self) -> KVComparison:
@@ -91,7 +78,9 @@ class Trials:
     def compare_sabotages(self) -> dict[str, KVComparison]:
         """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotages.items()}
+        return {
+            name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotages().items()
+        }
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -167,7 +156,6 @@ class Trials:
             found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
 
-    @cached_property
     def _sabotages(self) -> dict[str, list[KV]]:
         """The KV that each sabotaged build would show for the chunks of the patched window."""
         faults = sabotages(self.backbone.axes)

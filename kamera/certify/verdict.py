@@ -12,7 +12,7 @@
   token (`ETA`). If even that is not seen the probe does not reach the model's binding: "cannot tell". It
   is not called safe, as other questions may bind where these did not.
 * Patched KV must restore most of the deficit in every channel (`kv.HALF`).
-* Every faulty build must come out unsafe by these rules, or the probe is blind to its fault and cannot tell
+* The KV must tell every faulty build from a sound one, or the probe is blind to its fault and cannot tell
   (`unseen`).
 
 Each rule errs on the side of not serving: the whole interval must be on the right side.
@@ -21,7 +21,7 @@ Each rule errs on the side of not serving: the whole interval must be on the rig
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kamera.certify.kv import KVComparison
@@ -106,22 +106,11 @@ def overrule(finding: Finding, flaw: str) -> Finding:
     return replace(finding, verdict="unsafe", reason=flaw) if flaw else finding
 
 
-def unseen(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
-    """The finding, "cannot tell" instead of "safe" if the probe does not tell faulty builds from it.
-
-    ``sabotages`` are the findings about those that apply to it: each must be unsafe. A finding that is not
-    safe stays as it is.
-    """
-    if finding.verdict != "safe":
+def unseen(finding: Finding, faults: Sequence[str]) -> Finding:
+    """The finding, "cannot tell" instead of "safe" if there are ``faults`` that the KV would not show."""
+    if finding.verdict != "safe" or not faults:
         return finding
-    blind = ", ".join(name for name, found in sabotages.items() if found.verdict == "safe")
-    if blind:
-        return replace(finding, verdict="cannot tell", reason=f"the probe does not see: {blind}")
-    few = ", ".join(name for name, found in sabotages.items() if found.verdict != "unsafe")
-    if few:
-        reason = f"{_few(finding.n)} to tell a sound build from: {few}"
-        return replace(finding, verdict="cannot tell", reason=reason)
-    return finding
+    return replace(finding, verdict="cannot tell", reason=f"the probe does not see: {', '.join(faults)}")
 
 
 def _verdict(

@@ -12,7 +12,7 @@ from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
 from kamera.trust.measured import MeasuredFile
 
-FILE = MeasuredFile("certificate", 1, "run kamera certify MODEL --output DIR")
+FILE = MeasuredFile("certificate", 2, "run kamera certify MODEL --output DIR")
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 """What a probe finds of a guarantee."""
 
@@ -70,8 +70,9 @@ class Certificate:
     """The outcome of one probe on one set of `Grounds`.
 
     ``model`` is a name for people; a certificate is bound by its grounds, whose fields it lists.
-    ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
-    deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
+    ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are
+    deliberately wrong operators by their defect, and what the KV that they show differs by ("" if nothing
+    tells it from a sound one's). ``divergence`` is
     that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
     """
 
@@ -87,7 +88,7 @@ class Certificate:
     probe_digest: str
     divergence: float
     findings: dict[Guarantee, Finding]
-    sabotages: dict[str, Finding]
+    sabotages: dict[str, str]
     created: str
 
     def difference(self, grounds: Grounds) -> str | None:
@@ -161,8 +162,7 @@ class Certificate:
 
 def _built(content: Any) -> Certificate:
     found = dict(_exactly(Certificate, content))
-    for group in ("findings", "sabotages"):
-        found[group] = {name: _finding(finding) for name, finding in found[group].items()}
+    found["findings"] = {name: _finding(finding) for name, finding in found["findings"].items()}
     for guarantee in found["findings"]:
         if guarantee not in GUARANTEES:
             raise ValueError(f"finding {quote(guarantee)} is about none of {', '.join(GUARANTEES)}")

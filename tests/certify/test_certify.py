@@ -14,7 +14,6 @@ from kamera.certify import probe as probe_module
 from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, digest_of
-from kamera.certify.sabotage import SABOTAGES
 from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.errors import ModalityNotSupported, ProcessorRequired
@@ -36,18 +35,11 @@ def untrained():
 # -- on backbones ----------------------------------------------------------------------------------
 
 
-def few_arms(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """Ask of these sabotaged builds only: the others are asked in a test of their own, and take long."""
-    for name in SABOTAGES.keys() - set(names):
-        patch.delitem(SABOTAGES, name)
-
-
 @pytest.fixture(scope="module")
 def made(trained):
     """A certificate of the trained backbone, and what was said on the way to it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe_module, "PER_TRIAL", 20)
-        few_arms(patch, "no rotation")
         return list(run_probe(trained, probe="world", items=10, rank=32, model="testbed"))
 
 
@@ -95,15 +87,13 @@ def test_a_certificate_is_bound_to_what_it_measured(made, trained):
     assert "rank is 1" in certificate.difference(replace(grounds, budget=PatchBudget(1, 0.03)))
 
 
-def test_the_trained_backbone_is_unsafe_at_rank_1(trained, monkeypatch):
-    few_arms(monkeypatch)
+def test_the_trained_backbone_is_unsafe_at_rank_1(trained):
     made = certify(trained, probe="world", items=10, rank=1, guarantees=["patched"])
     assert tuple(made.findings) == ("patched",)
     assert made.findings["patched"].verdict == "unsafe", made.findings["patched"].reason
 
 
-def test_a_random_model_gets_cannot_tell(untrained, monkeypatch):
-    few_arms(monkeypatch)
+def test_a_random_model_gets_cannot_tell(untrained):
     made = certify(untrained, probe="pages", items=2, rank=16, guarantees=["patched"])
     found = made.findings["patched"]
     assert found.verdict == "cannot tell"
@@ -271,20 +261,11 @@ def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
 
 def test_a_probe_that_does_not_tell_a_wrong_build_cannot_tell():
     safe, unsafe = judge(answers(100, blind=80), 0.1), judge(answers(100, blind=80, served=80), 0.1)
-    undecided = judge(answers(20, blind=15), 0.1)
-    assert unseen(safe, {}) == safe
-    assert unseen(safe, {"no rotation": unsafe}) == safe
-    found = unseen(safe, {"no rotation": safe, "stale patch": safe, "random patch": undecided})
+    assert unseen(safe, []) == safe
+    found = unseen(safe, ["no rotation", "stale patch"])
     assert found.verdict == "cannot tell"
     assert found.reason == "the probe does not see: no rotation, stale patch"
-    assert unseen(unsafe, {"no rotation": safe}) == unsafe, "what is harmful stays so"
-
-
-def test_too_few_questions_to_tell_a_wrong_build_are_said_to_be():
-    safe, undecided = judge(answers(100, blind=80), 0.1), judge(answers(20, blind=15), 0.1)
-    found = unseen(safe, {"stale patch": undecided})
-    assert found.verdict == "cannot tell"
-    assert found.reason == "100 questions are too few to tell a sound build from: stale patch"
+    assert unseen(unsafe, ["no rotation"]) == unsafe, "what is harmful stays so"
 
 
 def test_a_model_that_guesses_well_is_still_weak():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.certify.sabotage import SABOTAGES
 from kamera.errors import UncertifiedBackbone
 from tests.cli.run import files, kamera
 from tests.compile.saved import bare_model, vision_backbone, vision_model
@@ -66,8 +65,8 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
     assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "near"), "world", 16)
     assert document["findings"]["survivor"]["reason"] == "it knows"
     page = (folder.parent / "c.html").read_text(encoding="utf-8")
-    assert page.count("unsafe</span><") == 2 and "it knows" in page and "no rotation" in page
-    assert document["sabotages"]["no rotation"]["verdict"] == "unsafe"
+    assert page.count("unsafe</span><") == 1 and "it knows" in page
+    assert document["sabotages"] == {"no rotation": "it was seen"}
     with pytest.warns(UncertifiedBackbone, match="withholds survivor KV"):
         assert looked_back(policy) == (0, "patched")
 
@@ -79,7 +78,7 @@ def test_the_shipped_backbone_serves_patches_and_samples(capsys):
     verdicts = {name: finding["verdict"] for name, finding in done.document["findings"].items()}
     unsafe = dict.fromkeys(("orbit", "survivor", "near"), "unsafe")
     assert verdicts == {"patched": "safe", "sampled": "safe", **unsafe}
-    assert "safe" not in {finding["verdict"] for finding in done.document["sabotages"].values()}
+    assert all(done.document["sabotages"].values())
 
 
 def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
@@ -92,8 +91,6 @@ def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
 
 def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("kamera.certify.answers.ANSWER_TOKENS", 1)
-    for name in SABOTAGES.keys() - {"no rotation", "stale patch"}:
-        monkeypatch.delitem(SABOTAGES, name)
     done = kamera(capsys, "certify", vision_model(), "--items", 1, "--output", tmp_path / "elsewhere")
     assert done.code == 1
     (path,) = files(tmp_path / "elsewhere")
@@ -102,8 +99,9 @@ def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folde
     assert {finding.verdict for finding in held.findings.values()} == {"cannot tell"}
     for shown in ("cannot tell", "re-prefill answers", "fingerprint", "pages, 1 questions a guarantee"):
         assert shown in done.out
-    for row in ("patched", "sampled", "orbit", "survivor", "near", "no rotation", "stale patch"):
+    for row in ("patched", "sampled", "orbit", "survivor", "near"):
         assert f"\n{row}: " in done.out
+    assert "\nwrong on purpose, no rotation: in layer" in done.out
     assert not folder.exists()
 
 

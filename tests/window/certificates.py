@@ -48,7 +48,7 @@ def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate
         probe_digest="0" * 64,
         divergence=0.5,
         findings=ALL_SAFE,
-        sabotages={"no rotation": finding("unsafe", "it was seen")},
+        sabotages={"no rotation": "it was seen"},
         created="2026-01-01T00:00:00+00:00",
     )
     return replace(made, **changes)
