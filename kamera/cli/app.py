@@ -34,8 +34,6 @@ EVAL = {
     "muirbench": Verb("kamera.cli.eval_tasks:muirbench"),
     "video-mme": Verb("kamera.cli.eval_tasks:video_mme"),
     "egoschema": Verb("kamera.cli.eval_tasks:egoschema"),
-    "reuse": Verb("kamera.cli.eval_tasks:reuse"),
-    "freeze": Verb("kamera.cli.eval_freeze:freeze"),
     "merge": Verb("kamera.cli.eval_tasks:merge"),
 }
 store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)

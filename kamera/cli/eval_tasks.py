@@ -1,8 +1,8 @@
-"""``kamera eval mm-niah|milebench|muirbench|video-mme|egoschema|reuse``: benchmarks under reuse."""
+"""``kamera eval mm-niah|milebench|muirbench|video-mme|egoschema``: published benchmarks under reuse."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -65,6 +65,10 @@ class TaskRun:
         Literal["context", "all"],
         typer.Option(help="Reuse the context, or also question and choices before its end."),
     ] = "context"
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Ask behind this history of the window; again for more, or all."),
+    ] = None
     max_pixels: Annotated[int | None, typer.Option(min=1, help="Most pixels of a picture or frame.")] = None
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Longest side of a picture or frame, in pixels.")
@@ -80,12 +84,14 @@ class TaskRun:
         from kamera.eval.tasks.registry import make_task
         from kamera.eval.tasks.run import run_task
         from kamera.eval.tasks.selection import Selection, parse_shard
+        from kamera.eval.tasks.traces import traces_named
 
         task = make_task(name, **options)
         names = [arm.strip() for arm in self.arms.split(",")]
         others = arms_of(self.arm_module or ())
         arms_named(names, others)  # fails before the model is loaded
         share = None if self.shard is None else parse_shard(self.shard)
+        traces = traces_named(self.trace or ())
         Selection(self.limit, self.sample, self.seed, share)
         backbone = self.loading.load(self.model, show_progress=self.written.shows_progress)
         with self.written.progress(None, "sample") as bar:
@@ -103,6 +109,7 @@ class TaskRun:
                 max_tokens=self.max_tokens,
                 system=self.system,
                 reuse=self.reuse,
+                traces=traces,
                 max_pixels=self.max_pixels,
                 image_size=self.image_size,
                 resume=self.resume,
@@ -193,15 +200,3 @@ def egoschema(
 ) -> None:
     """EgoSchema: multiple choice over three-minute videos."""
     run.ask("egoschema", subtasks=tuple(subtask or ()), num_frames=frames, fps=fps, clips=clips)
-
-
-@command
-def reuse(run: TaskRun, subtask: Subtasks = None) -> None:
-    """The benchmark of reuse (kamera eval freeze): what a context went through before a question.
-
-    A subtask is a trace. The system prompt is the benchmark's, unless --system is given.
-    """
-    from kamera.eval.reuse import load
-
-    system = load(run.data).system if run.system is None else run.system
-    replace(run, system=system).ask("reuse", subtasks=tuple(subtask or ()))

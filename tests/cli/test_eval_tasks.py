@@ -88,30 +88,13 @@ def test_shards_are_run_and_merged_from_the_command_line(capsys, data, tmp_path)
     assert refused.code == 2 and "3/2" in refused.err
 
 
-def test_the_benchmark_of_reuse_is_frozen_run_and_run_again(capsys, tmp_path):
-    freeze = ("eval", "freeze", "testbed", "--items", "2", "--seed", "3", "--out")
-    made = kamera(capsys, *freeze, tmp_path / "a", "--format", "json").document
-    again = kamera(capsys, *freeze, tmp_path / "b", "--format", "json").document
-    assert made["digest"] == again["digest"] and (made["items"], made["questions"]) == (2, 18)
-    assert kamera(capsys, *freeze, tmp_path / "a").code == 1
-    run = ("eval", "reuse", "--data", tmp_path / "a", "--out", tmp_path / "run", "--limit", "1")
-    arms = ("--arms", "reprefill,patch@16,other-patch@16", "--subtask", "slid")
-    first = kamera(capsys, *run, *arms, "--format", "json")
-    assert (first.document["items"], first.document["arms"][1]["summary"]["official"]) == (1, 1.0)
-    lines = (tmp_path / "run" / "items.jsonl").read_bytes()
-    shown = kamera(capsys, *run, *arms)
-    assert "reuse: 1 items" in shown.out and (tmp_path / "run" / "items.jsonl").read_bytes() == lines
-
-
-@pytest.mark.parametrize(
-    "arguments, code, said",
-    [
-        (("reuse", "--data", "EMPTY", "--out", "x"), 1, "no benchmark here"),
-        (("reuse", "--data", "EMPTY", "--out", "x", "--system", "S", "--subtask", "no"), 2, "trace 'no' is"),
-        (("freeze", "tv", "--out", "x"), 2, "'tv' is none of testbed"),
-        (("freeze", "ovo-bench", "--out", "x"), 2, "needs --data"),
-    ],
-)
-def test_bad_usage_of_the_benchmark_of_reuse_is_one_line(capsys, tmp_path, arguments, code, said):
-    run = kamera(capsys, "eval", *(str(tmp_path) if a == "EMPTY" else a for a in arguments))
-    assert run.code == code and said in run.err and run.err.count("\n") == 1
+def test_a_benchmark_is_asked_behind_histories(capsys, tmp_path):
+    data = write_mm_niah(tmp_path / "data", episodes=1, questions=1, layouts=("LLI",))
+    arms = ("--arms", "reprefill,patch@16,other-patch@16", "--data", data, "--out", tmp_path / "out")
+    traces = ("--trace", "slid", "--trace", "published")
+    document = kamera(capsys, *NIAH, *arms, *traces, "--format", "json").document
+    assert (document["items"], document["arms"][1]["summary"]["mean"]) == (2, 1.0)
+    shown = kamera(capsys, *NIAH, *arms, *traces)
+    assert "by trace, agreement" in shown.out
+    refused = kamera(capsys, *NIAH, *arms, "--trace", "danced")
+    assert refused.code == 2 and "'danced' is none of published" in refused.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Literal, Protocol
 
 from kamera.engines.hf import Backbone
@@ -89,19 +89,23 @@ class TaskAsker:
         window, arriving = shown[:end], shown[end:]
         query = ArmQuestion(sample.question, tuple(arriving), most)
         order = tuple(unit.name for unit in window)
-        others = [Unit(f"o{i}", self.shrink.content(part)) for i, part in enumerate(sample.others)]
-        names = [*(f"u{i}" for i in range(len(sample.parts))), *(unit.name for unit in others)]
-        windows = (*(tuple(names[i] for i in before) for before in sample.before), order)
-        case = Case(sample.id, {unit.name: unit for unit in (*window, *others)}, windows, query)
+        others = enumerate(map(self.shrink.content, sample.others), len(sample.parts))
+        known = {unit.name: unit for unit in (*window, *(Unit(f"u{i}", [item]) for i, item in others))}
+        before = [tuple(f"u{i}" for i in parts if f"u{i}" in known) for parts in sample.before]
+        case = Case(sample.id, known, (*before, order), query)
         return case, "cut" if cut > sample.head else ""
 
     def _units(self, sample: TaskSample) -> list[Unit]:
-        """Adjacent live parts are one unit, because they arrive together, with the question."""
+        """A unit has the number of its first part. Adjacent live parts are one unit, because they arrive
+        together, with the question."""
         units: list[Unit] = []
-        for live, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):
-            items = [self.shrink.content(part) for part in parts]
-            for content in [[*chain(*items)]] if live else items:
-                units.append(Unit(f"u{len(units)}", content, live))
+        live = [part.live and self.reuse == "context" for part in sample.parts]
+        for arrives, numbers in groupby(range(len(live)), live.__getitem__):
+            items = [(i, self.shrink.content(sample.parts[i])) for i in numbers]
+            if arrives:
+                units.append(Unit(f"u{items[0][0]}", [item for _, item in items], live=True))
+            else:
+                units += [Unit(f"u{i}", [item]) for i, item in items]
         return units
 
 

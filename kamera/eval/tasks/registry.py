@@ -8,12 +8,11 @@ from typing import Any
 from kamera.eval.tasks.sample import Task
 
 _PLACES = {
-    "mm-niah": "tasks.mm_niah:MMNiah",
-    "milebench": "tasks.milebench:MileBench",
-    "muirbench": "tasks.muirbench:MuirBench",
-    "video-mme": "tasks.video_mme:VideoMME",
-    "egoschema": "tasks.egoschema:EgoSchema",
-    "reuse": "reuse.task:ReuseBench",
+    "mm-niah": "mm_niah:MMNiah",
+    "milebench": "milebench:MileBench",
+    "muirbench": "muirbench:MuirBench",
+    "video-mme": "video_mme:VideoMME",
+    "egoschema": "egoschema:EgoSchema",
 }
 NAMES = tuple(_PLACES)
 
@@ -26,5 +25,5 @@ def make_task(name: str, **options: Any) -> Task:
     if name not in _PLACES:
         raise ValueError(f"task {name!r} is none of {', '.join(NAMES)}")
     module, _, cls = _PLACES[name].partition(":")
-    task: Task = getattr(import_module(f"kamera.eval.{module}"), cls)(**options)
+    task: Task = getattr(import_module(f"kamera.eval.tasks.{module}"), cls)(**options)
     return task

@@ -145,11 +145,13 @@ def collect(
 
 
 def _with_agreement(summary: Summary, of_arm: Sequence[Answered], judged: Sequence[Judgement]) -> Summary:
-    pairs = zip(of_arm, judged, strict=True)
-    agreed = grouped(
-        "subtask, agreement", ((a.sample.task, j.agrees) for a, j in pairs if j.agrees is not None)
-    )
-    return replace(summary, groups=(*summary.groups, *agreed)) if len(agreed) > 1 else summary
+    """The summary, and the agreement by trace, or by subtask if there are no traces and several subtasks."""
+    by = "trace" if of_arm and "trace" in of_arm[0].sample.meta else "subtask"
+    labels = [a.sample.meta.get("trace", a.sample.task) for a in of_arm]
+    known = [(label, j.agrees) for label, j in zip(labels, judged, strict=True) if j.agrees is not None]
+    scores = [(label, a.score) for label, a in zip(labels, of_arm, strict=True) if a.score is not None]
+    found = (*(grouped("trace", scores) if by == "trace" else ()), *grouped(f"{by}, agreement", known))
+    return replace(summary, groups=(*summary.groups, *found)) if len(found) > 1 else summary
 
 
 def _unseen(agreement: Mapping[str, Estimate]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Problem, Task, TaskSample
 from kamera.eval.tasks.selection import Chooser, Selection
 from kamera.eval.tasks.shrink import Shrink
+from kamera.eval.tasks.traces import LEAST, traced, traces_named
 from kamera.window import library_versions
 
 ARMS = (REPREFILL, BLIND, "patch@16")
@@ -35,6 +36,7 @@ def run_task(
     max_tokens: int | None = None,
     system: str | None = None,
     reuse: ReusedPart = "context",
+    traces: Sequence[str] = (),
     max_pixels: int | None = None,
     image_size: int | None = None,
     resume: bool = True,
@@ -46,7 +48,8 @@ def run_task(
 
     Chunks are a sample's images, clips and the text between them. Only the context is reused; the question
     and its choices with their pictures are live, unless ``reuse`` is "all" (then only the text that ends the
-    prompt is live).
+    prompt is live). With ``traces`` each sample is asked behind these histories of its window
+    (`kamera.eval.tasks.traces`), and one whose context shows too little for any is left out.
 
     ``limit``, ``sample``, ``seed`` and ``shard`` select the samples (`Selection`; default: all).
     ``max_tokens`` (default: the model's limit) bounds the prompt, ``system`` is the system prompt,
@@ -63,7 +66,7 @@ def run_task(
     makers = arms_named(arms, others)
     if reuse not in get_args(ReusedPart):
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(ReusedPart))}")
-    shrink = Shrink(max_pixels, image_size)
+    shrink, traces = Shrink(max_pixels, image_size), traces_named(traces)
     selection = Selection(limit, sample, seed, shard)
     limit_tokens = room_of(backbone) if max_tokens is None else max_tokens
     seams = backbone.seams(system)
@@ -78,7 +81,7 @@ def run_task(
         "pictures": asdict(shrink),
         "versions": library_versions(),
     }
-    asked = {"data": str(data), "arms": list(arms), **selection.document()}
+    asked = {"data": str(data), "arms": list(arms), "traces": list(traces), **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = TaskAsker(backbone, task, system, limit_tokens, reuse, shrink)
@@ -89,11 +92,15 @@ def run_task(
             if isinstance(item, Problem):
                 problems.append(item)
                 continue
-            missing = journal.missing(item, makers)
-            journal.add_row(SampleRow.of(item, chooser.places[item.id]))
-            for trial in asking.trials(item, missing, journal.first_token(item.id)) if missing else ():
-                journal.add(trial)
-            ids.append(item.id)
+            samples = list(traced(item, traces)) if traces else [item]
+            if not samples:
+                problems.append(Problem(item.where, f"fewer than {LEAST} pictures and clips: no history"))
+            for one in samples:
+                missing = journal.missing(one, makers)
+                journal.add_row(SampleRow.of(one, chooser.places[item.id]))
+                for trial in asking.trials(one, missing, journal.first_token(one.id)) if missing else ():
+                    journal.add(trial)
+                ids.append(one.id)
             on_item()
         return finish(task, journal, ids, list(arms), out_dir, problems)
 
@@ -124,7 +131,8 @@ def finish(
     for name, of_arm in answered.items():
         folder = out_dir / "predictions" / name
         folder.mkdir(parents=True, exist_ok=True)
-        task.write_predictions(of_arm, folder)
+        published = [a for a in of_arm if a.sample.meta.get("trace", "published") == "published"]
+        task.write_predictions(published, folder)
     return collect(task, answered, trials, remarks)
 
 

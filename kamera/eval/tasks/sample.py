@@ -20,27 +20,28 @@ class Passage:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the prompt, and the text that moves with it.
+    """An image of the prompt. ``source`` is a path, or a PIL image if the set has no image files.
 
-    ``source`` is a path, or a PIL image if the set has no image files.
+    A ``twin`` has its colours exchanged: foreign content of the same size.
     """
 
     source: Any
     live: bool = False
-    caption: str = ""
+    twin: bool = False
 
 
 @dataclass(frozen=True)
 class Video:
     """A clip of the prompt: ``num_frames`` evenly spaced frames, or frames at ``fps``, of a file.
 
-    ``source`` is a path, or a decoded `Clip`.
+    ``source`` is a path, or a decoded `Clip`. A ``twin`` has its colours exchanged.
     """
 
     source: Any
     num_frames: int | None = None
     fps: float | None = None
     live: bool = False
+    twin: bool = False
 
 
 Part = Passage | Picture | Video
@@ -66,8 +67,8 @@ class TaskSample:
     open questions. ``meta`` holds keys for grouping and fields of the prediction files. ``where`` is
     ``"file:line"``. The first ``head`` parts (an instruction) stay when an over-long prompt is cut.
 
-    ``before`` are the windows that the context went through, as indices into ``parts`` and then ``others``,
-    parts that are not in the prompt; such a context has no live parts within.
+    ``before`` are the windows that the context went through (`kamera.eval.tasks.traces`), as indices into
+    ``parts`` and then ``others``, parts that are not in the prompt.
     """
 
     id: str
@@ -198,7 +199,7 @@ def digest(sample: TaskSample) -> str:
 def _written(part: Part) -> str:
     if isinstance(part, Passage):
         return part.text
-    return f"<image>{part.caption}" if isinstance(part, Picture) else "<video>"
+    return "<image>" if isinstance(part, Picture) else "<video>"
 
 
 def _name(part: Part) -> list[Any]:

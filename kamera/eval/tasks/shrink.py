@@ -39,14 +39,20 @@ class Shrink:
         smaller = (max(1, math.floor(width * share)), max(1, math.floor(height * share)))
         return image.resize(smaller, Image.Resampling.BICUBIC)
 
-    def content(self, part: Part) -> list[dict[str, Any]]:
-        """A part as items of a chat's content. Raises UnreadableMedia."""
+    def content(self, part: Part) -> dict[str, Any]:
+        """A part as an item of a chat's content. Raises UnreadableMedia."""
         if isinstance(part, Passage):
-            return [{"type": "text", "text": part.text}]
+            return {"type": "text", "text": part.text}
         if isinstance(part, Picture):
-            caption = [{"type": "text", "text": part.caption}] if part.caption else []
-            return [{"type": "image", "image": self.apply(load_image(part.source))}, *caption]
+            image = load_image(part.source)
+            return {"type": "image", "image": self.apply(_exchanged(image) if part.twin else image)}
         clip = part.source
         if not isinstance(clip, Clip):
             clip = read_video(clip, num_frames=part.num_frames, fps=part.fps)
-        return [{"type": "video", "video": replace(clip, frames=tuple(map(self.apply, clip.frames)))}]
+        frames = map(_exchanged, clip.frames) if part.twin else clip.frames
+        return {"type": "video", "video": replace(clip, frames=tuple(map(self.apply, frames)))}
+
+
+def _exchanged(picture: Image.Image) -> Image.Image:
+    red, green, blue = picture.split()
+    return Image.merge("RGB", (blue, red, green))

@@ -98,7 +98,7 @@ def test_pictures_shrink_to_the_bounds_and_never_grow(options, size, expected):
 
 def test_frames_shrink_as_pictures_do():
     clip = Clip((Image.new("RGB", (64, 32)),) * 2, (0, 1), (0.0, 0.5), 2.0, 2)
-    shown = Shrink(image_size=16).content(Video(clip))[0]["video"]
+    shown = Shrink(image_size=16).content(Video(clip))["video"]
     assert [frame.size for frame in shown.frames] == [(16, 8)] * 2
     kept = ("indices", "seconds", "fps", "total_frames")
     assert [getattr(shown, name) for name in kept] == [getattr(clip, name) for name in kept]
