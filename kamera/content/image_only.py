@@ -38,8 +38,8 @@ def load_image_only(name: str, model_type: str) -> Any | None:
 
 
 @functools.cache
-def image_only(stock: Any) -> Any:
-    """The class of a Qwen vision processor without its video part.
+def image_only(stock: Any, image: str = "<|image_pad|>", video: str = "<|video_pad|>") -> Any:
+    """The class of a Qwen or Kimi processor without its video part; ``image``, ``video`` are placeholders.
 
     It refuses a video, and a video placeholder in the text, which the stock class would silently leave at
     one token.
@@ -49,7 +49,7 @@ def image_only(stock: Any) -> Any:
     def __init__(
         self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any
     ) -> None:
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+        self.image_token, self.video_token = image, video
         self.image_token_id, self.video_token_id = map(
             tokenizer.convert_tokens_to_ids, (self.image_token, self.video_token)
         )

@@ -18,10 +18,10 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
-from transformers.processing_utils import ImagesKwargs, ProcessorMixin
+from transformers.processing_utils import ImagesKwargs
 from transformers.utils.constants import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
 
-from kamera.errors import ModalityNotSupported
+from kamera.content.image_only import image_only
 
 STOCK = "Kimi_K25ImageProcessor"
 
@@ -97,30 +97,11 @@ def fit(height: int, width: int, patch: int, max_patches: int, limit: int) -> tu
     return min(limit, max(1, int(height * scale))), min(limit, max(1, int(width * scale)))
 
 
-class KimiPictureProcessor(Kimi_K25Processor):
-    """`Kimi_K25Processor` without its video part; it refuses a video by name."""
-
-    def __init__(
-        self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any
-    ) -> None:
-        self.image_token, self.video_token = "<|media_pad|>", "<|kimi_k25_video_placeholder|>"
-        self.image_token_id, self.video_token_id = map(
-            tokenizer.convert_tokens_to_ids, (self.image_token, self.video_token)
-        )
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-    def __call__(self, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any) -> Any:
-        """Model inputs of pictures and text, equal to the stock class's."""
-        texts = [text] if isinstance(text, str) else (text or [])
-        if videos is not None or any(self.video_token in str(one) for one in texts):
-            raise ModalityNotSupported(
-                "this processor takes pictures, not videos: give the frames as pictures (kamera.read_video), "
-                "or install a torchvision that fits torch for the model's own video processor"
-            )
-        return super().__call__(images=images, text=text, **kwargs)
+KimiPictureProcessor = image_only(Kimi_K25Processor, "<|media_pad|>", "<|kimi_k25_video_placeholder|>")
+"""`Kimi_K25Processor` without its video part; it refuses a video by name."""
 
 
-def load_kimi_pictures(name: str | Path) -> KimiPictureProcessor:
+def load_kimi_pictures(name: str | Path) -> Any:
     """The picture processor of a model directory or hub name."""
     settings, _ = KimiPictures.get_image_processor_dict(str(name))
     tokenizer = AutoTokenizer.from_pretrained(str(name))
