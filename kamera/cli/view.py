@@ -1,4 +1,4 @@
-"""``kamera view``: a window's life as a page, from a trace or from what was saved."""
+"""``kamera view``: a window's life as a page, from a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import typer
 
 from kamera.cli.options import Quiet
 from kamera.cli.output import Output
-from kamera.cli.snapshot import saved_events
 from kamera.errors import StoreError
 from kamera.window import Event, read_events, read_trace
 from kamera.window.view import chrome_trace, page, record_spans
@@ -32,10 +31,7 @@ class ViewForm(str, Enum):
 def view(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="TRACE|SESSION|POOL|URL",
-            help="A trace, a saved window or session, a pool's directory, or a trace's http(s) address.",
-        ),
+        typer.Argument(metavar="TRACE|URL", help="A trace, or a trace's http(s) address."),
     ],
     output: Annotated[
         Path | None,
@@ -87,10 +83,8 @@ def _events(source: str) -> Sequence[Event]:
         except URLError as error:
             raise StoreError(f"{source} does not answer ({error.reason}): give a trace's address") from None
     path = Path(source)
-    if path.is_dir():
-        return saved_events(path)
-    if not path.exists():
-        raise StoreError(f"nothing is at {source!r}: give a trace, a saved session or window, or an address")
+    if not path.is_file():
+        raise StoreError(f"no file is at {source!r}: give a trace, or its address")
     return list(read_trace(path))
 
 

@@ -1,4 +1,4 @@
-"""kamera view: a trace, a saved window or session becomes a page; one that grows is served."""
+"""kamera view: a trace becomes a page; one that grows is served."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from http.client import HTTPConnection
 
 import pytest
 
-from kamera import ChunkStore, ReusePolicy, SessionPool
-from kamera.cli.snapshot import saved_events
+from kamera import ChunkStore, SessionPool
 from kamera.cli.view_live import Tail
 from kamera.window.view.live import bound, page_server
 from tests.cli.run import kamera
 from tests.sessions.rig import speaking
-from tests.window.rig import make, rig
 from tests.window.told import write_trace
 from tests.window.view.browsing import chromium
 from tests.window.view.test_story import walk
@@ -49,47 +47,28 @@ def test_other_viewers_get_their_forms(capsys, trace, tmp_path):
     assert [span["name"] for span in spans][-1] == "kamera recall"
 
 
-def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    backbone, chunks = rig("qwen2_5_vl")
-    policy = ReusePolicy.streaming()
-    window = make(backbone, ChunkStore.open("memory://"), *chunks[:3], policy=policy)
-    window.slide()
-    window.condition(1, False)
-    window.save(tmp_path / "w")
-    (event,) = saved_events(tmp_path / "w")
-    told = [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in event.report.slots]
-    assert told == [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in window.slots]
-    assert [s.conditioned for s in event.report.slots] == [True, False]
-    assert kamera(capsys, "view", tmp_path / "w").out == "w.html\n"
-
-
-def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path, monkeypatch):
+def test_a_pools_trace_has_a_life_a_session(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pool = SessionPool(
         speaking("headers"),
         lambda tenant: ChunkStore.open("memory://", tenant=tenant),
-        save="p",
         trace="p.log",
     )
     for session, tenant in (("one", ""), ("two", ""), ("one", "acme"), ("one", "")):
         said = [{"role": "user", "content": f"{session} of {tenant}"}]
         pool.send(said, session, tenant, max_new_tokens=2)
     pool.flush()
-    names = ["one", "two", "acme: one"]
-    for source in ("p", "p.log"):
-        assert kamera(capsys, "view", source).out == "p.html\n"
-        told = data_of(tmp_path / "p.html")["lives"]
-        assert sorted(life["name"] for life in told) == sorted(names)
+    assert kamera(capsys, "view", "p.log").out == "p.html\n"
+    told = data_of(tmp_path / "p.html")["lives"]
     assert [len(life["deeds"]) for life in told] == [2, 1, 1]
-    assert [life["name"] for life in told] == names
+    assert [life["name"] for life in told] == ["one", "two", "acme: one"]
 
 
 @pytest.mark.parametrize(
     ("source", "code", "what"),
     [
-        ("nothing", 1, "nothing is at 'nothing'"),
-        (".", 1, "no saved window or session"),
+        ("nothing", 1, "no file is at 'nothing'"),
+        (".", 1, "no file is at '.'"),
         ("no.jsonl", 1, "no.jsonl:1: not a window's operation"),
         ("http://127.0.0.1:9/trace", 1, "does not answer"),
     ],
