@@ -110,7 +110,7 @@ def test_a_sliding_window_of_pictures_keeps_its_hits_as_vllm_omni_369_asks(bed):
         shares.append(turn.usage.cached_tokens / turn.usage.prompt_tokens)
         settled(session)
     assert theirs[4] > 200  # while the window fills
-    assert max(theirs[5:]) < 64  # the avalanche: what stands before the first picture
+    assert max(theirs[5:]) < 100  # the avalanche: no more than what stands before the first picture
     assert min(shares[5:]) > 0.5 and min(ours[5:]) > 200
     assert {slot.guarantee for slot in session.window.slots} <= {"exact", "patched", "survivor"}
     later = session.usage().later
