@@ -272,3 +272,11 @@ class UnusableIndex(KameraError):
 
 class ForeignIndex(KameraError):
     """A content index was made for another model, tokenizer, tenant or cut rule."""
+
+
+class UnsupportedByEngine(KameraError, ValueError):
+    """An engine that schedules by itself cannot do what was asked of its window or session."""
+
+
+class EngineFailed(KameraError):
+    """An engine that schedules by itself did not answer."""

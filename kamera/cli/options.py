@@ -103,10 +103,11 @@ class Loading:
     device: Device = None
     dtype: Precision = Dtype.auto
 
-    def load(self, model: str, *, show_progress: bool) -> Backbone:
+    def load(self, model: str, *, show_progress: bool, by_files: bool = False) -> Backbone:
         """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
-        Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
+        ``by_files`` as in `Backbone.from_pretrained`. Raises UnsupportedBackbone, with the reason, if it does
+        not load or is refused.
         """
         from kamera.engines.hf import Backbone, hide_progress
 
@@ -116,7 +117,7 @@ class Loading:
             from kamera import testbed
 
             model = str(testbed.weights_dir())
-        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype.value)
+        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype.value, by_files=by_files)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Quiet, size
+from kamera.engines import Completes
 from kamera.sessions import SessionMode
 from kamera.trust import ReusePolicy
 
@@ -39,6 +41,13 @@ def serve(
         list[str] | None,
         typer.Option(help="A name of the model for clients (default: MODEL); repeat it for more."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="vLLM's server, which answers; MODEL is the folder it serves, --store its connector's.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve /v1/chat/completions, /v1/responses and /v1/messages; only an agent's URL changes.
@@ -56,13 +65,32 @@ def serve(
     tenants = serving.Keys({} if keys is None else read_keys(keys))
     if keys is None and host not in serving.LOCAL:
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
+    if engine is not None and store is None:
+        raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
+    over = None if engine is None else over_http(engine)
     listening = serving.bound(host, port)
-    backbone = loading.load(model, show_progress=not quiet)
+    backbone = loading.load(model, show_progress=not quiet, by_files=over is not None)
     reuse: ReusePolicy = getattr(ReusePolicy, policy)()
+    reuse = reuse if over is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
     # under "streaming" what stays when content leaves is kept
     mode: SessionMode = "amortize" if policy == "streaming" else "auto"
-    service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes)
+    service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=over)
     serving.run(serving.Front(service, tenants, name or [model]), listening)
+
+
+def over_http(url: str) -> Completes:
+    """The engine behind a server of vLLM. Raises ValueError where none answers."""
+    try:
+        from openai import OpenAI, OpenAIError
+    except ImportError:
+        raise ValueError("kamera serve --engine needs OpenAI's client: pip install openai") from None
+    from kamera.engines.vllm.clients import Http
+
+    client = OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key="none")
+    try:
+        return Http(client, next(iter(client.models.list())).id)
+    except (OpenAIError, StopIteration) as error:
+        raise ValueError(f"--engine {url}: no model is served there ({type(error).__name__})") from None
 
 
 def read_keys(path: Path) -> dict[str, str]:

@@ -7,7 +7,16 @@ from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
-from kamera.engines.prompt import Completes, EngineCompletion, EnginePrompt, PromptPicture
+from kamera.engines.prompt import (
+    Completes,
+    EngineCompletion,
+    EnginePrompt,
+    EngineSampling,
+    PromptPicture,
+    Streams,
+    joined,
+    pieces_of,
+)
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor, check_places
@@ -25,6 +34,7 @@ __all__ = [
     "Engine",
     "EngineCompletion",
     "EnginePrompt",
+    "EngineSampling",
     "Executor",
     "Extent",
     "LiveExecutor",
@@ -46,6 +56,7 @@ __all__ = [
     "Stand",
     "StoredPart",
     "StoredSpan",
+    "Streams",
     "Usage",
     "Work",
     "WorkCancelled",
@@ -56,10 +67,12 @@ __all__ = [
     "check_places",
     "checkpoint_fingerprint",
     "is_later",
+    "joined",
     "later",
     "match",
     "moves",
     "open_accounts",
+    "pieces_of",
     "read_anchor",
     "read_part",
     "standing",

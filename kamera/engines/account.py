@@ -88,7 +88,13 @@ class Account:
                 with self._lock:
                     self._now = self._now.plus(_spent(work, started))
 
-    def _owe(self, spent: Spent) -> None:
+    def add(self, spent: Spent) -> None:
+        """Count what another engine did for a call: no hook on this one sees it."""
+        with self._lock:
+            self._now = self._now.plus(spent)
+
+    def owe(self, spent: Spent) -> None:
+        """Count later work."""
         with self._lock:
             self._later = self._later.plus(spent)
 
@@ -114,7 +120,7 @@ def later(
         finally:
             _open.reset(token)
             for account in accounts:
-                account._owe(_spent(work, started))
+                account.owe(_spent(work, started))
 
 
 def _spent(work: Work, started: float) -> Spent:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from PIL import Image
 
@@ -19,11 +19,28 @@ class PromptPicture:
     image: Image.Image | None
 
 
+@dataclass(frozen=True)
+class EngineSampling:
+    """How an engine draws an answer's tokens, and the strings that end it; by default the likeliest."""
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def given(self) -> dict[str, Any]:
+        """What is said, by the names that vLLM and OpenAI's API give it."""
+        return {name: value for name, value in vars(self).items() if value not in (None, ())}
+
+
 @dataclass(frozen=True, eq=False)
 class EnginePrompt:
     """Token ``ids``, placeholders expanded, and the same as chat ``messages``, for engines that take those.
 
-    ``recipe`` says which of it is stored. A ``later`` prompt is one that no answer waits for.
+    What no messages render to has none: it is text alone, and taken as token ids.
+    ``recipe`` says which of it is stored. A ``later`` prompt is one that no answer waits for. ``tools`` are
+    those that the chat template is given with the messages.
     """
 
     ids: tuple[int, ...]
@@ -32,11 +49,16 @@ class EnginePrompt:
     recipe: Recipe
     max_new_tokens: int
     later: bool = False
+    tools: Sequence[Any] = ()
+    sampling: EngineSampling = field(default_factory=EngineSampling)
 
 
 @dataclass(frozen=True)
 class EngineCompletion:
-    """An answer: its text and tokens, and how many tokens of the prompt were not computed for it."""
+    """An answer: its text and tokens, and how many tokens of the prompt were not computed for it.
+
+    Of an answer in pieces each has its own tokens, and the last one those of the prompt.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -48,5 +70,27 @@ class Completes(Protocol):
     """An engine that answers prompts: in this process, or over HTTP."""
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
-        """Answer a prompt, greedily."""
+        """Answer a prompt."""
         ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """An engine that gives its answers in pieces. Closing the iterator ends the answer."""
+
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
+        """The pieces of an answer as they come."""
+        ...
+
+
+def pieces_of(engine: Completes, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
+    """An answer in the pieces that the engine gives: one, if it does not stream."""
+    return engine.stream(prompt) if isinstance(engine, Streams) else iter((engine.complete(prompt),))
+
+
+def joined(pieces: Iterable[EngineCompletion]) -> EngineCompletion:
+    """An answer in one piece."""
+    held = list(pieces)
+    text, ids = "".join(piece.text for piece in held), tuple(i for piece in held for i in piece.token_ids)
+    prompt, cached = (max(getattr(p, name) for p in held) for name in ("prompt_tokens", "cached_tokens"))
+    return EngineCompletion(text, ids, prompt, cached)

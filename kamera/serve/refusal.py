@@ -14,6 +14,7 @@ _STATUS: dict[type[Exception], int] = {
     errors.UnknownSession: 404,
     errors.StoreFull: 507,
     errors.RemoteUnavailable: 503,
+    errors.EngineFailed: 502,
     errors.WindowFull: 400,
 }
 _ASKED = {"www-authenticate": 'Basic realm="kamera: a key as the password"'}  # for browsers

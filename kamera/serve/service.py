@@ -13,6 +13,7 @@ from typing import Any
 
 from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.edits import Cleared
+from kamera.engines import Completes
 from kamera.engines.hf import Backbone
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
@@ -35,7 +36,8 @@ class Service:
 
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
     bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
-    pool of their own, which serves exact KV only, and takes half of the bytes.
+    pool of their own, which serves exact KV only, and takes half of the bytes. Over an ``engine`` no session
+    is saved or seen.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Service:
         mode: SessionMode = "auto",
         store: Path | None = None,
         max_bytes: int | None = None,
+        engine: Completes | None = None,
     ) -> None:
         self.backbone, self.store = backbone, store
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
@@ -64,9 +67,10 @@ class Service:
                 policy=chosen,
                 mode="auto" if name else mode,
                 max_bytes=share,
-                save=None if store is None else store / f"sessions{name}",
-                trace=self.seen,
+                save=None if store is None or engine else store / f"sessions{name}",
+                trace=None if engine else self.seen,
                 branches=self._branches,
+                engine=engine,
             )
             for name, chosen in policies.items()
         }
@@ -75,9 +79,8 @@ class Service:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
         if asked.anew or asked.clearing is not None:
             asked = self._whole(asked, tenant)
-        cleared = self._cleared(asked)
+        cleared, tools = self._cleared(asked), asked.tools or None
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
-        tools = asked.tools or None
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]

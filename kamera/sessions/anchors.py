@@ -10,12 +10,10 @@ import torch
 
 from kamera import forks
 from kamera.content import Conversations
-from kamera.engines import Engine, Spent
-from kamera.errors import ProcessorRequired, quote
+from kamera.engines import Completes, Engine, Spent
+from kamera.errors import ProcessorRequired
 from kamera.ops import tensor_digest
 from kamera.sessions.branches import Branches
-from kamera.sessions.owners import Stores
-from kamera.sessions.telling import Telling, Traces
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
 from kamera.window import KameraWindow, Listener, WindowMemory
@@ -66,6 +64,7 @@ class Anchors:
         self.store = store
         self.conversations = conversations or conversations_of(backbone)
         self.branches = branches or Branches()
+        self.engine: Completes | None = None
         self.prefilled = 0
         self.max_tokens = max_tokens
         self.policy = policy
@@ -109,46 +108,3 @@ class Anchors:
         """The bytes of a window from `open`."""
         with self._lock:
             return window.memory()
-
-
-class Tenants(dict[str, Anchors]):
-    """What a pool's tenants have, by tenant; that of one that is asked for is opened. Thread-safe.
-
-    ``stores``, ``traces`` and ``branches`` as for `SessionPool`. Raises ValueError for a store of another
-    tenant.
-    """
-
-    def __init__(
-        self,
-        backbone: Engine,
-        stores: Stores,
-        traces: Traces | None,
-        branches: dict[str, Branches] | None,
-        max_tokens: int | None,
-        policy: ReusePolicy | None,
-    ) -> None:
-        super().__init__()
-        self._backbone, self._stores, self._traces = backbone, stores, traces
-        self._max_tokens, self._policy = max_tokens, policy
-        self._branches = {} if branches is None else branches
-        self._conversations = conversations_of(backbone)
-        self._lock = forks.Lock()
-
-    def __missing__(self, tenant: str) -> Anchors:
-        store = self._stores if isinstance(self._stores, ChunkStore) else self._stores(tenant)
-        if store.tenant != tenant:
-            raise ValueError(
-                f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
-            )
-        made = Anchors(
-            self._backbone,
-            store,
-            max_tokens=self._max_tokens,
-            policy=self._policy,
-            conversations=self._conversations,
-            branches=self._branches.setdefault(tenant, Branches()),
-            held=SYSTEM_PROMPTS,
-            listener=None if self._traces is None else Telling(self._traces, tenant),
-        )
-        with self._lock:
-            return self.setdefault(tenant, made)

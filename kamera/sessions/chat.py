@@ -15,7 +15,7 @@ import torch
 
 from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
-from kamera.engines import Account, Engine, Usage
+from kamera.engines import Account, Completes, Engine, Usage
 from kamera.errors import KameraError
 from kamera.reuse import Admission
 from kamera.sessions.admitting import Admitting, Reuse
@@ -23,9 +23,10 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked
+from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, shown_over
 from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
-from kamera.sessions.showing import Options, Shown, State, Turns, shown
+from kamera.sessions.showing import Options, Shown, State, Turns
 from kamera.sessions.stream import Stream
 from kamera.sessions.timers import Clock, aged
 from kamera.sessions.tool_calls import call_form
@@ -55,6 +56,8 @@ class ChatSession:
     admitted (docs/reuse.md); a `Calibration`, or its file, admits approximate KV. It is not saved.
     ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`). ``trace`` is a file of what its
     windows do, as for `KameraWindow` (`kamera view`); it is not saved.
+    An ``engine`` (`kamera.engines.vllm.clients`) answers in the backbone's place; what it cannot do raises
+    UnsupportedByEngine (docs/vllm.md).
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
     also of a streamer, leaves the session unchanged. Turns and edits of several threads run one after
@@ -77,9 +80,12 @@ class ChatSession:
         reuse: Reuse = False,
         clock: Clock = time.time,
         trace: str | Path | None = None,
+        engine: Completes | None = None,
     ) -> None:
         told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
-        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
+        anchors = anchors_over(engine, backbone, store, max_tokens=max_tokens, policy=policy, listener=told)
+        if uncached or reuse:
+            check_own(anchors, "uncached and reuse")
         settings: dict[str, Any] = {"tools": tools, "mode": mode, "edit_policy": edit_policy}
         self._set_up(anchors, uncached=uncached, reuse=reuse, clock=clock, **settings)
 
@@ -136,7 +142,7 @@ class ChatSession:
     def window(self) -> KameraWindow | None:
         """A fork of the window of the last prompt that a window could hold; None before the first.
 
-        What is done in it changes nothing in the session.
+        What is done in it changes nothing in the session. Over an engine it is a `DialogueWindow`.
         """
         window = self._state.window
         return None if window is None else self._anchors.fork(window)
@@ -187,7 +193,7 @@ class ChatSession:
         of the window.
         """
         watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
-        options = watch.following(options, seed)
+        options = answer_options(self._anchors, watch, options, seed, logprobs)
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             base = self._state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
@@ -269,6 +275,9 @@ class ChatSession:
         What the edit policy removes next is known, a client's own edit is taken to be repeated. The next turn
         never waits for it, and serves of it what its prompt has (`TurnReport.anticipated`).
         """
+        if isinstance(self._anchors, EngineAnchors):
+            with self._account.now(self.backbone):
+                return self._anchors.prepare(self._state)
         manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._admitting)
         with self._account.now(self.backbone):
             self._ahead.begin(self._state, manner)
@@ -332,6 +341,7 @@ class ChatSession:
         """
         from kamera.sessions.persist import save_session
 
+        check_own(self._anchors, "a saved session")
         with locked(Path(path)):
             save_session(Path(path), self, self._anchors, self._state, session_id)
 
@@ -387,4 +397,4 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old = replace(old or self._state, ahead=self._ahead.take())
         with self.backbone.steady():
-            return shown(old, shaped, modes, self._anchors, self.tools, self._admitting, options)
+            return shown_over(old, shaped, modes, self._anchors, self.tools, self._admitting, options)

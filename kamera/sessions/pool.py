@@ -13,12 +13,11 @@ from typing import Any
 from kamera import forks
 from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Verb
-from kamera.engines import Account, Engine, Usage
-from kamera.errors import KameraError, SessionConflict, UnknownSession, quote
+from kamera.engines import Account, Completes, Engine, Usage
+from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.admitting import Reuse
-from kamera.sessions.anchors import Tenants
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.clocks import Clocks
@@ -32,6 +31,7 @@ from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Traces, turn_of
+from kamera.sessions.tenants import Tenants
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
@@ -64,7 +64,8 @@ class SessionPool:
     ``anticipates``: after each answer the session prepares its next prompt (`ChatSession.anticipate`).
     ``trace`` is a file of what the sessions' windows do, under the sessions' ids (`kamera view`), or a
     function from a tenant to a listener of its events. ``branches`` holds each tenant's turns by their ids;
-    two pools may share one.
+    two pools may share one. ``engine`` as for `ChatSession`; what it says to anticipate are prompts of low
+    priority, whose KV it stores.
 
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
@@ -88,7 +89,12 @@ class SessionPool:
         anticipates: bool = True,
         trace: Traces | None = None,
         branches: dict[str, Branches] | None = None,
+        engine: Completes | None = None,
     ) -> None:
+        if engine is not None and (uncached or reuse or trace is not None or save is not None):
+            raise UnsupportedByEngine(
+                "uncached, reuse, save, trace: sessions over an engine have none of them"
+            )
         check_saving(save, max_saved_bytes)
         check_limits(max_sessions, max_bytes, min_tokens)
         check_mode(mode)
@@ -102,7 +108,7 @@ class SessionPool:
         self.min_tokens = min_tokens
         self.anticipates = anticipates
         self._store = store
-        self._tenants = Tenants(backbone, store, trace, branches, max_tokens, policy)
+        self._tenants = Tenants(backbone, store, trace, branches, max_tokens, policy, engine)
         self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
         self._options |= {"uncached": uncached, "reuse": reuse}
         self.calls = call_form(backbone)

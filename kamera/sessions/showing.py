@@ -171,7 +171,7 @@ def shown(
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
-    left = 0 if before is None or old.layout is None or old.borrowed else _left(old.layout, prompt)
+    left = 0 if before is None or old.layout is None or old.borrowed else tokens_left(old.layout, prompt)
     mode = applied(choice.on_leave)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
@@ -245,7 +245,7 @@ def _anticipated(old: State, start: State, prompt: Rendered) -> int:
     return in_place(start.layout, prompt) - in_place(old.layout, prompt)
 
 
-def _left(before: Layout, prompt: Rendered) -> int:
+def tokens_left(before: Layout, prompt: Rendered) -> int:
     """Tokens of the window's segments that the prompt no longer has."""
     held = {i for start, stop in before.runs for i in range(start, stop)}
     gone = difference(before.prompt, prompt).removed

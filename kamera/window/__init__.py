@@ -2,9 +2,11 @@
 
 from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
+from kamera.window.asking import ANSWER
 from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
+from kamera.window.dialogue import Dialogue, DialogueWindow
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
@@ -31,6 +33,7 @@ from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
 
 __all__ = [
+    "ANSWER",
     "GLUE",
     "SHORTEST_HEAD",
     "SHORTEST_KEPT",
@@ -41,6 +44,8 @@ __all__ = [
     "Condition",
     "Cost",
     "Dependent",
+    "Dialogue",
+    "DialogueWindow",
     "Edit",
     "EngineAnswer",
     "EngineSlot",

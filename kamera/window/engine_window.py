@@ -76,7 +76,7 @@ class EngineUsage:
 
 
 @dataclass(frozen=True, eq=False)
-class _HeldChunk:
+class HeldChunk:
     """A chunk with what a prompt shows of it."""
 
     chunk_id: str
@@ -100,21 +100,22 @@ class EngineWindow:
         store: ChunkStore,
         *,
         fingerprint: str,
-        system: str | None = None,
+        system: str | torch.Tensor | None = None,
         policy: ReusePolicy | None = None,
         max_tokens: int | None = None,
     ) -> None:
         self.policy = ReusePolicy.streaming() if policy is None else policy
         self.usage = EngineUsage()
-        self._engine, self._contents, self._store, self._system = engine, contents, store, system
-        self._max_tokens, self._seams = max_tokens, contents.seams(system)
+        self.engine, self._contents, self._store, self._system = engine, contents, store, system
+        self._max_tokens = max_tokens
+        self._seams = Seams("", "", "") if isinstance(system, torch.Tensor) else contents.seams(system)
         self._anchor = tuple(contents.anchor_ids(system).tolist())
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
-        self._held: dict[str, _HeldChunk] = {}
+        self._held: dict[str, HeldChunk] = {}
         self._outlines: dict[str, Outline] = {}
         self._seats: tuple[Seat, ...] = ()
-        if self.policy.certified:
+        if self.policy.certified and self.policy.minimum != "exact":
             raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")
 
     # -- operations ----------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class EngineWindow:
         slots = self.look()
         asked = tuple(self._contents.question_ids(question, self._seams.tail).tolist())
         chunks = [self._held[seat.chunk_id] for seat in self._seats]
-        done = self._engine.complete(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
+        done = self.engine.complete(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
         computed = done.prompt_tokens - done.cached_tokens
         self.usage.answers += 1
         self.usage.tokens += computed + max(0, len(done.token_ids) - 1)
@@ -178,7 +179,7 @@ class EngineWindow:
         for chunk_id in sorted(missing):
             held = self._held[chunk_id]
             alone = self._recipe((self._computed(held, self._behind(())),))
-            done = self._engine.complete(self._prompt(alone, [held], "", (), 1, later=True))
+            done = self.engine.complete(self._prompt(alone, [held], "", (), 1, later=True))
             self.usage.later_forwards += 1
             self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
         return len(missing)
@@ -199,7 +200,7 @@ class EngineWindow:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _bring(self, held: _HeldChunk) -> tuple[EngineSlot, ...]:
+    def _bring(self, held: HeldChunk) -> tuple[EngineSlot, ...]:
         staying = list(self._seats)
         if any(seat.chunk_id == held.chunk_id for seat in staying):
             return self._arrange(staying)
@@ -214,7 +215,7 @@ class EngineWindow:
         """Place chunks one after another: from what is stored, up to the first that has to be computed."""
         with self._rows.operation():
             own = replace(self._context, kv="as-is")
-            supplied = self._store.has(own, own.anchor, None, "anchor")
+            supplied = not self._anchor or self._store.has(own, own.anchor, None, "anchor")
             before = self._behind(())
             for item in wanted:
                 was = item if isinstance(item, Seat) else None
@@ -225,7 +226,7 @@ class EngineWindow:
         self._seats = before.seats
         return self.slots
 
-    def _stored(self, held: _HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
+    def _stored(self, held: HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
         outline = self._outline(held.chunk_id)
         if outline is None:
@@ -265,7 +266,7 @@ class EngineWindow:
         seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
         return seat if at_least(seat.guarantee, "survivor") else None
 
-    def _computed(self, held: _HeldChunk, before: Seats) -> Seat:
+    def _computed(self, held: HeldChunk, before: Seats) -> Seat:
         """A chunk that the engine prefills behind ``before``."""
         low = self._end(before)
         spot = Spot(low, tuple(at + len(held.ids) - 1 for at in low))
@@ -316,7 +317,7 @@ class EngineWindow:
     def _prompt(
         self,
         shown: Recipe,
-        chunks: Sequence[_HeldChunk],
+        chunks: Sequence[HeldChunk],
         question: str,
         asked: tuple[int, ...],
         tokens: int,
@@ -338,17 +339,17 @@ class EngineWindow:
         return self._max_tokens is not None and whole > self._max_tokens
 
 
-def _held(chunk: Chunk, content: Content | Chunk) -> _HeldChunk:
+def _held(chunk: Chunk, content: Content | Chunk) -> HeldChunk:
     """What a prompt shows of a chunk."""
     parts: list[Any] = list(content) if isinstance(content, list | tuple) else []
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else parts
     if isinstance(content, Image.Image):
         parts = [{"type": "image", "image": content}]
     images = tuple(part["image"] for part in parts if part["type"] == "image")
-    return _HeldChunk(chunk.id, tuple(chunk.input_ids.tolist()), tuple(parts), images)
+    return HeldChunk(chunk.id, tuple(chunk.input_ids.tolist()), tuple(parts), images)
 
 
-def _pictures(held: _HeldChunk) -> list[PromptPicture]:
+def _pictures(held: HeldChunk) -> list[PromptPicture]:
     """The pictures of a chunk under its id; several are numbered."""
     names = [held.chunk_id, *(f"{held.chunk_id}/{n}" for n in range(1, len(held.images)))]
     return [PromptPicture(name, image) for name, image in zip(names, held.images, strict=False)]

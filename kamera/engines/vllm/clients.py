@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from PIL import Image
 
-from kamera.engines.prompt import EngineCompletion, EnginePrompt
+from kamera.engines.prompt import EngineCompletion, EnginePrompt, PromptPicture, joined
 from kamera.engines.vllm.serving import FIELD
+from kamera.errors import EngineFailed, first_line
 
 LATER = 1
 """vLLM's priority of prompts that no answer waits for; answers have 0, and go first."""
@@ -36,7 +38,8 @@ class Offline:
         if prompt.recipe.context.tenant:
             given["cache_salt"] = prompt.recipe.context.tenant
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
-        sampling = SamplingParams(temperature=0.0, max_tokens=prompt.max_new_tokens, extra_args=extra)
+        drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.given().items()}
+        sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **drawn)
         more: dict[str, Any] = {"priority": [LATER]} if prompt.later and self._prioritises else {}
         (out,) = self._llm.generate([given], sampling, use_tqdm=False, lora_request=self._adapter, **more)
         answer = out.outputs[0]
@@ -53,7 +56,8 @@ class Http:
     """Prompts for vLLM's server by an ``openai.OpenAI`` client, which knows nothing of Kamera.
 
     The server renders the messages itself. A prompt whose tokens it renders otherwise than the recipe says is
-    computed. ``priorities``: the server was started with ``--scheduling-policy priority``.
+    computed. ``priorities``: the server was started with ``--scheduling-policy priority``. Raises
+    EngineFailed where the server does not answer.
     """
 
     def __init__(self, client: Any, model: str, *, priorities: bool = False) -> None:
@@ -61,37 +65,71 @@ class Http:
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
         """As `Completes.complete`."""
-        pictures = iter(prompt.pictures)
-        messages = [
-            {**message, "content": [_part(part, pictures) for part in message["content"]]}
-            for message in prompt.messages
-        ]
+        return joined(self.stream(prompt))
+
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
+        """As `Streams.stream`."""
+        api = self._client.chat.completions if prompt.messages else self._client.completions
+        try:
+            with api.create(**self._body(prompt)) as events:
+                for event in events:
+                    usage, choice = event.usage, next(iter(event.choices), None)
+                    details = None if usage is None else usage.prompt_tokens_details
+                    said = getattr(choice, "text", None) or getattr(choice, "delta", None)
+                    yield EngineCompletion(
+                        said if isinstance(said, str) else getattr(said, "content", None) or "",
+                        tuple(getattr(choice, "token_ids", None) or ()),
+                        0 if usage is None else usage.prompt_tokens,
+                        0 if details is None else details.cached_tokens or 0,
+                    )
+        except Exception as error:  # the client's own kinds, whichever client it is
+            raise EngineFailed(f"vLLM gave no answer: {type(error).__name__}: {first_line(error)}") from error
+
+    def _body(self, prompt: EnginePrompt) -> dict[str, Any]:
+        pictures, said = iter(prompt.pictures), prompt.sampling.given()
         body: dict[str, Any] = {
             "kv_transfer_params": {FIELD: prompt.recipe.to_json()},
             "return_token_ids": True,
         }
+        body |= {"top_k": said.pop("top_k")} if "top_k" in said else {}
         if prompt.recipe.context.tenant:
             body["cache_salt"] = prompt.recipe.context.tenant
         if prompt.later and self._priorities:
             body["priority"] = LATER
-        out = self._client.chat.completions.create(
-            model=self._model,
-            messages=messages,
-            temperature=0.0,
-            max_completion_tokens=prompt.max_new_tokens,
-            extra_body=body,
-        )
-        details = out.usage.prompt_tokens_details
-        choice = out.choices[0]
-        return EngineCompletion(
-            choice.message.content or "",
-            tuple(getattr(choice, "token_ids", None) or ()),
-            out.usage.prompt_tokens,
-            0 if details is None else details.cached_tokens or 0,
-        )
+        if prompt.tools and prompt.messages:  # the template shows them; calls are read out of the text
+            said |= {"tools": list(prompt.tools), "tool_choice": "none"}
+        if prompt.messages:
+            said["messages"] = [_message(message, pictures) for message in prompt.messages]
+            said["max_completion_tokens"] = prompt.max_new_tokens
+        else:
+            said |= {"prompt": list(prompt.ids), "max_tokens": prompt.max_new_tokens}
+        return {
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "extra_body": body,
+            **said,
+        }
 
 
-def _part(part: Mapping[str, Any], pictures: Any) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], pictures: Iterator[PromptPicture]) -> dict[str, Any]:
+    """A message as the server takes it."""
+    told, content = dict(message), message.get("content")
+    if not isinstance(content, str | None):
+        told["content"] = [_part(part, pictures) for part in content]
+    if message.get("tool_calls"):
+        told["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return told
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {"id": "", "type": "function", **call, "function": function}
+
+
+def _part(part: Mapping[str, Any], pictures: Iterator[PromptPicture]) -> dict[str, Any]:
     """A part of a message as the server takes it: a picture inline under its id, or by its id alone."""
     if part["type"] != "image":
         return dict(part)

@@ -23,7 +23,7 @@ COUNTED = {
     "harvested_bytes": CountedMetric("kind", "Bytes of the objects made of KV in pages, and stored."),
     "dropped_bytes": CountedMetric("reason", "Bytes of KV in pages that were over the harvest's bound."),
 }
-"""The metrics by name; vLLM shows them as ``kamera:NAME_total``."""
+"""The metrics by name; vLLM shows them as ``vllm:kamera_NAME_total``."""
 
 
 class Counts:

@@ -34,13 +34,13 @@ class ConnectorStats(KVConnectorStats):
 
 
 class ConnectorMetrics(KVConnectorPromMetrics):
-    """The counters ``kamera:NAME_total`` of every engine."""
+    """The counters ``vllm:kamera_NAME_total``: vLLM forgets names that begin so when it starts again."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._counters = {
             name: self._counter_cls(
-                name=f"kamera:{name}",
+                name=f"vllm:kamera_{name}",
                 documentation=metric.help,
                 labelnames=[*self._labelnames, metric.label],
             )

@@ -1,0 +1,282 @@
+"""Turns of sessions over an engine that schedules by itself, such as vLLM's server, which answers them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from kamera.content import Chunk, Conversations, Message, Rendered, kind_of, media_items
+from kamera.engines import (
+    Completes,
+    Engine,
+    EngineCompletion,
+    EngineSampling,
+    Spent,
+    joined,
+    open_accounts,
+    pieces_of,
+)
+from kamera.errors import UnsupportedByEngine
+from kamera.patches import Worth, later_of
+from kamera.sessions.admitting import Admitting
+from kamera.sessions.anchors import Anchors, Opened
+from kamera.sessions.layout import anchor_ids, anchor_segments, question_ids
+from kamera.sessions.modes import applied, choices
+from kamera.sessions.ordering import Orders
+from kamera.sessions.showing import Options, Shown, State, shown, tokens_left
+from kamera.sessions.turn import Stopwatch, TurnReport
+from kamera.store import ChunkStore
+from kamera.trust import Guarantee
+from kamera.window import (
+    ANSWER,
+    Dialogue,
+    DialogueWindow,
+    EngineSlot,
+    EngineUsage,
+    KameraWindow,
+    WindowMemory,
+)
+
+logger = logging.getLogger(__name__)
+
+_TAKEN = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
+
+
+class Opening(Conversations):
+    """Renders conversations so that the tokens which open the first turn belong to the system prompt.
+
+    An engine that renders messages itself can then be shown a picture behind the system prompt alone.
+    """
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
+        """As `Conversations.render`."""
+        prompt = super().render(messages, tools=tools)
+        at = anchor_segments(prompt)
+        text = prompt.segments[at] if at < len(prompt.segments) else None
+        tags = [tag for tag in prompt.tags if text is not None and text.start == tag[0] < tag[1] <= text.stop]
+        if text is None or text.media is not None or not tags or tags[0][1] > prompt.stable:
+            return prompt
+        cut = prompt.recut(tags[:1])
+        opening = replace(cut.segments[at], role="")
+        return replace(cut, segments=(*cut.segments[:at], opening, *cut.segments[at + 1 :]))
+
+
+class EngineAnchors(Anchors):
+    """Opens windows over an ``engine``; see `Anchors`, whose ``backbone`` makes tokens and chunks alone.
+
+    Raises PolicyRefused for a policy that asks for a certificate.
+    """
+
+    def __init__(self, engine: Completes, backbone: Engine, store: ChunkStore, **options: Any) -> None:
+        super().__init__(backbone, store, **options)
+        self.engine, self.conversations = engine, Opening(backbone.processor)
+        if options.get("listener") is not None:
+            check_own(self, "a trace")
+        self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
+
+    def open(self, ids: torch.Tensor) -> Opened:
+        """A window without chunks, whose anchor the engine computes with the first prompt."""
+        assert self.engine is not None
+        given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens}
+        window = DialogueWindow(self.engine, self.backbone, self.store, ids, **given)
+        return Opened(cast(KameraWindow, window), Spent())
+
+    def fork(self, window: KameraWindow, *, apart: bool = False) -> KameraWindow:
+        """As `DialogueWindow.fork`."""
+        return cast(KameraWindow, cast(DialogueWindow, window).fork())
+
+    def memory(self, window: KameraWindow) -> WindowMemory:
+        """Nothing: the KV is the engine's."""
+        return WindowMemory(0, 0, 0, 0)
+
+    def prepare(self, state: State) -> None:
+        """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
+        if state.window is None:
+            return
+        branch = cast(DialogueWindow, state.window).fork()
+        branch.usage = EngineUsage()
+
+        def work() -> None:
+            branch.keep()
+            for account in open_accounts():
+                account.owe(Spent(branch.usage.later_forwards, branch.usage.later_tokens))
+
+        queue = later_of(self.backbone)
+        self.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
+        queue.add(work, Worth.GUESS, dropped=logger.info)
+
+
+def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, **options: Any) -> Anchors:
+    """Anchors of the backbone's own windows, or of those over an engine."""
+    if engine is None:
+        return Anchors(backbone, store, **options)
+    return EngineAnchors(engine, backbone, store, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineAsking:
+    """How an answer is asked for: who watches its tokens, and how they are drawn."""
+
+    watch: Stopwatch
+    sampling: EngineSampling
+
+
+def check_own(anchors: Anchors, wanted: str) -> None:
+    """Raise UnsupportedByEngine for what takes a model and a live cache, over an engine."""
+    if anchors.engine is not None:
+        raise UnsupportedByEngine(f"{wanted}: model and KV are an engine's; use a session without one")
+
+
+def answer_options(
+    anchors: Anchors, watch: Stopwatch, options: dict[str, Any], seed: int | None, logprobs: int | None
+) -> dict[str, Any]:
+    """Options of an answer that ``watch`` follows. Raises UnsupportedByEngine for those that one lacks."""
+    if anchors.engine is None:
+        return watch.following(options, seed)
+    other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
+    if other:
+        raise UnsupportedByEngine(
+            f"{', '.join(other)}: an engine's answer takes {', '.join(_TAKEN)} and seed"
+        )
+    draws = options.get("do_sample", seed is not None)
+    temperature = float(options.get("temperature") or 1.0) if draws else 0.0
+    drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
+    sampling = EngineSampling(temperature, stop=watch.stream.stop, **drawn)
+    return {
+        "max_new_tokens": options.get("max_new_tokens") or ANSWER,
+        "asking": EngineAsking(watch, sampling),
+    }
+
+
+def shown_over(
+    old: State,
+    shaped: Sequence[Message],
+    modes: Sequence[str],
+    anchors: Anchors,
+    tools: Sequence[Any] | None,
+    admitting: Admitting,
+    options: Options | None = None,
+) -> Shown:
+    """As `shown`; over an engine by rows alone, and with ``options`` the engine answers.
+
+    The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises the errors
+    of `Conversations.render`, WindowFull, UnsupportedByEngine for clips, and EngineFailed.
+    """
+    if anchors.engine is None:
+        return shown(old, shaped, modes, anchors, tools, admitting, options)
+    started = time.perf_counter()
+    prompt, before = anchors.conversations.render(shaped, tools=tools), old.layout
+    if (
+        old.window is None
+        or before is None
+        or old.borrowed
+        or anchor_ids(before.prompt) != anchor_ids(prompt)
+    ):
+        before, first = None, anchor_segments(prompt)
+        opened = anchors.open(prompt.ids[: prompt.segments[first - 1].stop if first else 0]).window
+    else:
+        opened, prompt = anchors.fork(old.window), prompt.cut_as(before.prompt)
+    window, slots = cast(DialogueWindow, opened), cast(DialogueWindow, opened).slots
+    media = {m.digest: m for m in map(anchors.conversations.media, media_items(shaped))}
+    if any(m.kind != "image" for m in media.values()):
+        raise UnsupportedByEngine("a clip: an engine is shown pictures and text alone")
+    window.policy = policy = anchors.policy or window.policy
+    on_leave = choices(modes, opened)[0]
+    orders = Orders(anchors, prompt, before, cast(Any, slots), media, (), False, False)
+    items = cast("Sequence[EngineSlot | Chunk]", orders.under(on_leave).items)
+    pictures = {i.id: i.picture for i in items if isinstance(i, Chunk) and i.picture is not None}
+    minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
+    window.arrange(items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
+    done, answer, seconds = None, None, time.perf_counter() - started
+    if options is not None:
+        dialogue = Dialogue(question_ids(prompt), _messages(shaped), tools or ())
+        done = _answered(window, dialogue, options)
+        answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
+    layout = orders.layout(on_leave)
+    left = 0 if before is None or old.layout is None else tokens_left(old.layout, prompt)
+    report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
+    state = replace(old, ids=prompt.ids, layout=layout, window=opened, ahead=None, borrowed=False)
+    return Shown(state, report, answer)
+
+
+def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
+    """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
+    asking: EngineAsking = options["asking"]
+    prompt = window.prompt(dialogue, options["max_new_tokens"], asking.sampling)
+    done = joined(_watched(pieces_of(window.engine, prompt), asking.watch))
+    ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
+    for account in open_accounts():
+        account.add(Spent(len(done.token_ids), ran))
+    return done
+
+
+def _watched(pieces: Iterator[EngineCompletion], watch: Stopwatch) -> Iterator[EngineCompletion]:
+    """The pieces of an answer, which ends where the stream of ``watch`` says so."""
+    ids: list[int] = []
+    try:
+        for piece in pieces:
+            for token in piece.token_ids:
+                row = torch.tensor([ids], dtype=torch.int64)
+                watch(row, row)
+                ids.append(token)
+            yield piece
+            if piece.token_ids and bool(watch.stream(torch.tensor([ids]), None)):
+                return
+    finally:
+        if isinstance(pieces, Generator):  # an answer that nobody waits for ends
+            pieces.close()
+
+
+def _report(
+    before: Sequence[EngineSlot],
+    window: DialogueWindow,
+    prompt: Rendered,
+    done: EngineCompletion | None,
+    **fields: Any,
+) -> TurnReport:
+    """The report of a turn: what the engine computed, as it says, or is expected to without an answer.
+
+    What was not computed counts as patched or turned where the store supplies it so, else as kept.
+    """
+    was = {slot.start: (slot.chunk_id, slot.antecedents) for slot in before}
+    new = [s for s in window.slots if was.get(s.start) != (s.chunk_id, s.antecedents)]
+    supplied = sum(s.length for s in window.slots if s.origin != "computed")
+    cached, notes = supplied, list[str]()
+    if done is not None and done.prompt_tokens:
+        cached = done.cached_tokens
+        if done.prompt_tokens != prompt.num_tokens:
+            notes = [f"the engine counts {done.prompt_tokens} tokens in a prompt of {prompt.num_tokens}"]
+    patched = min(cached, sum(s.length for s in new if s.origin == "stored"))
+    turned = sum(s.length for s in new if s.origin in ("canonical", "survivor"))
+    turned = min(cached - patched, turned)
+    return TurnReport(
+        kept=cached - patched - turned,
+        turned=turned,
+        patched=patched,
+        sampled=0,
+        prefilled=prompt.num_tokens - cached,
+        forwards=int(done is not None),
+        tokens_recomputed=0 if done is None else prompt.num_tokens - cached,
+        vision_encodes=0,  # the engine does not say
+        guarantee=window.guarantee,
+        notes=tuple(notes),
+        **fields,
+    )
+
+
+def _messages(shaped: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as an engine takes them, their pictures apart."""
+    return tuple({**message, "content": _content(message.get("content"))} for message in shaped)
+
+
+def _content(content: Any) -> Any:
+    if content is None or isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": i["text"]} if kind_of(i) == "text" else {"type": "image"} for i in content
+    ]
