@@ -218,16 +218,17 @@ class SchedulerSide:
         if table is None:
             return False
         fingerprint, ids = self._undecided.pop(request.request_id), request.prompt_token_ids or ()
-        recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), _pictures(request), rules.least)
-        if recipe is None:
-            return True
-        asked = RecipeAsked(tenant, recipe, len(recipe.parts))
-        if asked.stops[-1] - local < rules.block:
-            return True
+        media = _pictures(request)
         try:
+            recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), media, rules.least)
+            if recipe is None:
+                return True
+            asked = RecipeAsked(tenant, recipe, len(recipe.parts))
+            if asked.stops[-1] - local < rules.block:
+                return True
             positions = self.positions.of(request)
             check_places(asked, positions)
-        except KameraError as error:
+        except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
             return True
         self.counts.recognised += 1

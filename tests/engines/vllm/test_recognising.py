@@ -101,6 +101,16 @@ def test_a_changed_system_prompt_is_not_recognised(changed):
     assert recognised([*CHUNKS, *PATCHES]) is None  # its KV is not stored
 
 
+def test_a_system_prompt_that_only_begins_as_a_stored_one_is_not_recognised():
+    long = tuple(range(100, 140))
+    own = Context("f", ids_digest(long))
+    outline = Outline.of(torch.tensor(long), torch.arange(40)[None], (40,))
+    row = replace(ANCHOR_ROW, chunk_id=own.anchor, context=own, tokens=40, outline=outline)
+    table = KnownPrompts(BUDGET, [*ROWS, row])
+    assert table.recipe("f", np.array([*long, 7]), [], "patched").anchor_ids == long
+    assert table.recipe("f", np.array([*long[:-1], 99, 7]), [], "patched") is None
+
+
 @pytest.mark.parametrize("field", ["fingerprint", "anchor", "kv"])
 def test_rows_of_another_model_anchor_or_form_serve_nothing(field):
     foreign = replace(OWN, **{field: "int8" if field == "kv" else "other"})
@@ -269,6 +279,14 @@ def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp
     assert made.match(exact, 0) == 5 and exact.cache_salt is None
     made.leave("one")
     assert made.match(one, 0) == 0
+
+
+def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    made.positions = SimpleNamespace(of=lambda request: torch.arange(len(TOKENS))[None] + 1)
+    made.arrive(request := Request("r"))
+    assert made.match(request, 0) == 0 and request.cache_salt is None
 
 
 def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
