@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kamera.cli.app import EVAL, STORE, VERBS
-from kamera.cli.eval_reuse import VERBS as REUSE
 from kamera.cli.lazy import Verb
 from kamera.cli.store_quarantine import QUARANTINE
 from tests.cli.run import kamera
@@ -52,7 +51,6 @@ def test_the_list_says_of_a_verb_what_it_says_itself(name, verb):
         (["store"], STORE),
         (["store", "quarantine"], QUARANTINE),
         (["eval"], EVAL),
-        (["eval", "reuse"], REUSE),
     ],
 )
 def test_help_cuts_no_sentence(capsys, group, verbs):
