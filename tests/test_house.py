@@ -28,8 +28,30 @@ LONG = {
 """Files that may be longer, and why. It only shrinks."""
 
 
-MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
-"""How many public methods a class may have beyond that. It only shrinks."""
+MANY_METHODS = {
+    "HfEngine": 58,
+    "KameraWindow": 52,
+    "Engine": 43,
+    "Questions": 37,
+    "Contents": 25,
+    "Model": 25,
+    "DiskTier": 23,
+    "Former": 21,
+    "RemoteTier": 21,
+    "ChatSession": 20,
+    "Catalogue": 19,
+    "Folder": 19,
+    "Tiers": 19,
+    "DialogueWindow": 18,
+    "Encrypted": 18,
+    "Index": 17,
+    "Sealed": 17,
+    "DiskObjects": 16,
+    "KameraConnector": 16,
+    "ReusePolicy": 16,
+}
+"""Classes with more public methods and properties than that, their bases' included, and how many. It only
+shrinks; the goal of `KameraWindow` is 24, and of every other class but an engine 15."""
 
 
 LINES = {
@@ -194,13 +216,35 @@ def _public(cls: type) -> list[str]:
     return sorted(name for name in dir(cls) if not name.startswith("_"))
 
 
-@pytest.mark.parametrize("cls", [ChunkStore, StoreAdmin])
-def test_a_store_and_its_admin_offer_few_methods(cls):
-    names = _public(cls)
-    assert len(names) > 10
-    most = MANY_METHODS.get(cls.__name__, MOST_METHODS)
-    assert len(names) <= most, f"{cls.__name__} offers {len(names)}: {', '.join(names)}"
-    assert most == MOST_METHODS or len(names) == most, "fewer now: lower its number on the list"
+def _methods() -> dict[str, set[str]]:
+    """Public methods and properties of every class of the product, with those of its bases among them."""
+    classes = [
+        node
+        for path in _files("kamera").values()
+        for node in ast.walk(ast.parse(_text(path)))
+        if isinstance(node, ast.ClassDef)
+    ]
+    own: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for node in classes:
+        names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        own.setdefault(node.name, set()).update(name for name in names if not name.startswith("_"))
+        bases.setdefault(node.name, set()).update(ast.unparse(base).partition("[")[0] for base in node.bases)
+
+    def whole(name: str) -> set[str]:
+        above = bases.get(name, set()) - {name}
+        return own.get(name, set()).union(*map(whole, above))
+
+    return {name: whole(name) for name in own}
+
+
+def test_a_class_offers_few_methods():
+    found = _methods()
+    assert {"append", "slide"} <= found["KameraWindow"] and "chunk" in found["Backbone"]
+    many = {name: len(methods) for name, methods in found.items() if len(methods) > MOST_METHODS}
+    grown = {name: count for name, count in many.items() if count > MANY_METHODS.get(name, MOST_METHODS)}
+    assert grown == {}, "more public methods: what is a function, or a value?"
+    assert many == MANY_METHODS, "fewer now: lower its number on the list"
 
 
 def test_upkeep_is_a_class_of_its_own():

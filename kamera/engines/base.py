@@ -129,9 +129,7 @@ class HasEngine(Protocol):
     """A backbone, which has an engine, or an engine, which is its own."""
 
     @property
-    def engine(self) -> Engine:
-        """What runs the model."""
-        ...
+    def engine(self) -> Engine: ...
 
 
 class Engine(Protocol):

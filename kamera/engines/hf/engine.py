@@ -41,9 +41,9 @@ class HfEngine(Model):
     """A loaded transformers model as an `Engine`: what stands behind a `Backbone`.
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its engines and
-    threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
-    seen to leave no state behind in the model; answers that are decoded at once share their forwards (see
-    ``serial_decode``). Operations without a forward never wait.
+    threads. Questions (`ask`, `decode`) run in parallel with each other and with the rest, if the constructor
+    saw that a forward leaves no state in the model. Answers that are decoded at the same time share their
+    forwards (see ``serial_decode``). Operations without a forward never wait.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -77,7 +77,7 @@ class HfEngine(Model):
 
     @property
     def vision_fingerprint(self) -> str:
-        """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
+        """Digest of everything that decides a chunk's encoding; this omits the decoder's layers."""
         return self.identity.vision()
 
     def steady(self) -> AbstractContextManager[None]:

@@ -316,20 +316,16 @@ class Model:
             self.groups,
         )
 
-    @contextmanager
-    def measure(self, *, probes: bool = False) -> Iterator[Work]:
+    def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
         """Count decoder forwards, their tokens and vision encodes inside the block."""
-        with self.meter.measure(probes) as work:
-            yield work
+        return self.meter.measure(probes)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
 
         Code that runs the model other than by the methods of this class must hold it. Re-entrant.
         """
-        with self._turns.alone():
-            yield
+        return self._turns.alone()
 
     @property
     def is_held(self) -> bool:
