@@ -28,7 +28,7 @@ LONG = {
 """Files that may be longer, and why. It only shrinks."""
 
 
-MANY_METHODS: dict[str, int] = {"ChunkStore": 16}
+MANY_METHODS: dict[str, int] = {}
 """How many public methods a class may have beyond that. It only shrinks."""
 
 
@@ -36,7 +36,7 @@ LINES = {
     "ops": (3_750, 3_400),
     "trust": (1_100, 800),
     "content": (3_650, 2_500),
-    "store": (9_900, 7_200),
+    "store": (9_500, 7_200),
     "engines": (9_500, 4_600),
     "patches": (2_750, 1_800),
     "window": (8_400, 3_400),
