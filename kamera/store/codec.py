@@ -23,11 +23,8 @@ from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
 from kamera.store.sources import ByteSource, BytesSource
 
-DIRECTORY_VERSION = 5
+DIRECTORY_VERSION = 7
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
-
-LAYOUT = "blocks"
-"""What a directory's objects hold of equal layers, in `kamera-store.json`: one tensor for all of them."""
 
 _FRONT = 64 * 1024  # bytes; the header of most objects is within
 
@@ -120,7 +117,7 @@ class Codec:
     @property
     def marker(self) -> dict[str, Any]:
         """The content of `kamera-store.json` in a directory of such objects."""
-        return {"format": DIRECTORY_VERSION, "layout": LAYOUT}
+        return {"format": DIRECTORY_VERSION}
 
     @property
     def encrypts(self) -> bool:

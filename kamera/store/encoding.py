@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,8 @@ class EncodingRecord:
     `ValueError` for invalid fields and a list with a gap.
     """
 
+    kind: ClassVar[str] = "encoding"
+
     chunk_id: str
     context: Context
     tokens: int
@@ -33,11 +35,6 @@ class EncodingRecord:
         if not is_count(self.tokens):
             raise ValueError(f"tokens must be a count, got {self.tokens!r}")
         whole_lists(self.embeds)
-
-    @property
-    def kind(self) -> str:
-        """``"encoding"``."""
-        return "encoding"
 
     @property
     def key(self) -> str:

@@ -90,10 +90,10 @@ class Index:
         return False
 
     def compare(self, *, afresh: bool = False) -> int:
-        """Compare every row with its file, or make rows and SQL indexes anew; return the number of rows."""
+        """Compare every row with its file, or make it anew; return the number of rows."""
         while True:
             with contextlib.suppress(Dropped):  # damage, met on the way: it is empty now
-                self._ask("REINDEX" if afresh else "SELECT 1")  # names and tables agree
+                self._ask("SELECT 1")  # names and tables agree
                 db = self._database()
                 self._correct(db, {*self._files.names(), *self.keys()}, afresh=afresh)
                 return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])

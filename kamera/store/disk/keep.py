@@ -29,12 +29,8 @@ class KeepFile:
 
     def __init__(self, root: Path) -> None:
         self.path = root / KEEP
+        self.where = str(self.path)
         self._held = threading.local()
-
-    @property
-    def where(self) -> str:
-        """See `PinCell`."""
-        return str(self.path)
 
     def get(self) -> bytes | None:
         """See `PinCell`."""

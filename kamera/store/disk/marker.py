@@ -60,12 +60,6 @@ def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
             f"{root} is a store of format {version}, this version reads {wanted['format']} here: give the "
             "secret the store was made with, open it with the kamera that made it, or take a new directory"
         )
-    if found.get("layout") != wanted["layout"]:
-        held = found.get("layout", "layer by layer")
-        raise StoreVersionError(
-            f"{root} is a store of KV {held}, this version reads {wanted['layout']} of equal layers: "
-            "open it with the kamera that made it, or take a new directory"
-        )
     if found != dict(wanted):
         raise StoreError(
             f"{root} was made as {json.dumps(found)}, not as {json.dumps(dict(wanted))}: "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kamera.errors import WrongKey
-from kamera.store.codec import LAYOUT, Codec
+from kamera.store.codec import Codec
 from kamera.store.opened import OpenObject
 from kamera.store.sources import ByteSource
 
@@ -21,7 +21,7 @@ MINIMUM_SECRET = 16
 ENCRYPTED = b"KAMERA\x00\x02"
 """First bytes of encrypted objects; no safetensors header may be that long."""
 
-SEALED_VERSION = 6
+SEALED_VERSION = 8
 """Format in `kamera-store.json` of a sealed store: a version without seals refuses it."""
 
 
@@ -66,7 +66,7 @@ class Sealed(Codec):
     @property
     def marker(self) -> dict[str, Any]:
         """Marks the directory as sealed, so that it is not opened as a plain one."""
-        return {"format": SEALED_VERSION, "layout": LAYOUT, "sealed": "digests"}
+        return {"format": SEALED_VERSION, "sealed": "digests"}
 
     @property
     def mac(self) -> bytes:
