@@ -207,13 +207,16 @@ class Request(SimpleNamespace):
         self.block_hashes.append(f"under {self.cache_salt}")
 
 
+MODEL = SimpleNamespace(of=lambda request: "f")
+
+
 def side(where: Any, least: Least = "patched", block: int = 1) -> SchedulerSide:
     """A scheduler's side whose tables have been read."""
     stores = Stores(str(where))
     tables = PromptTables(stores, BUDGET)
     settle(tables)
     plain = Positions(SimpleNamespace(uses_mrope=False))
-    return SchedulerSide(stores, "f", plain, prompts=PromptRules(tables, least, block))
+    return SchedulerSide(stores, MODEL, plain, prompts=PromptRules(tables, least, block))
 
 
 def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
@@ -296,7 +299,7 @@ def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
         request = Request(name, **{name: True})
         made.arrive(request)
         assert made.match(request, 0) == 0
-    off = SchedulerSide(made.stores, "f", made.positions)
+    off = SchedulerSide(made.stores, MODEL, made.positions)
     off.arrive(request := Request("off"))
     assert off.match(request, 0) == 0
 
