@@ -42,7 +42,7 @@ def pictures_directory(into: Path, name: str = "gqa") -> Path:
     return into
 
 
-def transfer(store: Path, **options: Any) -> dict[str, Any]:
+def transfer(store: Path | str, **options: Any) -> dict[str, Any]:
     """The ``kv_transfer_config`` of an engine on a store."""
     return {
         "kv_connector": "KameraConnector",
@@ -53,7 +53,9 @@ def transfer(store: Path, **options: Any) -> dict[str, Any]:
     }
 
 
-def start(directory: Path, store: Path | None, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+def start(
+    directory: Path, store: Path | str | None, options: dict[str, Any] | None = None, **settings: Any
+) -> Any:
     """An ``LLM`` in this process whose connector reads ``store``; with None it has no connector."""
     os.environ.update(ENVIRONMENT)
     from vllm import LLM

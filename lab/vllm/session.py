@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -183,8 +184,7 @@ class Arm:
 @contextmanager
 def _serving(sabotage: str) -> Iterator[None]:
     """The worker's operator, sabotaged."""
-    from kamera.engines.vllm import worker
-
+    worker: Any = importlib.import_module("kamera.engines.vllm.worker")
     serve, last = worker.serve, list[Any]()
 
     def broken(room: Any, kv: Any, patch: Any, layout: Any, offset: Any) -> None:

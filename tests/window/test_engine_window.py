@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import EngineCompletion
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
 from kamera.testbed import World, weights_dir
 from kamera.window import EngineWindow
@@ -102,3 +103,46 @@ def test_operations_that_name_no_chunk_are_refused_and_one_in_view_stays():
     window.slide(2)
     with pytest.raises(UnknownSlot):
         window.evict(0)
+
+
+class Recording:
+    """Takes prompts and computes none of them."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def complete(self, prompt):
+        self.prompts.append(prompt)
+        return EngineCompletion("", (), len(prompt.ids), 0)
+
+
+def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
+    bed, store = (
+        Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine,
+        ChunkStore.open("memory://"),
+    )
+    frames = World(7).episode(1, layout="LIL").frames
+    engine = Recording()
+    mine = EngineWindow(engine, bed, store, fingerprint=bed.fingerprint, policy=POLICY)
+
+    def stored(frames):
+        theirs = KameraWindow(bed, store, policy=POLICY)
+        for frame in frames:
+            theirs.append(frame.content)
+        theirs.slide(len(frames))
+        theirs.flush()
+
+    stored(frames)
+    for frame in frames:
+        mine.append(frame.content)
+    before = mine.slots
+    assert mine.anticipate(0) == 0 and mine.anticipate() == 1 and mine.slots == before
+    (prompt,) = engine.prompts
+    named = [part.chunk_id for part in prompt.recipe.parts]
+    assert prompt.later and named == [slot.chunk_id for slot in before[1:]]
+    assert [bool(part.missing) for part in prompt.recipe.parts] == [False, True]
+    assert (mine.usage.answers, mine.usage.later_forwards) == (0, 1)
+    assert mine.usage.later_tokens == len(prompt.ids)
+    stored(frames[1:])
+    assert mine.anticipate() == 0 and len(engine.prompts) == 1
+    assert [slot.origin for slot in mine.slide()] == ["canonical", "stored"]
