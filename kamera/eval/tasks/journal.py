@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +18,12 @@ from kamera import files
 from kamera.errors import TaskDataError
 from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Passage, Picture, TaskSample, digest
+from kamera.eval.tasks.sample import TaskSample, digest
 from kamera.eval.trial import Trial
 
 T = TypeVar("T")
 
-FORM = 4
+FORM = 5
 """Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
@@ -31,49 +31,23 @@ HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
 
 @dataclass(frozen=True)
 class SampleRow:
-    """A sample in the journal, without its media. ``at`` orders the rows of all shards."""
+    """A sample in the journal, without its parts. ``at`` orders the rows of all shards."""
 
-    id: str
     at: int
     digest: str
-    task: str
-    question: str
-    answer: Any
-    choices: tuple[str, ...]
-    meta: Mapping[str, Any]
-    where: str
-    images: int
-    frames: int
+    sample: TaskSample
 
     @classmethod
     def of(cls, sample: TaskSample, at: int) -> SampleRow:
-        """The row of a sample with its media."""
-        clips = [p.source for p in sample.parts if not isinstance(p, Passage | Picture)]
-        return cls(
-            sample.id,
-            at,
-            digest(sample),
-            sample.task,
-            sample.question,
-            sample.answer,
-            tuple(sample.choices),
-            dict(sample.meta),
-            sample.where,
-            images=sum(isinstance(p, Picture) for p in sample.parts),
-            frames=sum(len(getattr(clip, "frames", ())) for clip in clips),
-        )
+        """The row of a sample with its parts."""
+        return cls(at, digest(sample), replace(sample, parts=(), others=(), before=()))
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> SampleRow:
         """The row whose fields are ``document``."""
-        return cls(**{**document, "choices": tuple(document["choices"])})
-
-    @property
-    def sample(self) -> TaskSample:
-        """The sample for scoring and predictions."""
-        return TaskSample(
-            self.id, self.task, (), self.question, self.answer, self.choices, self.meta, self.where
-        )
+        told = {**document["sample"], "parts": (), "others": (), "before": ()}
+        sample = TaskSample(**{**told, "choices": tuple(told["choices"])})
+        return cls(document["at"], document["digest"], sample)
 
 
 class Journal:
@@ -134,15 +108,15 @@ class Journal:
 
     def add_row(self, row: SampleRow) -> None:
         """Append a sample, unless it is in the journal already."""
-        if row.id not in self.rows:
+        if row.sample.id not in self.rows:
             _append(self._samples, asdict(row))
-            self.rows[row.id] = row
+            self.rows[row.sample.id] = row
 
     def _read(self) -> None:
         for trial in _read_lines(self.path, Trial.of):
             self.trials[trial.item, trial.arm] = trial
         for row in _read_lines(self._samples, SampleRow.read):
-            self.rows[row.id] = row
+            self.rows[row.sample.id] = row
 
 
 @contextmanager

@@ -35,16 +35,18 @@ def merge(folders: Sequence[str | Path], out_dir: str | Path) -> Results:
         joined = Journal(out_dir, settings, resume=False, asked=asked)
         for part, header in zip(parts, headers, strict=True):
             _take(joined, Journal(part, settings, asked=header["asked"]))
-        ids = [row.id for row in sorted(joined.rows.values(), key=attrgetter("at", "id"))]
+        ids = [row.sample.id for row in sorted(joined.rows.values(), key=attrgetter("at", "sample.id"))]
         task = make_task(settings["task"], **settings["options"])
         return finish(task, joined, ids, arms, out_dir)
 
 
 def _take(joined: Journal, part: Journal) -> None:
     for row in part.rows.values():
-        before = joined.rows.get(row.id)
+        before = joined.rows.get(row.sample.id)
         if before is not None and before.digest != row.digest:
-            raise TaskDataError(f"{part.path.parent} has another {row.id}: its data differ from the others'")
+            raise TaskDataError(
+                f"{part.path.parent} has another {row.sample.id}: its data differ from the others'"
+            )
         joined.add_row(row)
     for trial in part.trials.values():
         known = joined.trials.get((trial.item, trial.arm))

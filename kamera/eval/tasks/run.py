@@ -115,12 +115,12 @@ def finish(
         lacking = [f"{id} was not asked under {arm}" for arm, trial in own.items() if trial is None]
         failed = [f"{arm}: {trial.error}" for arm, trial in own.items() if trial is not None and trial.error]
         if failed or lacking:
-            remarks.append(Problem(row.where, (failed or lacking)[0]))
+            remarks.append(Problem(row.sample.where, (failed or lacking)[0]))
             continue
         for arm, trial in own.items():
             assert trial is not None
             trials.append(trial)
-            score = None if row.answer is None else task.score(trial.answer, row.sample)
+            score = None if row.sample.answer is None else task.score(trial.answer, row.sample)
             answered[arm].append(Answered(row.sample, trial.answer, score))
     for name, of_arm in answered.items():
         folder = out_dir / "predictions" / name

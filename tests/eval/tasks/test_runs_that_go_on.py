@@ -104,7 +104,7 @@ def test_a_runs_header_says_what_made_it(backbone, tmp_path):
     assert header["settings"]["options"] == {"split": "val", "bare": True}
     assert task.settings == {"num_frames": 8, "fps": None, "clips": 2}
     (row,) = [json.loads(row) for row in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert row["images"] == 3 and row["frames"] == 0
+    assert row["sample"]["question"] and not row["sample"]["parts"]
 
 
 @pytest.mark.parametrize("name", ["mm-niah", "milebench", "muirbench", "video-mme", "egoschema"])
@@ -123,7 +123,7 @@ def test_a_run_of_other_versions_or_form_is_refused_by_name(backbone, data, tmp_
     with pytest.raises(TaskDataError, match="was run with versions"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
     kept.write_text(json.dumps({"task": "mm-niah", "arms": ["blind"]}))  # as they were before forms
-    with pytest.raises(TaskDataError, match="a run of format 1, this is format 4"):
+    with pytest.raises(TaskDataError, match="a run of format 1, this is format 5"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
 
 
