@@ -15,8 +15,10 @@ from kamera.trust.proof import Proof
 OnMiss = Literal["sample", "form", "prefill", "blind"]
 """What happens to a chunk for which nothing that is stored reaches the policy's minimum."""
 ArchiveRule = Literal["now", "later"]
+"""When a new chunk is archived: when it is appended, or when it leaves."""
 Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
+"""Positions of chunks that stay when others leave: those of a fresh window, or unchanged with a gap."""
 OnLeave = Literal["keep", "repair", "exact"]
 """Treatment of chunks whose antecedents change: kept, placed anew under the policy, or prefilled."""
 
