@@ -124,10 +124,10 @@ def test_a_session_streams_stops_and_draws_by_seed(bed):
     whole = session.send([SYSTEM, {"role": "user", "content": "value of tag 3?"}], max_new_tokens=12)
     again = session.fork()
     drawn = [
-        session.fork().send("and tag 4?", max_new_tokens=12, seed=seed, temperature=5.0).token_ids
-        for seed in (7, 7, 8)
+        session.fork().send("and tag 4?", max_new_tokens=24, seed=seed, temperature=2.0).token_ids
+        for seed in (7, 7, 8, 9, 10, 11)
     ]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == drawn[1] and len(set(drawn)) > 1
     stream = Heard(whole.text[1:3])
     turn = again.fork().send(
         [SYSTEM, {"role": "user", "content": "value of tag 3?"}], max_new_tokens=12, stream=stream
@@ -169,8 +169,10 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(bed, tmp_path):
     with pytest.raises(EngineFailed, match="APIConnectionError"):
         gone.send([SYSTEM, {"role": "user", "content": "x"}])
     assert gone.messages == [] and session.messages == before and not (tmp_path / "saved").exists()
+    session.send("and tag 4?", max_new_tokens=2)
+    after = session.messages
     report = session.edit([Directive(1, 3, unit="messages")])
-    assert report.left > 0 and session.messages == before[:1]
+    assert report.left > 0 and session.messages == [after[0], *after[3:]]
 
 
 def test_a_pool_keeps_tenants_apart_and_knows_its_conversations(bed):
