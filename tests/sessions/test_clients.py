@@ -1,4 +1,4 @@
-"""Clients that edit by themselves are foreseen by their rule, or by their last edit."""
+"""Clients that edit by themselves are foreseen by their rule."""
 
 from __future__ import annotations
 
@@ -49,21 +49,3 @@ def test_a_client_is_foreseen_whatever_form_it_gives_answers_and_whichever_turns
     assert found[first][1] > 50, "the first departure shows the rule"
     assert sum(left for left, _ in found[first + 1 :]) >= 2
     assert max(rest for _, rest in found[first + 1 :]) <= CLOSING
-
-
-def test_an_edit_that_no_policy_is_is_repeated_though_answers_come_in_another_form(backbone, frames):
-    def client(messages):
-        """Texts beside pictures leave, but for the last two turns'."""
-        old = [m for m in messages[:-3] if isinstance(m["content"], list) and len(m["content"]) == 2]
-        return [{**m, "content": m["content"][:1]} if m in old else m for m in messages]
-
-    session, full, found = opened(backbone), [], []
-    for frame in frames[:6]:
-        full.append(shown(frame))
-        spans, turn = before_the_answer(session, client(full))
-        found.append(sum(spans) - new_tokens(session))
-        full.append({"role": "assistant", "content": [{"type": "text", "text": turn.text}]})
-        session.anticipate()
-        session.flush()
-    assert found[2] > 50, "the first edit"
-    assert found[3:] == [0, 0, 0]
