@@ -107,14 +107,14 @@ class PlanWorker:
             facts, before = self._facts_of(prompt, branch, place), line.before
             copy, budget = line.append(facts), branch.budgets[place]
             if place and not prompt.has_patch(branch.path[: place + 1], budget):
-                prompt.former.within(budget).harvest(facts, copy, before)
+                prompt.former.with_budget(budget).harvest(facts, copy, before)
                 formed.add(place)
                 prompt.count(facts.chunk_id, before.names, "exact")
         return line.before.chunks
 
     def _form_orbit(self, prompt: PromptObjects, branch: Branch, i: int, formed: set[int]) -> None:
         *antecedents, facts = self._walk(prompt, branch, i, formed)
-        former, settings = prompt.former.within(branch.orbits[i]), self.settings
+        former, settings = prompt.former.with_budget(branch.orbits[i]), self.settings
         form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
         prompt.count(facts.chunk_id, branch.path[:i], "orbit")
 

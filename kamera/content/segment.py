@@ -93,7 +93,7 @@ class Rendered:
         starts = [start for start, _ in kept]
         done = 0
         for text in self.texts:
-            first, last = self._within(text)
+            first, last = self._segments_in(text)
             segments += self.segments[done:first]
             done, mine = last, self.segments[first:last]
             here = kept[bisect_left(starts, text[0]) : bisect_left(starts, text[1])]
@@ -145,14 +145,14 @@ class Rendered:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _within(self, text: Extent) -> tuple[int, int]:
+    def _segments_in(self, text: Extent) -> tuple[int, int]:
         """The segments of a text, as indices [first, last + 1)."""
         starts = [s.start for s in self.segments]
         return bisect_left(starts, text[0]), bisect_left(starts, text[1])
 
     def _named(self, text: Extent) -> str:
         """The id of a text as one segment."""
-        whole = self.segments[self._within(text)[0]]
+        whole = self.segments[self._segments_in(text)[0]]
         return segment_id(whole.role, "text", None, self.ids[text[0] : text[1]].tolist())
 
     def _segment(self, among: Sequence[Segment], start: int, stop: int) -> Segment:

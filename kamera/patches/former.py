@@ -81,7 +81,7 @@ class Former:
         self._here = threading.local()
         self.check_fingerprint()
 
-    def within(self, budget: PatchBudget) -> Former:
+    def with_budget(self, budget: PatchBudget) -> Former:
         """The same former with another patch budget."""
         budget.check(len(self.backbone.layout))
         other = copies.copy(self)

@@ -87,7 +87,7 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
                 if proof is None:
                     continue
                 prover.again[chunk.chunk_id, before.names] = proof
-                if not proof.within(prover.tolerance):
+                if not proof.holds_at(prover.tolerance):
                     _disproved(former, before, chunk, proof)
     except (KameraError, torch.OutOfMemoryError) as error:
         # past the last position, or no room for a second cache: no operation waits for this

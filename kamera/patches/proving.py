@@ -140,7 +140,7 @@ class Prover:
                     sized = budget.form(deltas, self._backbone.layout, canonical.kv)
                 span = Span(canonical.kv, sized.formed.patch, canonical.offset)
                 proof = self._proof(want, self._seen(span, facts, before, questions), deltas, questions)
-                if proof.within(self.tolerance):
+                if proof.holds_at(self.tolerance):
                     return sized, proof
                 first = first or proof
                 if not questions:

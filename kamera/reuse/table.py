@@ -39,7 +39,7 @@ class SegmentTable:
 
         A segment of equal hash and different tokens is not a match.
         """
-        same = self._numbers.get(identity(content), ())
+        same = self._numbers.get(content_key(content), ())
         return next((number for number in same if self._contents[number] == content), None)
 
     def add(self, content: Content) -> int:
@@ -47,7 +47,7 @@ class SegmentTable:
         number = self.find(content)
         if number is None:
             number, self._next = self._next, self._next + 1
-            self._numbers.setdefault(identity(content), []).append(number)
+            self._numbers.setdefault(content_key(content), []).append(number)
             self._contents[number] = content
         self._uses[number] = self._uses.get(number, 0) + 1
         return number
@@ -57,7 +57,7 @@ class SegmentTable:
         self._uses[number] -= 1
         if self._uses[number]:
             return False
-        key = identity(self._contents.pop(number))
+        key = content_key(self._contents.pop(number))
         self._numbers[key].remove(number)
         if not self._numbers[key]:
             del self._numbers[key]
@@ -65,7 +65,7 @@ class SegmentTable:
         return True
 
 
-def identity(content: Content) -> bytes:
+def content_key(content: Content) -> bytes:
     """xxh3-128 of ids and media. Not collision-resistant: compare the tokens after a look-up."""
     ids = content.ids + content.media.encode() if content.media else content.ids
     return xxh3_128_digest(ids)

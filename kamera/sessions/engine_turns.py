@@ -27,7 +27,7 @@ from kamera.sessions.anchors import Anchors, Opened
 from kamera.sessions.layout import anchor_ids, anchor_segments, question_ids
 from kamera.sessions.modes import applied, choices
 from kamera.sessions.ordering import Orders
-from kamera.sessions.showing import Options, Shown, State, shown, tokens_left
+from kamera.sessions.showing import Options, Shown, State, shown, tokens_dropped
 from kamera.sessions.turn import Stopwatch, TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee
@@ -197,7 +197,7 @@ def shown_over(
         done = _answered(window, dialogue, options)
         answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
     layout = orders.layout(on_leave)
-    left = 0 if before is None or old.layout is None else tokens_left(old.layout, prompt)
+    left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
     state = replace(old, ids=prompt.ids, layout=layout, window=opened, ahead=None, borrowed=False)
     return Shown(state, report, answer)

@@ -11,7 +11,7 @@ from kamera.edits import EditPolicy
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import whole_history
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import shaped_prompt
+from kamera.sessions.match import edited_prompt
 from kamera.sessions.owners import tails_of
 from kamera.sessions.saved import tools_digest
 from kamera.sessions.tool_calls import CallForm
@@ -54,7 +54,7 @@ def incoming(
     if after is not None:
         whole = whole_history(anchors.branches.history(after), messages, branches=True)
     if whole is not None:
-        prompt = shaped_prompt(anchors.conversations, whole, tools, policy)
+        prompt = edited_prompt(anchors.conversations, whole, tools, policy)
         if prompt is not None:
             tails = tails_of((tenant, kind, hint), anchor_ids(prompt), whole, calls, tools)
     return Incoming(messages, tenant, session_id, after, tools, hint, kind, whole, prompt, tails)

@@ -44,7 +44,7 @@ class Match:
     tainted: int = 0
 
 
-def shaped_prompt(
+def edited_prompt(
     conversations: Conversations,
     messages: Sequence[Message],
     tools: Sequence[Any] | None,

@@ -164,7 +164,7 @@ def load_session(
 def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = [_put_item(item, files) for item in content]
+        content = [_item_to_json(item, files) for item in content]
     out = {**message, "content": content} if "content" in message else dict(message)
     try:
         json.dumps(out, allow_nan=False)
@@ -175,7 +175,7 @@ def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[st
     return out
 
 
-def _put_item(item: Any, files: dict[str, bytes]) -> Any:
+def _item_to_json(item: Any, files: dict[str, bytes]) -> Any:
     kind = kind_of(item)
     if kind is None or kind == "text":
         return item
@@ -206,11 +206,11 @@ def _put_picture(picture: Image.Image, files: dict[str, bytes]) -> str:
 def _get_message(message: dict[str, Any], media: Path) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        return {**message, "content": [_get_item(item, media) for item in content]}
+        return {**message, "content": [_item_from_json(item, media) for item in content]}
     return message
 
 
-def _get_item(item: Any, media: Path) -> Any:
+def _item_from_json(item: Any, media: Path) -> Any:
     if not isinstance(item, dict) or item.get("type") not in ("image", "video"):
         return item
     held = item["kamera"]

@@ -159,7 +159,7 @@ def shown(
     discovery = discovery_for(anchors, window, reuse)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
-    left = 0 if before is None or old.layout is None or old.borrowed else tokens_left(old.layout, prompt)
+    left = 0 if before is None or old.layout is None or old.borrowed else tokens_dropped(old.layout, prompt)
     mode = applied(choice.on_leave)
     total = turn_report(orders.slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
@@ -263,7 +263,7 @@ def _anticipated(old: State, start: State, prompt: Rendered) -> int:
     return in_place(start.layout, prompt) - in_place(old.layout, prompt)
 
 
-def tokens_left(before: Layout, prompt: Rendered) -> int:
+def tokens_dropped(before: Layout, prompt: Rendered) -> int:
     """Tokens of the window's segments that the prompt no longer has."""
     held = {i for start, stop in before.runs for i in range(start, stop)}
     gone = difference(before.prompt, prompt).removed

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kamera.ops import name_order, whole_lists
-from kamera.store.fields import Header, bytes_of, check_identity, identity, is_count, no_info
+from kamera.store.fields import Header, bytes_of, check_identity, common_header, is_count, no_info
 from kamera.store.keys import Context, object_key
 
 
@@ -48,7 +48,7 @@ class EncodingRecord:
 
     def header(self) -> Header:
         """Everything but the tensors."""
-        told = identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
+        told = common_header(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
         return told | {"embeds": name_order(self.embeds)}
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ def no_info() -> Mapping[str, Any]:
     return {}
 
 
-def identity(
+def common_header(
     kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
 ) -> Header:
     """The fields that every header has."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
-from kamera.store.fields import Header, canonical_json, identity, is_count
+from kamera.store.fields import Header, canonical_json, common_header, is_count
 from kamera.store.groups import Group, TensorEntry, grouped, laid_out
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
@@ -204,7 +204,7 @@ def header_of(info: ObjectInfo) -> Header:
     notes: dict[str, Any] = {"orderings": info.orderings, "asked_rank": None}  # of a patch without a budget
     for part in (info.budget, info.proof, info.sample):
         notes.update({} if part is None else part.to_info())
-    return identity(info.kind, info.key, info.chunk_id, own, info.tokens, notes) | {
+    return common_header(info.kind, info.key, info.chunk_id, own, info.tokens, notes) | {
         "antecedents": list(info.antecedents),
         "rank": info.rank,
         "formed": info.formed,

@@ -35,7 +35,7 @@ from kamera.store.fields import (
     bytes_of,
     canonical_json,
     check_identity,
-    identity,
+    common_header,
     is_count,
     no_info,
     no_tensors,
@@ -128,7 +128,7 @@ class CanonicalRecord:
         if self.context.lossy and not isinstance(self.kv, CodedKV):
             raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
         header = {
-            **identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            **common_header(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "groups": [list(layers) for layers in self.kv.groups],
             "channels": [list(block) for block in self.kv.parts],
             "inputs": sorted(self.inputs),
@@ -232,7 +232,7 @@ class PatchRecord:
     def header(self) -> Header:
         """Everything but the tensors."""
         header = {
-            **identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            **common_header(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "antecedents": list(self.antecedents),
             "base": self.base,
             "formed": self.formed,

@@ -175,7 +175,7 @@ class ReusePolicy:
 
     def keeps_patch(self, proof: Proof | None) -> bool:
         """True if a chunk that a patch of this proof conditions may stay as it is."""
-        return self.tolerance is None or (proof is not None and proof.within(self.tolerance))
+        return self.tolerance is None or (proof is not None and proof.holds_at(self.tolerance))
 
     def without(self, guarantees: Iterable[Guarantee]) -> ReusePolicy:
         """The same policy with these guarantees withheld too."""

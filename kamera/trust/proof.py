@@ -84,7 +84,7 @@ class Proof:
         """True if more questions could still make it a proof."""
         return self.few and self.flips == 0 and (not self.tokens or self.kv <= KV_BOUND)
 
-    def within(self, tolerance: float) -> bool:
+    def holds_at(self, tolerance: float) -> bool:
         """True if enough was asked, nothing flipped, no token diverged by more, and the KV is near enough."""
         if self.few or self.flips:
             return False

@@ -71,12 +71,12 @@ class Asker:
         self._backbone = stage.former.backbone
         self._anchor = stage.former.anchor
 
-    def input_ids(self) -> torch.Tensor:
+    def window_ids(self) -> torch.Tensor:
         """The window's token sequence, int64 ``[tokens]``."""
         chunks = [r.facts.encoded.input_ids for r in self.state.residents]
         return torch.cat([self._anchor.input_ids, *chunks])
 
-    def position_ids(self) -> torch.Tensor:
+    def window_positions(self) -> torch.Tensor:
         """Positions of that sequence, int64 ``[axes, tokens]``."""
         back = [-f for f in self.state.frame]
         spans = [moved(r.positions, back) for r in self.state.residents]
@@ -119,8 +119,8 @@ class Asker:
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
         ids = self.question_ids(question)
-        positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
-        sequence = torch.cat([self.input_ids(), ids])
+        positions = torch.cat([self.window_positions(), self.question_positions(ids)], dim=1)
+        sequence = torch.cat([self.window_ids(), ids])
         expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
         self._stage.show(self.state, Tally(), expected)
         return self._backbone.decode(

@@ -197,7 +197,7 @@ class EngineWindow:
         """The chunks in order, as the last operation placed them."""
         start, found = len(self._anchor), []
         for seat, worth in zip(self._seats, self._behind(self._seats).worths, strict=True):
-            named = seat.source.chunk_ids
+            named = seat.source.antecedent_ids
             found.append(EngineSlot(seat.chunk_id, start, seat.length, worth, named, _origin(seat)))
             start += seat.length
         return tuple(found)

@@ -70,7 +70,7 @@ class Offers:
             made = None if row is None or row.formed != formed else row.created
             return formed and Offer("patched", behind, "exact", formed, size, note, anchor, created=made)
         # a patch that the plan itself forms has yet to be proved
-        if row is None or row.proof is None or not row.proof.within(tolerance):
+        if row is None or row.proof is None or not row.proof.holds_at(tolerance):
             return None
         size = patch_bytes(row.sizes, row.rank or 0)
         return Offer(

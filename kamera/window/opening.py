@@ -52,7 +52,7 @@ def open_recipe(
     losses = Losses()
     anchor = anchor_of(backbone, ids, recipe.tail, recipe.reopen, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
-    stage = stage_of(backbone, store, anchor, terms.served, losses).within(*bounds)
+    stage = stage_of(backbone, store, anchor, terms.served, losses).limited_to(*bounds)
     pairs = zip(recipe.parts, materials, strict=True)
     residents = tuple(_resident(stage, part, material) for part, material in pairs)
     state = WindowState(residents, recipe.shift, (0,) * backbone.axes)

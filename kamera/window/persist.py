@@ -87,7 +87,7 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
-    stage = stage_of(backbone, store, anchor, served, losses).within(*bounds)
+    stage = stage_of(backbone, store, anchor, served, losses).limited_to(*bounds)
     former = stage.former
     with well_formed(path / FILE):
         residents = tuple(

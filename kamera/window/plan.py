@@ -42,7 +42,9 @@ def plan(request: Request, view: View) -> Plan:
             planner.heads[chunk.chunk_id] = chunk.heads
             stored = planner.rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None
             done = (
-                planner.arrive(seats, chunk) if stored else planner.arrive_new(seats, chunk, request.archive)
+                planner.arrive_stored(seats, chunk)
+                if stored
+                else planner.arrive_new(seats, chunk, request.archive)
             )
             return planner.plan("append", *done, chunk.encodes)
         case Recall(chunk=Newcomer() as chunk):
@@ -76,11 +78,11 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
     """An archived chunk at the tail; one that is in the window stays in place, unless it is to move."""
     ids = seats.chunk_ids
     if chunk.chunk_id not in ids:
-        return planner.plan("recall", *planner.arrive(seats, chunk))
+        return planner.plan("recall", *planner.arrive_stored(seats, chunk))
     index = len(ids) - 1 - ids[::-1].index(chunk.chunk_id)
     if move and index < len(ids) - 1:
         gone = planner.leave(seats, [index], planner.limits.rule)
-        return planner.plan("recall", *planner.arrive(gone, chunk))
+        return planner.plan("recall", *planner.arrive_stored(gone, chunk))
     note = f"chunk {chunk.chunk_id[:12]} is in view at slot {index}, where it stays"
     note = note if move else f"{note}: move=True brings it to the tail"
     return planner.plan("recall", seats, seats.seats[index].number, note=note)

@@ -50,7 +50,7 @@ class Planner(Placer):
 
     # -- arriving ------------------------------------------------------------------------------
 
-    def arrive(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
+    def arrive_stored(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
         """Place an archived chunk at the tail by the best means the policy admits."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         seat = self.bring(chunk, state, spot)

@@ -43,12 +43,12 @@ class Questions(Contents):
     @property
     def input_ids(self) -> torch.Tensor:
         """The whole token sequence, int64 ``[tokens]``."""
-        return self._asker().input_ids()
+        return self._asker().window_ids()
 
     @property
     def position_ids(self) -> torch.Tensor:
         """Positions of that sequence, int64 ``[axes, tokens]``."""
-        return self._asker().position_ids()
+        return self._asker().window_positions()
 
     @overload
     def generate(

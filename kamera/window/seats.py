@@ -87,7 +87,7 @@ class Source:
     name: PatchName | None = None
 
     @cached_property
-    def chunk_ids(self) -> tuple[str, ...]:
+    def antecedent_ids(self) -> tuple[str, ...]:
         """Ids of its antecedents, whatever these remember."""
         return chunks_of(self.antecedents)
 
@@ -259,7 +259,7 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     if seat.source.antecedents == before.lineage:
         return seat
     survivor = survivor_of(seat)
-    knew = set(seat.source.chunk_ids)
+    knew = set(seat.source.antecedent_ids)
     if all(chunk_id in knew for chunk_id in before.chunk_ids):
         return survivor
     return survivor.labelled(weakest((survivor.guarantee, "near")))

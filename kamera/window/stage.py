@@ -34,7 +34,7 @@ class Stage:
     max_tokens: int | None = None
     rule: PositionRule = "compact"
 
-    def within(self, max_tokens: int | None, rule: PositionRule) -> Stage:
+    def limited_to(self, max_tokens: int | None, rule: PositionRule) -> Stage:
         """The same parts under other bounds."""
         return replace(self, max_tokens=max_tokens, rule=rule)
 

@@ -115,7 +115,7 @@ class Resident:
             start=start,
             length=seat.length,
             guarantee=worth,
-            antecedents=seat.shown.chunk_ids,
+            antecedents=seat.shown.antecedent_ids,
             rank=rank,
             bytes=seat.length * bytes_per_token,
             number=seat.number,

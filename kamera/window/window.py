@@ -86,7 +86,7 @@ class KameraWindow(Questions):
                     "tokens: raise it"
                 )
             stage = stage_of(engine, store, anchor, self._terms.served, losses)
-            self._stage = stage.within(max_tokens, positions)
+            self._stage = stage.limited_to(max_tokens, positions)
         self._state = WindowState.of((), engine.axes)
         self._family = weakref.WeakSet([self])
 

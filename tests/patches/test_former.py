@@ -215,11 +215,11 @@ def test_a_base_that_is_gone_is_refused_and_nothing_is_formed(engine, store, for
 
 
 def test_a_former_within_another_budget_shares_everything_else(former):
-    other = former.within(PatchBudget(2))
+    other = former.with_budget(PatchBudget(2))
     assert (other.budget.rank, former.budget.rank) == (2, 64)
     assert other.catalogue is former.catalogue and other.store is former.store
     with pytest.raises(ValueError, match="layer 7 of a model of 2 layers"):
-        former.within(PatchBudget(2, layers=(7,)))
+        former.with_budget(PatchBudget(2, layers=(7,)))
 
 
 def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, store, monkeypatch):

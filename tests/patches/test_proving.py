@@ -45,16 +45,16 @@ def test_a_whole_patch_proves_itself_and_a_cut_one_grows_until_it_does(engine):
     place = Place(engine)
     prover = Prover(engine, place.anchor, 1e-6)
     whole, proof = prover.form(PatchBudget(9), *place.given)
-    assert proof.within(1e-6) and whole.budget.rank == 9
+    assert proof.holds_at(1e-6) and whole.budget.rank == 9
     grown, proof = prover.form(PatchBudget(3), *place.given)
-    assert proof.within(1e-6) and grown.budget.rank > 3
+    assert proof.holds_at(1e-6) and grown.budget.rank > 3
 
 
 def test_a_patch_that_never_proves_itself_is_that_of_the_budget_with_its_own_proof(engine):
     place = Place(engine)
     prover = Prover(engine, place.anchor, -1.0)  # nothing is as near as that
     sized, proof = prover.form(PatchBudget(1), *place.given)
-    assert (sized.budget.rank, proof.within(-1.0)) == (1, False)
+    assert (sized.budget.rank, proof.holds_at(-1.0)) == (1, False)
     served = replace(place.span, patch=sized.formed.patch)
     assert proof == prover.proof(place.deltas, place.true, served, T, place.line.before)
 
@@ -72,11 +72,11 @@ def test_without_a_tokenizer_a_text_is_asked_for_itself_and_the_texts_before_it(
 def test_without_a_tokenizer_a_picture_has_only_the_questions_heard(engine):
     place = Place(engine, picture(1))
     _, proof = Prover(engine, place.anchor, 0.1).form(PatchBudget(9), *place.given)
-    assert (proof.questions, proof.within(0.1)) == (0, False)
+    assert (proof.questions, proof.holds_at(0.1)) == (0, False)
     prover = Prover(engine, place.anchor, 0.1)
     prover.heard(torch.tensor([5, 6, 7]))
     _, proof = prover.form(PatchBudget(9), *place.given)
-    assert proof.questions == 1 and proof.within(0.1)
+    assert proof.questions == 1 and proof.holds_at(0.1)
 
 
 def test_with_a_tokenizer_every_patch_is_asked_the_same_questions():

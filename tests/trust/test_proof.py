@@ -57,33 +57,33 @@ def test_what_is_not_finite_proves_nothing(bad):
     true = [torch.zeros(3, 4)]
     broken = [torch.zeros(3, 4)]
     broken[0][1, 2] = bad
-    assert not compared(true, broken, KINDS, 0.0).within(1e9)
+    assert not compared(true, broken, KINDS, 0.0).holds_at(1e9)
 
 
 def test_nothing_asked_proves_nothing():
-    assert not compared([], [], (), 0.0).within(1.0)
-    assert not replace(GOOD, tokens=0, kv=0.0).within(1.0)
+    assert not compared([], [], (), 0.0).holds_at(1.0)
+    assert not replace(GOOD, tokens=0, kv=0.0).holds_at(1.0)
 
 
 def test_one_flip_refuses_however_small_the_divergence():
-    assert GOOD.within(0.05)
-    assert not replace(GOOD, flips=1).within(0.05)
-    assert not replace(GOOD, kl=0.06).within(0.05)
+    assert GOOD.holds_at(0.05)
+    assert not replace(GOOD, flips=1).holds_at(0.05)
+    assert not replace(GOOD, kl=0.06).holds_at(0.05)
 
 
 def test_kv_that_is_far_off_refuses_whatever_was_answered():
-    assert replace(GOOD, kl=0.0, kv=KV_BOUND).within(0.05)
-    assert not replace(GOOD, kl=0.0, kv=KV_BOUND + 1e-6).within(0.05)
-    assert not replace(GOOD, kl=0.0, kv=float("nan")).within(0.05)
+    assert replace(GOOD, kl=0.0, kv=KV_BOUND).holds_at(0.05)
+    assert not replace(GOOD, kl=0.0, kv=KV_BOUND + 1e-6).holds_at(0.05)
+    assert not replace(GOOD, kl=0.0, kv=float("nan")).holds_at(0.05)
 
 
 def test_few_kinds_of_questions_prove_near_exact_kv_only():
     alike = sketch(range(1, 9))  # seven of nine tokens are those of the first
     few = replace(GOOD, asked=(*KINDS[:-1], alike))
     assert (few.questions, few.kinds) == (LEAST_KINDS, LEAST_KINDS - 1)
-    assert not few.within(0.05)
+    assert not few.holds_at(0.05)
     assert few.undecided
-    assert replace(few, kv=NEAR_EXACT).within(0.05)
+    assert replace(few, kv=NEAR_EXACT).holds_at(0.05)
     assert not replace(few, flips=1).undecided
     assert not replace(few, kv=KV_BOUND + 1e-6).undecided
 
@@ -131,4 +131,4 @@ def test_what_nothing_was_absorbed_in_is_measured_by_its_own_spread():
     assert 0.0 < kv_error(true, near, nothing) < 0.1
     assert kv_error(true, kv_of([drawn(5)]), nothing) > 1.0
     near[0]["k"][0, 0, 0] = float("nan")
-    assert not replace(GOOD, kv=kv_error(true, near, nothing)).within(1e9)
+    assert not replace(GOOD, kv=kv_error(true, near, nothing)).holds_at(1e9)

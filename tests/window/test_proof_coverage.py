@@ -78,7 +78,7 @@ def test_a_small_patch_does_not_prove_itself_on_questions_of_one_kind(untold):
     proofs = [row.proof for row in rows(window.store)]
     assert [(p.questions, p.kinds) for p in proofs] == [(4, 1)] * 3
     assert all(p.kv > 1.0 for p in proofs)
-    assert not any(p.within(100.0) for p in proofs)
+    assert not any(p.holds_at(100.0) for p in proofs)
 
 
 def test_the_default_rank_proves_itself_on_them_by_its_kv(untold):
@@ -169,7 +169,7 @@ def test_a_question_unlike_the_proofs_has_them_proved_again(shipped, monkeypatch
     window.flush()
     assert [proof.questions for proof in made] == [7, 7]
     assert [row.proof.questions for row in rows(window.store)] == [7, 7]
-    assert all(proof.within(0.05) for proof in made)
+    assert all(proof.holds_at(0.05) for proof in made)
     window.expect("value of tag 18?")  # like the one before
     window.flush()
     assert len(made) == 2
@@ -199,7 +199,7 @@ def test_a_patch_that_fails_when_proved_again_is_not_placed_any_more(shipped, mo
     monkeypatch.setattr(proving, "kv_error", lambda *_: 0.3)
     window.expect("value of tag 17?")
     window.flush()
-    assert not any(proof.within(0.05) for proof in made)
+    assert not any(proof.holds_at(0.05) for proof in made)
     report = window.reorder([0, 1, 2])
     assert len([note for note in report.notes if "does not hold for a question unlike" in note]) == 2
     assert window.reorder([0, 1, 2]).notes == (), "it is said once"

@@ -77,7 +77,7 @@ def test_proved_patches_serve_a_model_nobody_certified(shipped):
     again = [window.reorder([3, 0, 1, 2]), window.slide(), window.recall(first)]
     assert [report.forwards for report in again] == [0, 0, 0]
     assert guarantees(window) == ["exact", "patched", "patched", "patched"]
-    assert window[0].proof is None and all(slot.proof.within(0.05) for slot in window.slots[1:])
+    assert window[0].proof is None and all(slot.proof.holds_at(0.05) for slot in window.slots[1:])
     prefilled = KameraWindow(shipped, window.store, testbed.SYSTEM, policy=ReusePolicy.exact())
     for i in (1, 2, 3, 0):
         prefilled.append(frames[i])
@@ -119,7 +119,7 @@ def test_texts_prove_themselves_without_a_tokenizer():
     chunks = [a, b, backbone.chunk_from_tensors(torch.arange(20, 60))]
     store = ChunkStore.open("memory://")
     make(backbone, store, *chunks, policy=PROVING).flush()
-    assert [(row.proof.questions, row.proof.within(0.05)) for row in rows(store)] == [(2, True), (3, True)]
+    assert [(row.proof.questions, row.proof.holds_at(0.05)) for row in rows(store)] == [(2, True), (3, True)]
     served = make(backbone, store, *chunks, policy=PROVING)
     assert guarantees(served) == ["exact", "patched", "patched"]
     wrong = make(backbone, None, *chunks[::-1], policy=PROVING)
@@ -143,7 +143,7 @@ def test_patches_formed_without_a_proof_are_formed_again(pieces):
     assert [row.proof for row in rows(store)] == [None]
     window = asking(backbone, store, a, b)
     assert guarantees(window) == ["exact", "exact"]
-    assert [row.proof.within(PROVING.tolerance) for row in rows(store)] == [True]
+    assert [row.proof.holds_at(PROVING.tolerance) for row in rows(store)] == [True]
 
 
 # -- not served ------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_patch_is_served_to_those_whose_tolerance_it_is_within(pieces):
         store.put(replace(held, info={**held.info, **replace(row.proof, kl=kl).to_info()}))
     for tolerance in (0.01, 0.03, 0.05):
         policy = replace(PROVING, tolerance=tolerance)
-        within = {row.chunk_id for row in rows(store) if row.proof.within(tolerance)}
+        within = {row.chunk_id for row in rows(store) if row.proof.holds_at(tolerance)}
         served = make(backbone, store, a, b, c, policy=policy)
         # a chunk prefilled behind a patched one says patched, too, and has no proof
         assert {slot.chunk_id for slot in served if slot.proof is not None} == within
@@ -188,7 +188,7 @@ def test_a_budget_grows_until_the_patch_proves_itself(shipped):
             window.append(frame)
         window.flush()
     last = max(rows(store), key=lambda row: len(row.antecedents))
-    assert last.rank > 8 and last.budget.rank > 8 and last.proof.within(small.tolerance)
+    assert last.rank > 8 and last.budget.rank > 8 and last.proof.holds_at(small.tolerance)
     assert window.slots[-1].guarantee == "patched" and window.slots[-1].rank == last.rank, "served whole"
     plain = KameraWindow(shipped, store, testbed.SYSTEM, policy=replace(small, certified=False))
     for frame in frames:
@@ -253,7 +253,7 @@ def test_a_sound_patch_proves_itself_to_questions_it_never_heard(stage, shipped)
     prover = Prover(shipped, stage.anchor, 0.05)
     span = Span(scene.canonical, of.patch, scene.offset)
     proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
-    assert proof.within(0.05) and proof.questions == 6
+    assert proof.holds_at(0.05) and proof.questions == 6
     trial = stage.trial(MAIN, MANY)
     judged = trial.judge_kv(scene.patched(of.patch))
     assert judged.kl[judged.hops > 1].max() <= 0.05
@@ -271,7 +271,7 @@ def test_no_wrong_build_proves_itself(stage, shipped, fault):
     prover = Prover(shipped, stage.anchor, 0.05)
     served = Span(SABOTAGES[fault](of).served(), None, (0,) * shipped.axes)
     proof = prover.proof(scene.delta, scene.conditioned, served, facts_of(scene), before_of(scene))
-    assert not proof.within(0.05), proof
+    assert not proof.holds_at(0.05), proof
     assert proof.kl > 0.5, "far beyond any tolerance"
     assert proof.kv > 2 * KV_BOUND, "and beyond any doubt"
 
@@ -284,7 +284,7 @@ def test_an_axis_that_answers_do_not_miss_is_missed_in_the_kv(stage, shipped):
     span = Span(apply_patch(scene.canonical, of.patch, scene.layout, offset), None, (0,) * shipped.axes)
     proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
     assert proof.kl <= 0.05 and proof.flips == 0
-    assert proof.kv > KV_BOUND and not proof.within(0.05)
+    assert proof.kv > KV_BOUND and not proof.holds_at(0.05)
 
 
 def test_blind_reuse_does_not_prove_itself(stage, shipped):
@@ -293,7 +293,7 @@ def test_blind_reuse_does_not_prove_itself(stage, shipped):
     empty = Patch.of(tuple({} for _ in of.patch.layers))
     span = Span(scene.canonical, empty, scene.offset)
     proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
-    assert not proof.within(0.05)
+    assert not proof.holds_at(0.05)
     assert proof.kv >= 1.0
 
 
@@ -344,7 +344,7 @@ def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
     moved = relocate_kv(true, backbone.layout, before.offset)
     assert any(before.offset) and worst(moved, stood) <= 1e-5
     assert len(before.spans) == 2 and [f.chunk_id for f in before.chunks] == [a.id]
-    assert {row.chunk_id: row.proof.within(0.05) for row in rows(store)}[text.id]
+    assert {row.chunk_id: row.proof.holds_at(0.05) for row in rows(store)}[text.id]
 
 
 def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):

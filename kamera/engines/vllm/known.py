@@ -184,6 +184,6 @@ class KnownPrompts:
 def useful(row: ObjectInfo) -> bool:
     """True for a row by which a prompt may be recognised: not for a patch that was asked and failed."""
     proof = row.proof
-    if proof is not None and not proof.undecided and not proof.within(_TOLERANCE):
+    if proof is not None and not proof.undecided and not proof.holds_at(_TOLERANCE):
         return False
     return row.kind in ("anchor", "canonical", "exact") and not row.context.lossy

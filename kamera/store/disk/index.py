@@ -156,7 +156,7 @@ class Index:
             more = "AND (created, key) > (?, ?)" if after else ""
             sql = f"SELECT {COLUMNS} FROM objects WHERE {where} {more} ORDER BY created, key LIMIT ? OFFSET ?"
             rows = self._ask(sql, (*wanted.values(), *after, count, 0 if after else offset))
-            for info in self._right(rows):
+            for info in self._objects_of(rows):
                 if chunk_id in (None, info.chunk_id) and context in (None, info.context):
                     left -= 1
                     yield info
@@ -298,7 +298,7 @@ class Index:
                     elif now == stamp:  # else it was replaced meanwhile: that writer's row follows
                         _delete(writer, key)
 
-    def _right(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[ObjectInfo]:
+    def _objects_of(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[ObjectInfo]:
         """The objects of rows; one that is not of its file is read from that."""
         for row in rows:
             found = read_row(row, self._codec)

@@ -141,7 +141,7 @@ class Lives:
     def __init__(self, most: int | None = None, operations: int | None = None) -> None:
         self._most, self._operations = most, operations
         self._lock = threading.Lock()
-        self._tellers: dict[str, _Teller] = {}
+        self._lives: dict[str, _LifeBuilder] = {}
         self.count = 0
 
     def __call__(self, event: Event) -> None:
@@ -149,17 +149,17 @@ class Lives:
         name = event.session or event.window
         with self._lock:
             self.count += 1
-            teller = self._tellers.setdefault(name, _Teller(name))
-            if len(teller.deeds) == self._operations:
-                teller = self._tellers[name] = _Teller(name)
-            teller.tell(event, self.count)
-            if len(self._tellers) - 1 == self._most:
-                del self._tellers[min(self._tellers, key=lambda name: self._tellers[name].told)]
+            life = self._lives.setdefault(name, _LifeBuilder(name))
+            if len(life.deeds) == self._operations:
+                life = self._lives[name] = _LifeBuilder(name)
+            life.add(event, self.count)
+            if len(self._lives) - 1 == self._most:
+                del self._lives[min(self._lives, key=lambda name: self._lives[name].told)]
 
     def since(self, count: int = 0) -> list[Life]:
         """Those that were told something after the first ``count`` events, in the order of their birth."""
         with self._lock:
-            return [teller.life() for teller in self._tellers.values() if teller.told > count]
+            return [life.life() for life in self._lives.values() if life.told > count]
 
 
 def lives(events: Iterable[Event]) -> list[Life]:
@@ -187,8 +187,8 @@ class _Prefixes:
 
 
 @dataclass
-class _Teller:
-    """Tells one life, event by event."""
+class _LifeBuilder:
+    """Builds one life, event by event."""
 
     name: str
     prefixes: _Prefixes = field(default_factory=_Prefixes)
@@ -203,9 +203,9 @@ class _Teller:
     _patches: dict[int, int] = field(default_factory=dict)
     _later: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def tell(self, event: Event, number: int) -> None:
+    def add(self, event: Event, number: int) -> None:
         """Take the event of a number."""
-        self._tell(event)
+        self._take(event)
         self._last, self.told = event, number
 
     def life(self) -> Life:
@@ -226,7 +226,7 @@ class _Teller:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
         report, at = event.report, len(self.deeds)
         after = report.slots
         order = self._order(after, event)
