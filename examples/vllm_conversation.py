@@ -1,7 +1,7 @@
 """A conversation over vLLM, whose window of pictures slides: what vLLM computes, with Kamera and without.
 
 Start vLLM with Kamera's connector (docs/vllm.md) on MODEL_FOLDER and a STORE, then
-python examples/vllm_conversation.py MODEL_FOLDER STORE --url http://localhost:8000
+python examples/vllm_conversation.py --model MODEL_FOLDER --store STORE --url http://localhost:8000
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kamera.testbed import SYSTEM, World
 def main(arguments: list[str]) -> int:
     """Prints a line a turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="the folder that vLLM was started on")
-    parser.add_argument("store", help="the store of its connector")
+    parser.add_argument("--model", required=True, help="the folder that vLLM was started on")
+    parser.add_argument("--store", required=True, help="the store of its connector")
     parser.add_argument("--url", default="http://localhost:8000")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--keep", type=int, default=3, help="pictures that stay in the conversation")

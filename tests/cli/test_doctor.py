@@ -54,7 +54,7 @@ def test_in_half_precision_it_says_what_is_held_to_tolerance(capsys):
     done = kamera(capsys, "doctor", vision_model(), "--dtype", "bfloat16", "--format", "json")
     (note,) = done.document["notes"]
     assert done.code == 0
-    assert "deeper layers are held to what rounding makes" in note
+    assert "deeper layers are compared with the rounding of channels that no move turns" in note
     assert "--dtype float32" in note
     assert all(p["holds"] for p in done.document["proofs"])
 

@@ -7,7 +7,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Span
-from kamera.engines.hf import backbone as module
+from kamera.engines.hf import engine as module
 from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import watching

@@ -250,8 +250,19 @@ def test_kamera_serve_over_an_engine_answers_an_unchanged_client(bed, tmp_path):
 
 def test_the_example_shows_what_is_computed_once_pictures_leave(bed):
     running, _, _ = bed
-    command = [sys.executable, "examples/vllm_conversation.py", str(running.model), str(running.store)]
-    command += ["--url", running.url, "--turns", "5", "--keep", "2", "--dtype", "float32"]
+    command = [sys.executable, "examples/vllm_conversation.py", "--model", str(running.model)]
+    command += [
+        "--store",
+        str(running.store),
+        "--url",
+        running.url,
+        "--turns",
+        "5",
+        "--keep",
+        "2",
+        "--dtype",
+        "float32",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     lines = re.findall(r"turn \d: (\d+) of (\d+) tokens computed, (\d+) left, (\w+)", done.stdout)

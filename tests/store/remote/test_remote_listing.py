@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kamera.errors import UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.listing import Listing
 from kamera.store.remote.tier import RemoteTier
@@ -95,22 +95,19 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
         assert list(small.infos()) == [] and not small._known
 
 
-def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
+def test_a_search_looks_at_memory_and_asks_no_remote(server: RedisServer) -> None:
     pytest.importorskip("faiss")
     encodings, embedded = zip(*map(pictured, range(12)), strict=True)
-    with ChunkStore.open(server.url("timeout=60"), memory_limit=0) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         for record in (*encodings, *embedded):
             store.put(record)
-        store.search(embedded[0].chunk_id, k=3, context=CONTEXT)
-        calls = [remote_of(store).stats().calls]
+        calls = remote_of(store).stats().calls
         for k in (1, 10):
             assert len(store.search(embedded[0].chunk_id, k=k, context=CONTEXT)) == k
-            calls.append(remote_of(store).stats().calls)
-        # one for the chunk that is asked with, one for all that were found
-        assert [after - before for before, after in itertools.pairwise(calls)] == [2, 2]
-        store._tiers.remote.delete([embedded[1].key])  # type: ignore[union-attr]
-        found = {hit.chunk_id for hit in store.search(embedded[0].chunk_id, k=11, context=CONTEXT)}
-        assert found == {record.chunk_id for record in embedded[2:]}
+        assert remote_of(store).stats().calls == calls
+    store = ChunkStore.open(server.url("timeout=60"), memory_limit=0)
+    with store, pytest.raises(UnknownChunk, match="no embedding"):
+        store.search(embedded[0].chunk_id, k=1, context=CONTEXT)
 
 
 def pictured(i: int) -> Any:
