@@ -47,7 +47,7 @@ class Messages(Dialect):
         """A ``message``."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
         uses = [{**_use(c), "input": json.loads(c["function"]["arguments"])} for c in said.calls]
-        return {**self._head([*text, *uses], _usage(said)), **_end(said), **_edits_and_guarantee(said)}
+        return {**self._head([*text, *uses], _usage(said)), **_end(said), **_edits_and_worth(said)}
 
     def opening(self) -> Events:
         """The message without content; its usage comes at the end."""
@@ -70,9 +70,7 @@ class Messages(Dialect):
             events.append(self._begun({**_use(made), "input": {}}))
             events.append(_event("content_block_delta", index=self._blocks - 1, delta=delta))
             events.append(_event("content_block_stop", index=self._blocks - 1))
-        events.append(
-            _event("message_delta", delta=_end(said), usage=_usage(said), **_edits_and_guarantee(said))
-        )
+        events.append(_event("message_delta", delta=_end(said), usage=_usage(said), **_edits_and_worth(said)))
         return [*events, _event("message_stop")]
 
     def failing(self, refusal: Refusal) -> Events:
@@ -108,7 +106,7 @@ def _usage(said: Said) -> dict[str, Any]:
     return {**counts, "cache_creation_input_tokens": 0}
 
 
-def _edits_and_guarantee(said: Said) -> dict[str, Any]:
+def _edits_and_worth(said: Said) -> dict[str, Any]:
     """What was cleared, and the guarantee."""
     applied = [] if said.cleared is None else [said.cleared]
     return {"context_management": {"applied_edits": applied}, "kamera": said.kamera}

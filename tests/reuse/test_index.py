@@ -158,7 +158,7 @@ def test_a_moved_region_is_found_where_cuts_meet():
 
 
 def test_a_forced_hash_collision_is_a_miss(monkeypatch):
-    monkeypatch.setattr(table, "identity", lambda content: b"\0" * 16)
+    monkeypatch.setattr(table, "content_key", lambda content: b"\0" * 16)
     one, other = Prompt.of(text(1, 300)), Prompt.of(text(2, 300))
     index = index_of(one)
     assert index.find(other) == index_of().find(other)
