@@ -58,7 +58,7 @@ class DialogueWindow(EngineWindow):
             max_tokens=max_tokens,
         )
         self.backbone = backbone
-        self._tried: set[str] = set()  # of all forks: a canonical is asked for once
+        self._prefilled: set[str] = set()  # shared by all forks: a canonical is asked for once
         self._head = Dialogue(torch.empty(0, dtype=torch.int64), ())  # the system prompt of the last one
 
     def fork(self) -> DialogueWindow:
@@ -109,14 +109,13 @@ class DialogueWindow(EngineWindow):
         made = EnginePrompt((*shown.ids, *ids), dialogue.messages, tuple(pictures), shown, tokens)
         return replace(made, tools=dialogue.tools, sampling=sampling)
 
-    def keep(self) -> int:
-        """As `EngineWindow.keep`, once for each chunk."""
-        seats, self._seats = self._seats, tuple(s for s in self._seats if s.chunk_id not in self._tried)
-        try:
-            return super().keep()
-        finally:
-            self._tried.update(seat.chunk_id for seat in self._seats)
-            self._seats = seats
+    def _unstored(self) -> list[str]:
+        """As in `EngineWindow`, without the chunks that the engine has prefilled alone before."""
+        return [chunk_id for chunk_id in super()._unstored() if chunk_id not in self._prefilled]
+
+    def _run_later(self, seats: Sequence[Seat]) -> None:
+        super()._run_later(seats)
+        self._prefilled.update(seat.chunk_id for seat in seats)
 
     def _prompt(
         self,

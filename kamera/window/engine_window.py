@@ -175,8 +175,8 @@ class EngineWindow:
         An engine that harvests then stores it, and the patch of its prefill in context. Returns the number of
         prompts, which no answer waits for: they have a low priority, and are counted as later work.
         """
-        missing = {seat.chunk_id for seat in self._seats if not self._rows.has_canonical(seat.chunk_id)}
-        for chunk_id in sorted(missing):
+        missing = self._unstored()
+        for chunk_id in missing:
             self._run_later((self._computed(self._held[chunk_id], self._behind(())),))
         return len(missing)
 
@@ -236,6 +236,10 @@ class EngineWindow:
                 supplied = seat is not None
                 before = before.joined(seat or self._computed(held, before))
         return before.seats
+
+    def _unstored(self) -> list[str]:
+        """Ids of the window's chunks whose canonicals are not stored."""
+        return sorted({s.chunk_id for s in self._seats if not self._rows.has_canonical(s.chunk_id)})
 
     def _run_later(self, seats: Sequence[Seat]) -> None:
         """Have the engine prefill chunks for what it then stores."""

@@ -8,9 +8,9 @@ import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import EngineCompletion
-from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
+from kamera.errors import EngineFailed, UnknownChunk, UnknownSlot, WindowFull
 from kamera.testbed import World, weights_dir
-from kamera.window import EngineWindow
+from kamera.window import DialogueWindow, EngineWindow
 
 POLICY = ReusePolicy(certified=False, tolerance=None, forms="always")
 
@@ -146,3 +146,31 @@ def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
     stored(frames[1:])
     assert mine.anticipate() == 0 and len(engine.prompts) == 1
     assert [slot.origin for slot in mine.slide()] == ["canonical", "stored"]
+
+
+class Failing(Recording):
+    """Fails once, at the prompt after the first."""
+
+    def complete(self, prompt):
+        if len(self.prompts) == 1 and not self.failed:
+            self.failed = True
+            raise EngineFailed("busy")
+        return super().complete(prompt)
+
+    failed = False
+
+
+def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_failed():
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
+    chunks = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
+    engine = Failing()
+    anchor = bed.anchor_ids(None)
+    window = DialogueWindow(engine, bed, ChunkStore.open("memory://"), anchor, policy=POLICY)
+    window.arrange(chunks, {}, POLICY)
+    with pytest.raises(EngineFailed):
+        window.keep()
+    assert len(engine.prompts) == 1
+    assert window.fork().keep() == 2
+    asked = [prompt.recipe.parts[0].chunk_id for prompt in engine.prompts]
+    assert sorted(asked) == sorted(chunk.id for chunk in chunks)
+    assert window.keep() == 0 and len(engine.prompts) == 3

@@ -29,7 +29,7 @@ _TOLERANCE = 0.05
 """Nats that a patch's proof may be off, as by default in a window's policy."""
 
 _ORDERS = 32
-"""Patches of a chunk behind one neighbour that are looked through for a survivor's: the newest."""
+"""How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
 
 
 class _Patch(NamedTuple):

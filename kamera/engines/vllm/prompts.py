@@ -18,7 +18,7 @@ from kamera.store import Context, ObjectInfo
 logger = logging.getLogger(__name__)
 
 _ROWS = 1 << 17
-"""Rows that the tables of all tenants have at most; a table that is made anew has the newest half of it."""
+"""Most rows that the tables of all tenants hold together. A table that is made anew holds the newest half."""
 
 _TENANTS = 256
 _REST, _SHARE = 1.0, 20.0
