@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,22 +144,43 @@ class Arm:
 
     def sabotaged(self, turn: Turn) -> dict[str, bool]:
         """Whether the turn's answer is right under each of `SABOTAGES`."""
-        return {name: self._answered(turn, name) for name in SABOTAGES}
+        return {name: self.asked(turn.text, name) == turn.answer for name in SABOTAGES}
+
+    def show(self, contents: Sequence[Any]) -> None:
+        """Open a window of these pictures whose chunks, once this returns, are all stored."""
+        self.begin()
+        for content in contents:
+            self._window.append(content)
+        self._window.generate("?", 1)
+        self._window.keep()
+        self._idle()
+
+    def asked(self, question: str, sabotage: str) -> str:
+        """The answer over the window from the store, under one of `SABOTAGES`."""
+        self._llm.reset_prefix_cache()
+        with _serving(sabotage):
+            answer = self._window.generate(question, 1)
+        self._llm.reset_prefix_cache()
+        assert all(slot.origin != "computed" for slot in answer.slots)
+        return answer.text
+
+    def computed(self, contents: Sequence[Any], question: str) -> str:
+        """The answer over these pictures by an engine that has to compute all of them."""
+        window = self._opened(ChunkStore.open("memory://"))
+        for content in contents:
+            window.append(content)
+        self._llm.reset_prefix_cache()
+        answer = window.generate(question, 1)
+        assert answer.supplied == 0
+        return answer.text
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _opened(self) -> EngineWindow:
+    def _opened(self, store: ChunkStore | None = None) -> EngineWindow:
+        kept = self._store if store is None else store
         return EngineWindow(
-            self._engine, self._backbone, self._store, fingerprint=self._backbone.fingerprint, policy=POLICY
+            self._engine, self._backbone, kept, fingerprint=self._backbone.fingerprint, policy=POLICY
         )
-
-    def _answered(self, turn: Turn, sabotage: str) -> bool:
-        self._llm.reset_prefix_cache()
-        with _serving(sabotage):
-            answer = self._window.generate(turn.text, 1)
-        self._llm.reset_prefix_cache()
-        assert all(slot.origin != "computed" for slot in answer.slots)
-        return answer.text == turn.answer
 
     def _idle(self) -> None:
         """Wait until what was read back is stored, so that no other arm's turn runs beside it."""
