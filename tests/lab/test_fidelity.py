@@ -37,6 +37,7 @@ def misses(table: Fidelity, n: int) -> list[str]:
     return [name for name, met in expected.items() if not met]
 
 
+@pytest.mark.slow
 def test_the_patch_restores_the_loss_of_recall_and_reorder(backbone):
     *_, table = measure(backbone, items=12, per_episode=12, seed=1)
     assert misses(table, 12) == []

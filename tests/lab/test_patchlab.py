@@ -17,6 +17,7 @@ def table():
     return table
 
 
+@pytest.mark.slow
 def test_every_method_stays_in_its_budget(table):
     methods = {row.method for row in table.rows} - {"blind", "re-prefill"}
     assert len(table.rows) == 2 + len(methods) * len(SHARES)

@@ -83,6 +83,7 @@ def test_random_prompts_reuse_and_do_not_diverge():
     assert len(pool) > 2 and all(0 < len(order) <= 10 for order in orders)
 
 
+@pytest.mark.slow
 def test_break_even_divides_what_storing_cost_by_what_a_reuse_saves():
     found = breakeven.measure(body=64, rounds=1)
     rows = {(row["form"], row["tier"]): row for row in found["rows"]}

@@ -21,6 +21,7 @@ def found(backbone):
     return run(backbone, episodes=1, window=6, most=1, seed=0, names=names, samples=1)
 
 
+@pytest.mark.slow
 def test_exact_slides_are_recent_to_rounding(found):
     """Frames that are prefilled in one forward are summed in another order."""
     assert found["claims"]["exact, largest difference of a logit to recent"] <= 1e-4

@@ -58,6 +58,7 @@ def test_an_arm_is_judged_where_the_references_disagree():
     assert Judge.joined([judge, judge]).summary()["n"] == 8
 
 
+@pytest.mark.slow
 def test_amortize_follows_the_full_context_and_repair_re_prefill(monkeypatch):
     monkeypatch.setattr(single_module, "PER_EDIT", 2)
     found = single(HfEngine(*testbed.load()), "gqa", 1, 0, before=False)

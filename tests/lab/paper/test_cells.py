@@ -105,6 +105,7 @@ def test_kv_kept_without_a_patch_is_only_moved_wrongly(stage):
     assert same == {"sound": True, "values": True, "twice": False}
 
 
+@pytest.mark.slow
 def test_every_wrong_operator_is_asked_what_the_sound_is(stage):
     tally, wrong = Tally(), Wrong(3, 4, (recall.NAME,))
     recall.measure(stage, tally)

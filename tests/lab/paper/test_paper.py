@@ -52,6 +52,7 @@ def eta(made: Made, arm: str, **setting: int) -> float:
 # -- what is written -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_file_and_output_are_one_document_with_its_provenance(made):
     assert json.loads((made.folder / "paper.json").read_text()) == made.printed
     assert made.printed["command"] == f"python -m lab.paper --families gqa --items {ITEMS} --seed 0 --jobs 1"

@@ -37,6 +37,7 @@ def pictures(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_one_command_gives_the_papers_table_on_a_model(capsys, checkpoint, pictures, tmp_path):
     command = ("--model", checkpoint, "--data", pictures, "--items", 4, "--table", 1, "--dtype", "float32")
     found = run(capsys, main, *command, "--output", tmp_path / "out", "--format", "json", "-q")

@@ -27,6 +27,7 @@ def test_every_answer_changes_with_the_edit():
             assert answer(hop.after, asked[text]) == after != asked[text].answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 def test_exact_and_repair_answer_as_no_cache_does(found, edit):
     arms = found[edit]

@@ -38,6 +38,7 @@ def test_forty_images_of_which_three_stay_are_37_rewrites(backbone):
     assert cost.rewrites == 37 and cost.rewritten > cost.prefilled // 2
 
 
+@pytest.mark.slow
 def test_amortize_rewrites_nothing_and_encodes_once(backbone):
     costs = replay(backbone, _agent("cua"), 5, 0)
     assert costs["Kamera exact"]["agreement"] == 1.0 and costs["Kamera exact"]["kl"] < 1e-4

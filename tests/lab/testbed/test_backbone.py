@@ -55,6 +55,7 @@ def test_blind_answers_are_the_defaults():
     assert (said[bound] == torch.tensor(alone)).float().mean() >= 0.8
 
 
+@pytest.mark.slow
 @every_family
 def test_a_packed_window_equals_a_chat_with_one_question(name):
     """Of several questions behind pictures and text, each reads as if it were the only one."""
@@ -80,6 +81,7 @@ def test_a_packed_window_equals_a_chat_with_one_question(name):
         assert (alone - packed[at]).norm() / alone.norm() < 1e-4
 
 
+@pytest.mark.slow
 def test_an_mp4_gives_the_same_answers(tmp_path):
     model, processor = load()
     episode = testbed.World(HELD_OUT).episode(700, layout="LPRI")
@@ -94,6 +96,7 @@ def test_an_mp4_gives_the_same_answers(tmp_path):
     assert sum(a == q.answer for a, q in zip(answers, asked, strict=True)) >= 5
 
 
+@pytest.mark.slow
 @every_family
 def test_the_directory_is_an_ordinary_model_directory(name):
     directory = weights_dir(name)

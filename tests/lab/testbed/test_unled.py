@@ -58,6 +58,7 @@ def test_a_row_sees_the_anchor_some_frames_and_itself_only(packed):
     assert torch.equal(visible(packed.shape), packed.batch.mask)
 
 
+@pytest.mark.slow
 def test_rows_without_a_mask_equal_masked_attention(run, packed):
     generator = torch.Generator()
     with torch.no_grad():
@@ -153,6 +154,7 @@ def test_the_pace_warms_up_stays_and_falls_straight():
         schedule.phase(100)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_to_the_same_weights(tmp_path):
     whole = train(tmp_path / "whole", TINY)
     train(tmp_path / "parts", TINY, limit=1)
@@ -164,6 +166,7 @@ def test_a_run_that_stops_goes_on_to_the_same_weights(tmp_path):
     assert (tmp_path / "parts" / "model" / "model.safetensors").stat().st_size < 6_500_000
 
 
+@pytest.mark.slow
 def test_a_phase_whose_judge_falls_ends_at_its_best_weights(run):
     first = replace(PHASES[0], steps=50)
     run.schedule = replace(TINY, phases=(first, replace(PHASES[1], steps=50)))
@@ -188,6 +191,7 @@ def test_a_rename_is_captioned_with_what_replaces_it_and_its_colour():
         assert line == f"glyph {GLYPHS[fact.glyph]} {GLYPHS[fact.target]} {COLOURS[colour]}"
 
 
+@pytest.mark.slow
 def test_a_wider_run_goes_on_from_the_backbone_and_trains_its_tower(tmp_path):
     schedule = replace(wider("gqa", 0), tokens=500, every=9, phases=(replace(WIDER[0], steps=2),))
     run, started = Run(tmp_path, schedule), load("gqa-unled")[0].state_dict()
