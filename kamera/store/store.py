@@ -267,7 +267,7 @@ class ChunkStore:
 
         ``query`` is a stored chunk or its id (which is then no hit), or a vector of vision features.
         Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
-        does not fit, `StoreError` without FAISS (``kamera[search]``). See docs/search.md.
+        does not fit. See docs/search.md.
         """
         self._check(context)
         return self._search.ask(context, query, k)
