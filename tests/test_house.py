@@ -20,7 +20,6 @@ MOST_METHODS = 15
 
 LONG = {
     "tests/models/tiny.py": "a table of families, one entry each",
-    "tests/store/admin/test_bundle.py": "to be split with its room",
     "tests/store/remote/test_remote.py": "to be split with its room",
     "tests/store/test_tiers.py": "to be split with its room",
     "tests/window/test_policy.py": "to be split with its room",

@@ -19,8 +19,8 @@ STORE = {
     "pin": Verb("kamera.cli.store_keep:pin"),
     "unpin": Verb("kamera.cli.store_keep:unpin"),
     "forget": Verb("kamera.cli.store_keep:forget"),
-    "export": Verb("kamera.cli.store_copy:export_bundle"),
-    "import": Verb("kamera.cli.store_copy:import_bundle"),
+    "export": Verb("kamera.cli.store_copy:export"),
+    "import": Verb("kamera.cli.store_copy:import_store"),
     "rotate": Verb("kamera.cli.store_copy:rotate"),
     "convert": Verb("kamera.cli.store_copy:convert"),
     "quarantine": Verb(

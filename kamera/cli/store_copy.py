@@ -1,4 +1,4 @@
-"""``kamera store export``, ``import``, ``convert``, ``rotate``: objects in a file, a store, under a key."""
+"""``kamera store export``, ``import``, ``convert``, ``rotate``: objects in another store, under a key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from kamera.cli.command import command
+from kamera.cli.output import Output
 from kamera.cli.place import Coded, store_url
 from kamera.cli.store_options import StoreArgument
-from kamera.store import StoreAdmin
+from kamera.store import ChunkStore, Copied, StoreAdmin
 
 FLUSH_SECONDS = 60
 """Seconds a remote may take to store what was written."""
@@ -23,35 +24,33 @@ Certificates = Annotated[
 
 
 @command
-def export_bundle(
+def export(
     target: StoreArgument,
-    bundle: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="The bundle to write.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", file_okay=False, help="The store to write.")],
     chunk: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only this chunk; may be given several times.")
     ] = None,
     certificates: Certificates = True,
 ) -> None:
-    """Write a store's objects to one file, unencrypted. Exit code 1 if some could not be read."""
+    """Copy a store's objects into a plain store in a directory. Exit code 1 if some could not be read."""
     with target.open() as store, target.out.counting("object") as progress:
-        done = StoreAdmin(store).export_bundle(bundle, chunk, certificates=certificates, progress=progress)
-    target.out.show(asdict(done))
-    if done.refused:
-        raise typer.Exit(1)
+        done = StoreAdmin(store).copy(directory, chunk, certificates=certificates, progress=progress)
+    _show(target.out, done, path=str(directory))
 
 
 @command
-def import_bundle(
+def import_store(
     target: StoreArgument,
-    bundle: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A bundle.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A plain store.")
+    ],
     certificates: Certificates = True,
 ) -> None:
-    """Import a bundle into a store, created if missing. Exit code 1 if some of it was refused."""
-    with target.open(make=True) as store, target.out.counting("object") as progress:
-        done = StoreAdmin(store).import_bundle(bundle, certificates=certificates, progress=progress)
-        unsaved = len(store.flush(FLUSH_SECONDS).unsaved)
-    target.out.show({"path": str(bundle), "unsaved": unsaved, **asdict(done)})
-    if done.refused or unsaved:
-        raise typer.Exit(1)
+    """Copy a plain store into another one, created if missing. Exit code 1 if some of it was refused."""
+    with ChunkStore.open(directory, read_only=True) as source, target.open(make=True) as store:
+        with target.out.counting("object") as progress:
+            done = StoreAdmin(source).copy(store, certificates=certificates, progress=progress)
+        _show(target.out, done, path=str(directory), unsaved=len(store.flush(FLUSH_SECONDS).unsaved))
 
 
 @command
@@ -71,15 +70,16 @@ def convert(
     canonical was refused.
     """
     other = replace(source, store=target, cache=None)
-    with (
-        source.open() as store,
-        other.open(make=True) as coded,
-        source.out.counting("object") as progress,
-    ):
-        done = StoreAdmin(store).convert(coded, kv, progress=progress)
+    with source.open() as store, other.open(make=True) as coded:
+        with source.out.counting("object") as progress:
+            done = StoreAdmin(store).copy(coded, kv=kv, progress=progress)
         unsaved = len(coded.flush(FLUSH_SECONDS).unsaved)
-    about = {"store": store.url, "target": coded.url, "kv": kv, "unsaved": unsaved}
-    source.out.show({**about, **asdict(done)})
+        _show(source.out, done, store=store.url, target=coded.url, kv=kv, unsaved=unsaved)
+
+
+def _show(out: Output, done: Copied, *, unsaved: int = 0, **about: str) -> None:
+    """Show a copy. Exit code 1 if some of it was refused, or has not reached the remote."""
+    out.show({**about, "unsaved": unsaved, **asdict(done)})
     if done.refused or unsaved:
         raise typer.Exit(1)
 

@@ -6,7 +6,7 @@ shared and must not be written in place.
 
 from kamera.ops import chunk_id, digest, tensor_digest
 from kamera.store.admin.admin import StoreAdmin
-from kamera.store.admin.bundle import Exported, Imported, certificate_folders
+from kamera.store.admin.copy import Copied, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.conditioning import conditioned, conditioned_of
@@ -42,12 +42,11 @@ __all__ = [
     "CanonicalRecord",
     "ChunkStore",
     "Context",
+    "Copied",
     "EncodingRecord",
-    "Exported",
     "Folder",
     "Forgotten",
     "Hit",
-    "Imported",
     "MemoryStats",
     "NotAFile",
     "ObjectInfo",

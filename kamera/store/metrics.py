@@ -1,25 +1,23 @@
-"""Prometheus metrics of a store, on request; `docs/operations.md` lists those to watch.
+"""Counts of a store, and their Prometheus metrics on request; `docs/operations.md` lists those to watch.
 
-Nothing is counted without a `Metrics`, and no label holds an id, a text or a path below the store's.
+No label holds an id, a text or a path below the store's.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import StoreStats
-from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
-
-MISSES = ("absent", "corrupt", "foreign", "wrong_key", "newer_format", "remote_dead", "failed")
-"""Reasons for a miss. ``remote_dead``: the object may be in the remote, which does not answer."""
 
 _REFUSALS: dict[type[KameraError], str] = {
     ForeignObject: "foreign",
@@ -28,6 +26,24 @@ _REFUSALS: dict[type[KameraError], str] = {
     StoreVersionError: "newer_format",
 }
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_SUMS: dict[str, tuple[str, list[str]]] = {
+    "kamera_chunks_served": ("Chunks that came to a place in a window", ["guarantee", "source"]),
+    "kamera_audits": ("Served slots that were prefilled again and compared", ["found"]),
+    "kamera_store_hits": ("Objects found and verified", ["kind"]),
+    "kamera_store_misses": ("Look-ups with nothing to serve", ["reason"]),
+    "kamera_store_asked": ("Questions whether an object is there", ["answer"]),
+    "kamera_store_integrity_refusals": ("Objects that were there and refused", ["reason"]),
+}
+"""What is counted: its description and labels."""
+_TIMES: dict[str, tuple[str, list[str]]] = {
+    "kamera_store_get_seconds": ("Look-ups", ["outcome"]),
+    "kamera_store_put_seconds": ("Writes", []),
+}
+_ZEROS = [  # a rate needs a zero to start from
+    *(("kamera_store_misses", why) for why in ("absent", "remote_dead", "failed", *_REFUSALS.values())),
+    *(("kamera_store_integrity_refusals", why) for why in _REFUSALS.values()),
+    *(("kamera_audits", found) for found in ("right", "wrong")),
+]
 
 
 class Watched(Protocol):
@@ -36,173 +52,100 @@ class Watched(Protocol):
     def _stats(self) -> StoreStats: ...
 
 
-class Silent:
-    """Counts nothing: the default of a store that is not given a `Metrics`. Times are in seconds."""
+class Counters:
+    """Numbers and times of what happened, by metric and labels. Safe to use from several threads."""
 
-    def hit(self, record: Record, seconds: float) -> None:
-        """Count a look-up that found ``record``."""
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[tuple[str, ...]] = Counter(dict.fromkeys(_ZEROS, 0))
+        self._times: dict[tuple[str, ...], list[float]] = {}
+        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
 
-    def missed(self, seconds: float, remote_down: bool) -> None:
-        """Count a look-up that found nothing."""
+    def count(self, metric: str, *labels: str) -> None:
+        """Count one event."""
+        with self._lock:
+            self._sums[(metric, *labels)] += 1
 
-    def refused(self, error: KameraError, seconds: float) -> None:
-        """Count a look-up that raised ``error``."""
+    def time(self, metric: str, seconds: float, *labels: str) -> None:
+        """Count one event that took this long."""
+        with self._lock:
+            told = self._times.setdefault((metric, *labels), [0.0] * (len(_SECONDS) + 2))
+            told[bisect_left(_SECONDS, seconds)] += 1
+            told[-1] += seconds
 
-    def asked(self, there: bool, remote_down: bool) -> None:
-        """Count a question whether an object is there; nothing was read."""
-
-    def wrote(self, seconds: float) -> None:
-        """Count a write."""
+    def missed(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
+        """Count a look-up that found nothing to serve, or raised ``error``."""
+        why = "remote_dead" if remote_down else "absent"
+        if error is not None:
+            found = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+            why = found or "failed"
+            if found is not None:
+                self.count("kamera_store_integrity_refusals", found)
+        self.count("kamera_store_misses", why)
+        self.time("kamera_store_get_seconds", seconds, "miss")
 
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """Count a chunk placed in a window with this guarantee; ``computed``: by a forward.
 
         ``new``: the chunk was never seen before, so nothing could have been stored.
         """
-
-    def audited(self, holds: bool) -> None:
-        """Count a served slot that was audited; ``holds``: its KV was within its guarantee's bound."""
+        self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
 
     def watch(self, store: Watched) -> None:
         """Report ``store``'s tiers too, as long as it is open."""
+        with self._lock:
+            self._stores.add(store)
 
 
-class Metrics(Silent):
-    """Counters and histograms in a Prometheus registry (default: the global one).
+class Metrics(Counters):
+    """Counters in a Prometheus registry (default: the global one), collected at each scrape.
 
     One may be given to several stores. Raises `StoreError` without ``prometheus-client``
     (``kamera[metrics]``), `ValueError` for a registry that has Kamera's metrics already.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__()
         try:
             import prometheus_client as prometheus
         except ImportError:
             raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
-        registry = prometheus.REGISTRY if registry is None else registry
-        counter, histogram = prometheus.Counter, prometheus.Histogram
-        self._served = counter(
-            "kamera_chunks_served",
-            "Chunks that came to a place in a window, by guarantee: from a copy, or by a forward there",
-            ["guarantee", "source"],
-            registry=registry,
-        )
-        self._audits = counter(
-            "kamera_audits",
-            "Served slots that were prefilled again and compared, by what was found",
-            ["found"],
-            registry=registry,
-        )
-        self._hits = counter(
-            "kamera_store_hits", "Objects found and verified, by kind", ["kind"], registry=registry
-        )
-        self._misses = counter(
-            "kamera_store_misses", "Look-ups with nothing to serve, by reason", ["reason"], registry=registry
-        )
-        self._asked = counter(
-            "kamera_store_asked",
-            "Questions whether an object is there, by answer",
-            ["answer"],
-            registry=registry,
-        )
-        self._refusals = counter(
-            "kamera_store_integrity_refusals",
-            "Objects that were there and refused, by reason",
-            ["reason"],
-            registry=registry,
-        )
-        self._get = histogram(
-            "kamera_store_get_seconds", "Look-ups", ["outcome"], buckets=_SECONDS, registry=registry
-        )
-        self._put = histogram("kamera_store_put_seconds", "Writes", buckets=_SECONDS, registry=registry)
-        for reason in MISSES:  # a rate needs a zero to start from
-            self._misses.labels(reason)
-        for reason in _REFUSALS.values():
-            self._refusals.labels(reason)
-        for found in ("right", "wrong"):
-            self._audits.labels(found)
-        self._tiers = _Tiers()
-        collector: Any = self._tiers  # their type is a base class, whose import would need the extra
-        registry.register(collector)
-
-    def hit(self, record: Record, seconds: float) -> None:
-        """See `Silent`."""
-        self._hits.labels(record.kind).inc()
-        self._get.labels("hit").observe(seconds)
-
-    def missed(self, seconds: float, remote_down: bool) -> None:
-        """See `Silent`."""
-        self._miss("remote_dead" if remote_down else "absent", seconds)
-
-    def refused(self, error: KameraError, seconds: float) -> None:
-        """See `Silent`."""
-        reason = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
-        if reason is not None:
-            self._refusals.labels(reason).inc()
-        self._miss(reason or "failed", seconds)
-
-    def asked(self, there: bool, remote_down: bool) -> None:
-        """See `Silent`."""
-        self._asked.labels("there" if there else "remote_dead" if remote_down else "absent").inc()
-
-    def wrote(self, seconds: float) -> None:
-        """See `Silent`."""
-        self._put.observe(seconds)
-
-    def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
-        """See `Silent`."""
-        self._served.labels(guarantee, "new" if new else "forward" if computed else "copy").inc()
-
-    def audited(self, holds: bool) -> None:
-        """See `Silent`."""
-        self._audits.labels("right" if holds else "wrong").inc()
-
-    def watch(self, store: Watched) -> None:
-        """See `Silent`."""
-        self._tiers.watch(store)
-
-    def _miss(self, reason: str, seconds: float) -> None:
-        self._misses.labels(reason).inc()
-        self._get.labels("miss").observe(seconds)
-
-
-class _Tiers:
-    """Collects the counts of the open stores at every scrape."""
-
-    def __init__(self) -> None:
-        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._lock = threading.Lock()
-
-    def watch(self, store: Watched) -> None:
-        with self._lock:
-            self._stores.add(store)
+        collector: Any = self  # their type is a base class, whose import would need the extra
+        (prometheus.REGISTRY if registry is None else registry).register(collector)
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        """The metrics, for Prometheus."""
+        from prometheus_client import core
 
-        size = GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])
-        objects = GaugeMetricFamily("kamera_store_objects", "Objects held", labels=["store", "tier"])
-        memory = CounterMetricFamily(
-            "kamera_store_memory", "What became of look-ups in memory", labels=["store", "event"]
-        )
-        remote = CounterMetricFamily("kamera_remote", "What became of the remote", labels=["store", "event"])
-        up = GaugeMetricFamily(
-            "kamera_remote_up", "1: it answers, 0: it is left alone", labels=["store", "direction"]
-        )
-        pending = GaugeMetricFamily(
-            "kamera_remote_pending_uploads", "Objects that wait to be sent", labels=["store"]
-        )
-        for stats in self._stats():
-            url = stats.url
-            held = stats.memory
-            size.add_metric([url, "memory"], held.bytes)
-            objects.add_metric([url, "memory"], held.objects)
+        with self._lock:
+            sums, times, stores = dict(self._sums), dict(self._times), list(self._stores)
+        for name, (about, labels) in _SUMS.items():
+            counted = core.CounterMetricFamily(name, about, labels=labels)
+            for (metric, *values), number in sums.items():
+                if metric == name:
+                    counted.add_metric(values, number)
+            yield counted
+        for name, (about, labels) in _TIMES.items():
+            timed = core.HistogramMetricFamily(name, about, labels=labels)
+            for (metric, *values), (*parts, total) in times.items():
+                if metric == name:
+                    bounds = (*map(str, _SECONDS), "+Inf")
+                    below = [(bound, sum(parts[: i + 1])) for i, bound in enumerate(bounds)]
+                    timed.add_metric(values, below, total)
+            yield timed
+        size = core.GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])
+        objects = core.GaugeMetricFamily("kamera_store_objects", "Objects held", labels=["store", "tier"])
+        memory = core.CounterMetricFamily("kamera_store_memory", "Look-ups", labels=["store", "event"])
+        remote = core.CounterMetricFamily("kamera_remote", "Calls", labels=["store", "event"])
+        up = core.GaugeMetricFamily("kamera_remote_up", "1: it answers", labels=["store", "direction"])
+        pending = core.GaugeMetricFamily("kamera_remote_pending_uploads", "To be sent", labels=["store"])
+        for stats in filter(None, map(_of, stores)):
+            url, held, far = stats.url, stats.memory, stats.remote
+            for tier, part in {"memory": held, **({"disk": stats} if stats.directory else {})}.items():
+                size.add_metric([url, tier], part.bytes)
+                objects.add_metric([url, tier], part.objects)
             for event in ("hits", "misses", "evictions"):
                 memory.add_metric([url, event], getattr(held, event))
-            if stats.directory:
-                size.add_metric([url, "disk"], stats.bytes)
-                objects.add_metric([url, "disk"], stats.objects)
-            far = stats.remote
             if far is not None:
                 for event in ("calls", "failures", "skipped", "hits", "misses", "refused", "stored"):
                     remote.add_metric([url, event], getattr(far, event))
@@ -211,11 +154,9 @@ class _Tiers:
                 pending.add_metric([url], far.pending)
         yield from (size, objects, memory, remote, up, pending)
 
-    def _stats(self) -> Iterator[StoreStats]:
-        with self._lock:
-            stores = list(self._stores)
-        for store in stores:
-            try:
-                yield store._stats()
-            except StoreError:  # closed, or its disk is away: the other stores are reported all the same
-                continue
+
+def _of(store: Watched) -> StoreStats | None:
+    try:
+        return store._stats()
+    except StoreError:  # closed, or its disk is away: the other stores are reported all the same
+        return None

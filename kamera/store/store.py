@@ -29,7 +29,7 @@ from kamera.store.keys import (
 )
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
-from kamera.store.metrics import Metrics, Silent
+from kamera.store.metrics import Counters, Metrics
 from kamera.store.opening import open_tiers
 from kamera.store.orders import PutOrder, needed, turns
 from kamera.store.probes import Unasked, compare
@@ -63,12 +63,12 @@ class ChunkStore:
         tenant: str,
         codec: Codec,
         kv: KVForm = "as-is",
-        metrics: Silent | None = None,
+        metrics: Counters | None = None,
     ) -> None:
         self.url = url
         self.kv = kv
         self.tenant = tenant
-        self.metrics = Silent() if metrics is None else metrics
+        self.metrics = Counters() if metrics is None else metrics
         self.awaited: dict[int, Callable[[], None]] = {}  # what still puts objects, by owner: see `close`
         self._codec = codec
         self._tiers = tiers
@@ -195,7 +195,7 @@ class ChunkStore:
             str(record.context.probe)  # asked for now, and not while a tier holds its locks
         start = time.perf_counter()
         puts = self._put_many(records)
-        self.metrics.wrote(time.perf_counter() - start)
+        self.metrics.time("kamera_store_put_seconds", time.perf_counter() - start)
         return puts
 
     def has(
@@ -209,7 +209,7 @@ class ChunkStore:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._named(context, chunk_id, antecedents, kind, base)
         there = self._tiers.has(key)
-        self.metrics.asked(there, not there and self._remote_is_down())
+        self._asked(there)
         return there
 
     def info(
@@ -226,7 +226,7 @@ class ChunkStore:
         """
         key = self._named(context, chunk_id, antecedents, kind, base)
         info = self._tiers.info(key)
-        self.metrics.asked(info is not None, info is None and self._remote_is_down())
+        self._asked(info is not None)
         return info
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
@@ -267,7 +267,7 @@ class ChunkStore:
 
         ``query`` is a stored chunk or its id (which is then no hit), or a vector of vision features.
         Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
-        does not fit, `StoreError` without FAISS (``kamera[search]``). See docs/search.md.
+        does not fit. See docs/search.md.
         """
         self._check(context)
         return self._search.ask(context, query, k)
@@ -321,15 +321,20 @@ class ChunkStore:
         try:
             record = self._tiers.get(key)
         except KameraError as error:
-            self.metrics.refused(error, time.perf_counter() - start)
+            self.metrics.missed(time.perf_counter() - start, False, error)
             raise
         if record is None:
             self.metrics.missed(time.perf_counter() - start, self._remote_is_down())
             return None
-        self.metrics.hit(record, time.perf_counter() - start)
+        self.metrics.count("kamera_store_hits", record.kind)
+        self.metrics.time("kamera_store_get_seconds", time.perf_counter() - start, "hit")
         if context is not None:
             compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
+
+    def _asked(self, there: bool) -> None:
+        answer = "there" if there else "remote_dead" if self._remote_is_down() else "absent"
+        self.metrics.count("kamera_store_asked", answer)
 
     def _remote_is_down(self) -> bool:
         remote = self._tiers.remote

@@ -142,7 +142,7 @@ def run(stage: Stage, served: Served) -> None:
         logger.warning("an audit could not be made: %s", error)
         return
     wrong = next((finding for finding in findings if not finding.holds), None)
-    store.metrics.audited(wrong is None)
+    store.metrics.count("kamera_audits", "right" if wrong is None else "wrong")
     if wrong is not None:
         logger.error("%s: everything stored in its context is withheld", wrong)
         store.withheld.add(context, str(wrong))

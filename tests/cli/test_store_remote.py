@@ -71,7 +71,7 @@ def test_a_chunk_is_forgotten_in_a_remote(capsys, filled):
     assert {info.chunk_id for info in objects(filled)} == {"b" * 64, "c" * 64}
 
 
-def test_a_bundle_goes_from_remote_to_remote(capsys, filled, tmp_path):
+def test_an_exported_store_goes_from_remote_to_remote(capsys, filled, tmp_path):
     bundle = tmp_path / "bundle"
     code, done = as_json(capsys, "export", filled, bundle, "--chunk", "b" * 64)
     assert (code, done["canonicals"]) == (0, 1)

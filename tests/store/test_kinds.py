@@ -244,17 +244,14 @@ def test_a_damaged_copy_of_an_encoding_is_forgotten_by_its_name(tmp_path):
 # -- to another machine ----------------------------------------------------------------------------
 
 
-def test_a_bundle_carries_encodings_and_anchors(tmp_path):
-    bundle = tmp_path / "b.kamera"
+def test_a_copy_carries_encodings_and_anchors(tmp_path):
     with ChunkStore.open(tmp_path / "one", tenant="acme") as store:
         for record in (*all_kinds(ACME), encoding("d" * 64, tenant="acme")):
             store.put(record)
-        done = StoreAdmin(store).export_bundle(bundle, [CHUNK])
-    assert (done.canonicals, done.patches, done.encodings, done.anchors) == (1, 1, 1, 1)
+        done = StoreAdmin(store).copy(tmp_path / "two", [CHUNK])
+        assert (done.canonicals, done.patches, done.encodings, done.anchors) == (1, 1, 1, 1)
+        assert done.refused == () and StoreAdmin(store).copy(tmp_path / "two", [CHUNK]).present == 4
     with ChunkStore.open(tmp_path / "two") as store:
-        got = StoreAdmin(store).import_bundle(bundle)
-        assert (got.canonicals, got.patches, got.encodings, got.anchors) == (1, 1, 1, 1)
-        assert got.refused == () and StoreAdmin(store).import_bundle(bundle).present == 4
         assert_same(store.get_encoding(VISION, CHUNK), encoding())
         assert_same(store.get_anchor(CONTEXT), anchor())
         assert store.get_canonical(CONTEXT, CHUNK).vision == VISION
@@ -267,8 +264,8 @@ def test_a_converted_store_has_them_as_they_were(tmp_path):
     with ChunkStore.open(tmp_path / "s") as one, ChunkStore.open(tmp_path / "t") as two:
         for record in (encoding(), anchor(), canonical(**finite), patch()):
             one.put(record)
-        done = StoreAdmin(one).convert(two, "int8")
-        assert (done.canonicals, done.patches, done.refused) == (1, 1, ())
+        done = StoreAdmin(one).copy(two, kv="int8")
+        assert (done.canonicals, done.patches, done.refused) == (1, 0, ())
         assert_same(two.get_anchor(CONTEXT), anchor())
         assert_same(two.get_encoding(VISION, CHUNK), encoding())
 

@@ -91,14 +91,14 @@ def test_only_the_owner_can_delete_an_object_by_name(
 
 @owners
 @pairs
-def test_a_bundle_of_a_stranger_is_empty_and_the_owners_is_not(
+def test_a_copy_of_a_stranger_is_empty_and_the_owners_is_not(
     tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root, **owner) as mine, ChunkStore.open(root, **stranger) as theirs:
         fill(mine)
-        assert StoreAdmin(theirs).export_bundle(tmp_path / "theirs").canonicals == 0
-        assert StoreAdmin(mine).export_bundle(tmp_path / "mine").canonicals == 1
+        assert StoreAdmin(theirs).copy(tmp_path / "theirs").canonicals == 0
+        assert StoreAdmin(mine).copy(tmp_path / "mine").canonicals == 1
 
 
 @owners

@@ -160,13 +160,12 @@ def test_forgetting_takes_what_survivors_passed_on(pieces, which):
     assert patches_of(window, c) == []
 
 
-def test_a_bundle_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
+def test_a_copy_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
     """It would carry what it absorbed of a chunk that was not chosen."""
     backbone, a, b, c, _, _ = pieces
     window = slid(backbone, None, a, b)
     window.append(c)
     window.flush()
-    StoreAdmin(window.store).export_bundle(tmp_path / "b.kamera", [b.id, c.id])
     other = ChunkStore.open("memory://")
-    StoreAdmin(other).import_bundle(tmp_path / "b.kamera")
+    StoreAdmin(window.store).copy(other, [b.id, c.id])
     assert {i.kind for i in other.ls()} == {"canonical", "encoding", "anchor"}

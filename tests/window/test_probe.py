@@ -243,19 +243,17 @@ def test_answers_that_are_none_are_no_context(probe):
         Context("f", "a", probe=probe)
 
 
-@pytest.fixture(params=["remote", "bundle", "cache"])
+@pytest.fixture(params=["remote", "copy", "cache"])
 def travelled(request, tmp_path):
     """Puts what a store has into another one, on another machine: a function from backbone and chunk."""
 
     def travel(backbone: HfEngine, chunk) -> ChunkStore:
         remote = f"obstore+file://{tmp_path}/remote"
-        if request.param == "bundle":
+        if request.param == "copy":
             with ChunkStore.open(tmp_path / "one") as store:
                 make(backbone, store, chunk).flush()
-                StoreAdmin(store).export_bundle(tmp_path / "bundle")
-            there = ChunkStore.open(tmp_path / "two")
-            StoreAdmin(there).import_bundle(tmp_path / "bundle")
-            return there
+                StoreAdmin(store).copy(tmp_path / "two")
+            return ChunkStore.open(tmp_path / "two")
         with ChunkStore.open(remote) as store:
             make(backbone, store, chunk).flush()
         return ChunkStore.open(remote, cache=tmp_path / "cache" if request.param == "cache" else None)

@@ -1,1 +1,1 @@
-"""Upkeep of a store: gc, pins, forgetting, bundles."""
+"""Upkeep of a store: gc, pins, forgetting, copies."""

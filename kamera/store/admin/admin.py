@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kamera.errors import StoreError
-from kamera.store.admin.bundle import Exported, Imported, export_bundle, import_bundle
-from kamera.store.admin.convert import Converted, convert
+from kamera.store.admin.copy import Copied, copy
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import collect
 from kamera.store.admin.raw import RawObjects
@@ -169,7 +168,7 @@ class StoreAdmin:
         store = self.store
         return forget(self._tiers, store._search, store._codec, store.tenant, chunk_id)
 
-    # -- keys, KV form, bundles ----------------------------------------------------------------
+    # -- keys, copies ---------------------------------------------------------------------------
 
     def rotate(self) -> Rotated:
         """Re-encrypt every encrypted object under the first of ``keys``; if interrupted, run it again.
@@ -180,40 +179,25 @@ class StoreAdmin:
         self._refuse_cache("rotate")
         return rotate(self.store._codec, self._tiers)
 
-    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = untold) -> Converted:
-        """Write canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
-
-        A canonical that is in codes already is refused by name: codes of codes lose twice. Raises
-        `ValueError` for a form without codes, `IncompatibleChunk` for a target of another tenant.
-        """
-        return convert(self.store, target, kv, progress)
-
-    def export_bundle(
+    def copy(
         self,
-        path: str | os.PathLike[str],
+        target: ChunkStore | str | os.PathLike[str],
         chunks: Sequence[str] | None = None,
         *,
+        kv: KVForm | None = None,
         certificates: bool = True,
         progress: Progress = untold,
-    ) -> Exported:
-        """Write objects to one unencrypted file; only those of ``chunks`` (ids), if given.
+    ) -> Copied:
+        """Copy objects into ``target`` as its tenant's, or into a plain store at that url, made if missing.
 
-        With ``chunks``, patches are included if all their antecedents are among ``chunks``.
-        ``certificates``: include those of the backbones concerned. ``progress`` is called with the objects
-        done and their total. Raises `UnknownChunk` for a chunk that is not stored, `StoreError` when the file
-        cannot be written.
+        Every object is verified first, and none replaces another; the report lists those refused. ``chunks``
+        (ids): only those, with the patches whose antecedents are all among them. ``kv`` (``"int8"``,
+        ``"int4"``): canonicals in codes, without patches of another form; what is in other codes is refused
+        by name: codes of codes lose twice. ``certificates``: also those of the backbones concerned.
+        ``progress`` is called with the objects done and their total. Raises `UnknownChunk` for a chunk that
+        is not stored, `ValueError` for a form without codes.
         """
-        return export_bundle(self.store, path, chunks, certificates, progress)
-
-    def import_bundle(
-        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = untold
-    ) -> Imported:
-        """Import a bundle as this tenant's objects; objects that are stored already stay unchanged.
-
-        Every object is verified first; the report lists those refused, the others are imported. Raises
-        `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be imported.
-        """
-        return import_bundle(self.store, path, certificates, progress)
+        return copy(self.store, target, chunks, kv, certificates, progress)
 
     @property
     def _tiers(self) -> Tiers:

@@ -1,14 +1,15 @@
 """Look-back search: the stored pictures most similar to a given one (`docs/search.md`).
 
 Every canonical with pictures has an embedding in its header (`search.embedding`). A process that searches
-holds a FAISS index of them (`search.nearest`), and compares its names with those that are stored first.
+holds those of a context in one matrix, and compares its names with those that are stored first. All rows are
+compared with a query: nothing is trained, and nothing missed.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,6 @@ from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKe
 from kamera.store.codec import Codec
 from kamera.store.keys import Context, canonical_key
 from kamera.store.search.embedding import unit, unpacked
-from kamera.store.search.nearest import Nearest, SearchRow
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -44,17 +44,62 @@ class Hit:
     score: float
 
 
+class _Pictures:
+    """What a process knows of a context: all ``names``, and a row for each object that has an embedding.
+
+    Not safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._rows: list[tuple[str, str]] = []  # name and chunk id
+        self._vectors = np.zeros((0, 0), dtype=np.float32)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let go of all objects but these."""
+        if not self.names.issubset(names):
+            left = [i for i, (name, _) in enumerate(self._rows) if name in names]
+            self._rows, self._vectors = [self._rows[i] for i in left], self._vectors[left]
+            self.names.intersection_update(names)
+
+    def add(self, objects: Iterable[tuple[str, str, np.ndarray | None]]) -> None:
+        """Take objects: name, chunk id and unit vector ``[width]`` (None: it is never found)."""
+        rows, vectors = [], []
+        for name, chunk_id, vector in objects:
+            self.names.add(name)
+            width = self._vectors.shape[1] if self._rows else len(vectors[0]) if vectors else None
+            if vector is not None and width not in (None, len(vector)):
+                logger.warning("not searchable: %s has an embedding of another width", name)
+            elif vector is not None:
+                rows.append((name, chunk_id))
+                vectors.append(vector)
+        if rows:
+            self._vectors = np.concatenate([self._vectors, vectors] if self._rows else [vectors])
+            self._rows += rows
+
+    def nearest(self, query: np.ndarray, k: int) -> list[tuple[str, Hit]]:
+        """The ``k`` objects with the largest inner product with ``query`` ``[width]``, best first."""
+        if not self._rows:
+            return []
+        if query.shape != self._vectors.shape[1:]:
+            raise ValueError(
+                f"a query of shape {query.shape} among embeddings of width {self._vectors.shape[1]}"
+            )
+        scores = self._vectors @ query
+        best = np.argsort(-scores, kind="stable")[:k]
+        return [(self._rows[i][0], Hit(self._rows[i][1], min(float(scores[i]), 1.0))) for i in best]
+
+
 class LookBack:
     """The pictures of one store, by look. Safe to use from several threads and processes.
 
     These are the canonicals in its directory, whose headers hold the embeddings, or else those in memory.
-    `embedding` needs no FAISS; the others raise `StoreError` without it.
     """
 
     def __init__(self, tiers: Tiers, codec: Codec) -> None:
         self._tiers = tiers
         self._codec = codec
-        self._known: dict[Context, Nearest] = {}
+        self._known: dict[Context, _Pictures] = {}
         self._lock = threading.RLock()
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
@@ -85,32 +130,32 @@ class LookBack:
         gone = set(names)
         with self._lock:
             for known in self._known.values():
-                known.drop(gone & known.names)
+                known.keep(known.names - gone)
 
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
             while True:
                 found = self._caught_up(context).nearest(query, k)
-                there = self._tiers.present([row.name for row, _ in found])
-                gone = [row.name for row, _ in found if row.name not in there]
+                there = self._tiers.present([name for name, _ in found])
+                gone = [name for name, _ in found if name not in there]
                 if not gone:
-                    return [Hit(row.chunk_id, score) for row, score in found]
+                    return [hit for _, hit in found]
                 self.forget(gone)
 
-    def _caught_up(self, context: Context) -> Nearest:
-        """This process's index of a context, of the objects that are stored now."""
-        known = self._known.setdefault(context, Nearest())
+    def _caught_up(self, context: Context) -> _Pictures:
+        """What this process knows of a context, brought up to what is stored now."""
+        known = self._known.setdefault(context, _Pictures())
         if self._tiers.disk is not None:
             names = self._tiers.disk.index.names_of("canonical", context)
         else:
             held = self._tiers.memory.infos()
             names = [info.key for info in held if info.kind == "canonical" and info.context == context]
-        known.drop(known.names - set(names))
-        known.add([self._stored(name) for name in names if name not in known.names])
+        known.keep(set(names))
+        known.add([(name, *self._stored(name)) for name in names if name not in known.names])
         return known
 
-    def _stored(self, name: str) -> tuple[SearchRow, np.ndarray | None]:
-        """An object, and its embedding by its header."""
+    def _stored(self, name: str) -> tuple[str, np.ndarray | None]:
+        """The chunk id of an object and its embedding, by its header."""
         try:
             if self._tiers.disk is not None:
                 header = self._tiers.disk.header(name)
@@ -118,10 +163,10 @@ class LookBack:
                 held = self._tiers.memory.peek(name)
                 header = None if held is None else held[0].header()
             if header is not None:
-                return SearchRow(name, header["chunk_id"]), unpacked(header["embedding"])
+                return header["chunk_id"], unpacked(header["embedding"])
         except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:
             logger.warning("not searchable: %s: %s", name, error)
-        return SearchRow(name, ""), None
+        return "", None
 
 
 def _direction(query: Any) -> np.ndarray:

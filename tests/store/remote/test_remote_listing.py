@@ -96,7 +96,6 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
 
 
 def test_a_search_looks_at_memory_and_asks_no_remote(server: RedisServer) -> None:
-    pytest.importorskip("faiss")
     encodings, embedded = zip(*map(pictured, range(12)), strict=True)
     with ChunkStore.open(server.url("timeout=60")) as store:
         for record in (*encodings, *embedded):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.errors import IncompatibleChunk, StoreError, UnknownChunk
+from kamera.errors import IncompatibleChunk, UnknownChunk
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -212,16 +211,14 @@ def test_wrong_questions_are_refused_by_name(tmp_path):
         assert_as_reference(store, records)
 
 
-def test_without_faiss_a_search_names_the_extra(tmp_path, monkeypatch):
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "faiss", None)
-        records = filled(tmp_path)
-        with ChunkStore.open(tmp_path) as store:
-            assert store.get_canonical(CONTEXT, records[0].chunk_id) is not None
-            assert store.embedding(CONTEXT, records[0].chunk_id) is not None
-            refused(lambda: store.search(np.ones(WIDTH), context=CONTEXT), StoreError, r"kamera\[search\]")
+def test_an_embedding_of_another_width_is_no_hit(tmp_path, caplog):
+    records = filled(tmp_path, 2)
     with ChunkStore.open(tmp_path) as store:
+        wide = picture(7)
+        SEEN[wide.chunk_id] = {"inputs_embeds": torch.randn(1, 5, WIDTH + 1)}
+        put(store, wide)
         assert_as_reference(store, records)
+    assert "another width" in caplog.text
 
 
 # -- growing, shrinking, lost ----------------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""Copies of objects from store to store; each is verified when it is read, and never replaces another.
+
+A store that is to travel is a directory without tenant, secret and keys, whichever store was exported into
+it. Canonicals may be put into codes on the way; patches of another form are left behind then, since a patch
+also corrects the losses of the form that it was formed against.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
+from kamera.files import published
+from kamera.store.admin.raw import RawObjects
+from kamera.store.info import ObjectInfo, Progress
+from kamera.store.keys import PATCH_KINDS, KVForm, check_form
+from kamera.store.records import CanonicalRecord, Record, kept
+from kamera.store.store import ChunkStore
+
+_CERTIFICATE = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json")
+_CERTIFICATE_LIMIT = 2**20  # bytes
+_COUNTED = ("canonicals", "patches", "encodings", "anchors", "certificates", "present")
+_REFUSALS = (CorruptChunk, StoreVersionError, WrongKey, ValueError, OSError)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The outcome of a copy.
+
+    ``canonicals``, ``patches``, ``encodings``, ``anchors``, ``certificates``: numbers of those that are new.
+    ``present``: number of those that the target had already, which stayed unchanged. ``loss``: the largest
+    relative error of a canonical that was put into codes (None: there is none). ``refused``: one line, name
+    and reason, for each of the others.
+    """
+
+    canonicals: int
+    patches: int
+    encodings: int
+    anchors: int
+    certificates: int
+    present: int
+    loss: float | None
+    refused: tuple[str, ...]
+
+
+def copy(
+    source: ChunkStore,
+    target: ChunkStore | str | os.PathLike[str],
+    chunks: Sequence[str] | None,
+    kv: KVForm | None,
+    certificates: bool,
+    progress: Progress,
+) -> Copied:
+    """`StoreAdmin.copy`."""
+    if kv is not None:
+        check_form(kv)
+    if kv == "as-is":
+        raise ValueError("codes do not become again what the model computed: give kv='int8' or 'int4'")
+    chosen = _chosen(source, chunks, kv)
+    if isinstance(target, ChunkStore):
+        return _copied(source, target, chosen, kv, certificates, progress)
+    with ChunkStore.open(target) as made:
+        return _copied(source, made, chosen, kv, certificates, progress)
+
+
+def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
+    """Folders for certificates that came with a store, its tenant's own first; none in memory."""
+    tiers = store._tiers
+    if tiers.disk is None:
+        return ()
+    roots = [tiers.disk.root, *([] if tiers.remote else [Path(store.url)])]
+    return tuple(dict.fromkeys(root / "certificates" for root in roots))
+
+
+def _chosen(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) -> list[ObjectInfo]:
+    """All objects but what single windows kept; or those of some chunks, and their anchors."""
+    listed = [info for info in store.ls() if info.kind != "conditioned"]
+    if kv is not None:
+        listed = [info for info in listed if info.kind not in PATCH_KINDS or info.context.kv == kv]
+    if chunks is None:
+        return listed
+    wanted = set(chunks)
+    missing = wanted - {info.chunk_id for info in listed if info.kind == "canonical"}
+    if missing:
+        raise UnknownChunk(f"no chunk {min(missing)!r} in {store!r}: nothing was copied")
+    mine = [i for i in listed if i.chunk_id in wanted and wanted.issuperset(i.antecedents)]
+    behind = {replace(i.context, kv="as-is") for i in mine}
+    return [*mine, *(i for i in listed if i.kind == "anchor" and i.context in behind)]
+
+
+def _copied(
+    source: ChunkStore,
+    target: ChunkStore,
+    chosen: Sequence[ObjectInfo],
+    kv: KVForm | None,
+    certificates: bool,
+    progress: Progress,
+) -> Copied:
+    counts: Counter[str] = Counter()
+    refused = dict(_unlisted(source))
+    losses: list[float] = []
+    for done, info in enumerate(chosen, 1):
+        try:
+            record = source._look_up(info.key)
+            if record is not None:  # it may have been deleted since it was listed
+                counts[_put(target, record, kv, losses)] += 1
+        except _REFUSALS as error:
+            refused[info.key] = str(error)
+        progress(done, len(chosen))
+    backbones = {info.context.fingerprint[:16] for info in chosen}
+    for path in _certificates(source, backbones) if certificates else ():
+        try:
+            counts[_put_certificate(target, path)] += 1
+        except _REFUSALS as error:
+            refused[path.name] = str(error)
+    return Copied(
+        **{kind: counts[kind] for kind in _COUNTED},
+        loss=max(losses, default=None),
+        refused=tuple(f"{name!r}: {why}" for name, why in sorted(refused.items())),
+    )
+
+
+def _unlisted(source: ChunkStore) -> Iterator[tuple[str, str]]:
+    """Names in the source whose headers cannot be read, with the reason; no listing tells of them."""
+    listed = {info.key for info in source.ls()}
+    for name in RawObjects(source).names():
+        try:
+            if name not in listed:
+                source._tiers.info(name)  # another tenant's, unless it raises an error
+        except _REFUSALS as error:
+            yield name, str(error)
+
+
+def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[float]) -> str:
+    """Store a record as the target's tenant's and return the counter to raise."""
+    context = replace(record.context, tenant=target.tenant)
+    coded = kv is not None and record.kind == "canonical" and record.context.kv != kv
+    if coded and context.lossy:
+        raise ValueError(f"it is in {context.kv} already, and codes of codes lose twice")
+    record = replace(record, context=replace(context, kv=kv) if kv and coded else context)
+    if target._tiers.has(target._codec.name(record.key)):
+        return "present"
+    if coded and isinstance(record, CanonicalRecord):
+        record = kept(record)
+        losses.append(0.0 if record.loss is None else record.loss.relative)
+    target.put(record)
+    return "patches" if record.kind in PATCH_KINDS else f"{record.kind}s"
+
+
+def _certificates(store: ChunkStore, backbones: set[str]) -> Iterator[Path]:
+    """Certificates of these backbones stored beside the store; links are ignored."""
+    seen: set[str] = set()
+    for path in (path for folder in certificate_folders(store) for path in sorted(folder.glob("*.json"))):
+        fits = _CERTIFICATE.fullmatch(path.name) and not path.is_symlink()
+        if fits and path.name[:16] in backbones and path.name not in seen:
+            seen.add(path.name)
+            yield path
+
+
+def _put_certificate(store: ChunkStore, path: Path) -> str:
+    """Put it where windows look for it; they judge its validity when they use it."""
+    if path.stat().st_size > _CERTIFICATE_LIMIT:
+        raise ValueError(f"{path.stat().st_size} bytes are no certificate")
+    folders, data = certificate_folders(store), path.read_bytes()
+    if not folders:
+        raise ValueError("the target has no folder for certificates")
+    new = folders[0] / path.name
+    new.parent.mkdir(mode=0o700, exist_ok=True)
+    if not new.exists():
+        with published(new) as file:
+            file.write(data)
+        return "certificates"
+    if new.read_bytes() != data:
+        raise ValueError("another certificate of this name is there")
+    return "present"
