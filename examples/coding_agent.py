@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
-from kamera.edits import Pin, policies
+from kamera.edits import policies
 
 WORDS = ["load", "save", "parse", "table", "index", "value", "count", "total", "limit", "buffer", "check"]
 
@@ -100,8 +100,6 @@ def main() -> None:
         f"Kamera {prefilled}, a prefix cache {prefix}"
     )
 
-    pinned = session.apply(Pin(1, 2))  # the file that every step returns to
-    print(f"pinned: {len(pinned.chunks)} chunks, {pinned.objects} objects")
     note = {"role": "user", "content": "Think step by step before you answer: which function is at fault?"}
     size = session.window.num_tokens
     session.send("Which one now?", scratch=[note], max_new_tokens=4, do_sample=False)

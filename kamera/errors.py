@@ -234,10 +234,6 @@ class TraceError(KameraError, ValueError):
     """A file is not a trace."""
 
 
-class ClusterError(KameraError):
-    """The workers of a job cannot be started, disagree, or keep dying."""
-
-
 class TaskDataError(KameraError):
     """A benchmark's files are missing, or not in the published layout."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +14,9 @@ from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Owner, PatchBytes
 from kamera.cli.output import Output
 from kamera.cli.place import Coded, StorePlace, StoreUrl
-from kamera.compile import CompileJob, PlanFile, Settings, SoloTeam, Team, read_plan
-from kamera.compile.cluster import Cluster, RayTeam
+from kamera.compile import CompileJob, PlanFile, Settings, read_plan
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
-from kamera.engines.hf import HfEngine
-from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 
 
@@ -63,14 +58,6 @@ def compile_plan(
             f"grows until it passes (default {ReusePolicy.tolerance}; 0: no test).",
         ),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="Compile on Ray: local, local:N (N workers here), ray (this machine's cluster) or "
-            "ray://HOST:PORT. Model, store and media must be reachable from its workers.",
-        ),
-    ] = None,
     kv: Coded = "as-is",
 ) -> None:
     """Form and store canonicals and patches for every chunk of every window of a plan.
@@ -88,16 +75,15 @@ def compile_plan(
     )
     if tolerance is not None:
         settings = replace(settings, tolerance=tolerance or None)
-    where = None if cluster is None else Cluster.parse(cluster)
     planned = read_plan(plan)
     place = StorePlace(store, owner, kv)
     if place.there:
         place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
         _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
-    load = partial(loading.load, model, show_progress=out.shows_progress and where is None)
-    with _team(where, load, place, settings, gpu=(loading.device or "").startswith("cuda")) as (team, opened):
-        job = CompileJob(planned, team, opened, settings)
+    backbone = loading.load(model, show_progress=out.shows_progress)  # first: a failure creates no store
+    with place.open() as opened:
+        job = CompileJob(planned, backbone, opened, settings)
         with out.progress(job.units, "part") as bar:
             for step in job.steps():
                 bar.set_postfix_str(step.doing, refresh=False)
@@ -107,25 +93,6 @@ def compile_plan(
     out.show({**heading, **asdict(report)})
     if report.failures:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _team(
-    cluster: Cluster | None,
-    load: partial[HfEngine],
-    place: StorePlace,
-    settings: Settings,
-    *,
-    gpu: bool,
-) -> Iterator[tuple[Team, ChunkStore]]:
-    """The team and the store; the model is loaded first, so that a failure creates no store."""
-    if cluster is None:
-        backbone = load()
-        with place.open() as store:
-            yield SoloTeam(backbone, store, settings), store
-    else:
-        with RayTeam(cluster, load, place.open, settings, gpu=gpu) as team, place.open() as store:
-            yield team, store
 
 
 def _layers(text: str | None) -> Sequence[int] | str | None:

@@ -1,4 +1,4 @@
-"""Location of a store, for verbs that take a persistent store and for workers that open it too."""
+"""Location of a store, for verbs that take a persistent store."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NOBODY = Owner()
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A store to open, in this process or in a worker: ``url`` is a remote's or a directory.
+    """A store to open: ``url`` is a remote's or a directory.
 
     ``cache`` is a directory in front of a remote.
     """

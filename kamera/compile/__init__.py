@@ -4,7 +4,6 @@ from kamera.compile.job import CompileJob, Step, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
 from kamera.compile.report import CompileReport, Failure, ObjectCounts, Probes
 from kamera.compile.settings import Settings
-from kamera.compile.worker import SoloTeam, Team
 from kamera.errors import PlanError
 
 __all__ = [
@@ -17,9 +16,7 @@ __all__ = [
     "PlannedWindow",
     "Probes",
     "Settings",
-    "SoloTeam",
     "Step",
-    "Team",
     "read_plan",
     "run_plan",
 ]

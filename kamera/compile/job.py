@@ -1,27 +1,33 @@
 """Run a plan: form and store the missing objects of each line's window.
 
 First every chunk's canonical, then the patches, window by window in the order of a trie over antecedents
-(`trie`), so that common antecedents are prefilled once for any order of the plan's lines. Patches are
-formed behind *exact* antecedents (policy minimum "exact"), so the result does not depend on the store's
-earlier contents, on interruptions, on the order of runs, or on the division of work. The store is the record
-of progress: a job that was killed is run again and continues.
+(`trie`), so that common antecedents are prefilled once for any order of the plan's lines. Canonicals are
+formed behind the anchor alone, patches behind *exact* antecedents, so the result does not depend on the
+store's earlier contents, on interruptions, or on a division of the plan among processes. The store is the
+record of progress: a job that was killed is run again and continues.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kamera.compile.plan import ById, PlanFile, PlannedWindow
 from kamera.compile.progress import Progress, System
+from kamera.compile.prompt import PromptObjects
 from kamera.compile.report import CompileReport, Probes
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import Sources, TaskCost
-from kamera.compile.worker import PlanWorker, SoloTeam, Team
+from kamera.engines import Account, Spent
 from kamera.engines.hf import Backbone, HfEngine
-from kamera.errors import PlanError
+from kamera.errors import PlanError, StoreError
 from kamera.store import ChunkStore
+
+FLUSH_SECONDS = 60.0
+"""Seconds a remote may take to store the objects of a step."""
+
+_CHUNKS = 64
+"""Most chunks that one step locates."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,8 @@ class Step:
 def run_plan(
     plan: PlanFile, backbone: Backbone | HfEngine, store: ChunkStore, settings: Settings | None = None
 ) -> CompileReport:
-    """Compile a plan completely in this process and report. Raises the errors of `CompileJob`."""
-    settings = settings or Settings()
-    job = CompileJob(plan, SoloTeam(backbone, store, settings), store, settings)
+    """Compile a plan completely and report. Raises the errors of `CompileJob`."""
+    job = CompileJob(plan, backbone, store, settings or Settings())
     for _ in job.steps():
         pass
     return job.report()
@@ -57,22 +62,25 @@ def refuse_ids(windows: Iterable[PlannedWindow], missing: Collection[tuple[Syste
 
 
 class CompileJob:
-    """One run of a plan by a team; iterating `steps` does the work, `report` gives the present state.
+    """One run of a plan; iterating `steps` does the work, `report` gives the present state.
 
-    ``store`` is the store that the team writes to. Raises PlanError, before anything is stored, for a chunk
-    id that it does not hold and for layers that the model lacks. A line that fails by itself (unreadable
-    media, a position limit) is reported and the others continue; StoreError ends the run.
+    Raises PlanError, before anything is stored, for a chunk id that the store does not hold and for layers
+    that the model lacks. A line that fails by itself (unreadable media, a position limit) is reported and the
+    others continue; StoreError ends the run.
     """
 
-    def __init__(self, plan: PlanFile, team: Team, store: ChunkStore, settings: Settings) -> None:
-        self.team = team
+    def __init__(
+        self, plan: PlanFile, backbone: Backbone | HfEngine, store: ChunkStore, settings: Settings
+    ) -> None:
+        self.backbone = backbone.engine
+        self.store = store
         self.settings = settings
         self.windows = plan.windows[: settings.limit]
         self.chunks = sum(len(window.chunks) for window in self.windows)  # positions in all windows
         self._progress = Progress(self.windows, settings)
-        self._cost = TaskCost()
-        self._check(store.url)
-        self._started = time.perf_counter()
+        self._account, self._work = Account(), Spent()
+        self._refused = self._bytes = 0
+        self._check()
 
     @property
     def units(self) -> int:
@@ -80,65 +88,79 @@ class CompileJob:
         return sum(len(sources) for sources in self._progress.sources.values()) + self.chunks
 
     def steps(self) -> Iterator[Step]:
-        """Do the work."""
-        systems = list(self._progress.sources)
-        # one worker goes prompt by prompt, so that it prefills each anchor once; several do not wait at each
-        for group in [[s] for s in systems] if self.team.size == 1 else [systems]:
-            yield from self._locate(group)
-            yield from self._compile(group)
+        """Do the work, prompt by prompt, so that each anchor is prefilled once."""
+        progress = self._progress
+        for system, sources in progress.sources.items():
+            prompt = self._prompt(system)
+            for i in range(0, len(sources), _CHUNKS):
+                with self._counted(prompt):
+                    for source in sources[i : i + _CHUNKS]:
+                        progress.enter(system, source, prompt.locate(source))
+                yield Step("canonicals", len(sources[i : i + _CHUNKS]))
+            branches = progress.branches(system)
+            yield Step("patches", progress.cut_off(system))
+            for branch in branches:
+                with self._counted(prompt):
+                    prompt.grow(branch)
+                yield Step("patches", sum(node.places for node in branch.nodes[branch.first :]))
 
     def report(self) -> CompileReport:
         """The report up to now."""
-        progress, cost = self._progress, self._cost
+        progress, work, whole = self._progress, self._work, self._account.usage.now
         return CompileReport(
             windows=len(self.windows),
             chunks=self.chunks,
             canonicals=progress.canonicals(),
             patches=progress.patches(),
             orbits=progress.orbits(),
-            refused=cost.refused,
-            forwards=cost.forwards,
-            tokens=cost.tokens,
-            vision_encodes=cost.vision_encodes,
-            probes=Probes(cost.probe_forwards, cost.probe_tokens, cost.probe_encodes),
-            bytes_stored=cost.bytes,
-            seconds=time.perf_counter() - self._started,
-            work_seconds=cost.seconds,
+            refused=self._refused,
+            forwards=work.forwards,
+            tokens=work.tokens,
+            vision_encodes=work.vision_encodes,
+            probes=Probes(
+                whole.forwards - work.forwards,
+                whole.tokens - work.tokens,
+                whole.vision_encodes - work.vision_encodes,
+            ),
+            bytes_stored=self._bytes,
+            seconds=whole.seconds,
             saved_tokens=progress.formed_tokens(),
-            workers=self.team.size,
-            reruns=self.team.reruns,
             failures=progress.failures(),
         )
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _locate(self, systems: Sequence[System]) -> Iterator[Step]:
-        tasks = [task for s in systems for task in self._progress.locating(s, self.team.size)]
-        for task, (locations, cost) in self.team.run(PlanWorker.locate, tasks):
-            self._cost.add(cost)
-            for location in locations:
-                self._progress.enter_location(task.system, location)
-            yield Step("canonicals", len(task.sources))
+    def _prompt(self, system: System) -> PromptObjects:
+        return PromptObjects(self.backbone, self.store, system, self.settings)
 
-    def _compile(self, systems: Sequence[System]) -> Iterator[Step]:
-        tasks = [task for s in systems for task in self._progress.compiling(s, self.team.size)]
-        yield Step("patches", sum(self._progress.cut_off(s) for s in systems))
-        for task, (growths, cost) in self.team.run(PlanWorker.compile, tasks):
-            self._cost.add(cost)
-            yield Step("patches", sum(map(self._progress.enter_growth, task, growths)))
+    @contextmanager
+    def _counted(self, prompt: PromptObjects) -> Iterator[None]:
+        """Count the work of the block, and check that its objects are stored."""
+        refused, formed = prompt.refused, prompt.bytes
+        with self._account.now(self.backbone), self.backbone.measure() as work:
+            yield
+            flushed = self.store.flush(FLUSH_SECONDS)
+        if lost := (*flushed.unsaved, *flushed.dropped):
+            raise StoreError(
+                f"{self.store.url} has not stored {len(lost)} objects: run again, objects already stored are "
+                "not formed again"
+            )
+        self._work = self._work.plus(Spent(work.forwards, work.tokens, work.vision_encodes))
+        self._refused += prompt.refused - refused
+        self._bytes += prompt.bytes - formed
 
-    def _check(self, store: str) -> None:
+    def _check(self) -> None:
         """Refuse ids that the store lacks and layers that the model lacks."""
-        tasks = [
-            Sources(system, tuple(source for source in sources if isinstance(source, ById)))
-            for system, sources in self._progress.sources.items()
-        ]
-        prospects = list(self.team.run(PlanWorker.prospect, tasks))
-        refuse_ids(self.windows, {(task.system, i) for task, p in prospects for i in p.missing}, store)
+        missing = set()
+        for system, sources in self._progress.sources.items():
+            prompt = self._prompt(system)
+            ids = [source.chunk_id for source in sources if isinstance(source, ById)]
+            missing |= {(system, chunk_id) for chunk_id in ids if not prompt.has_canonical(chunk_id)}
+        refuse_ids(self.windows, missing, self.store.url)
         problems = []
         for planned in self.windows:
             try:
-                self.settings.budget_of(planned).check(prospects[0][1].layers)
+                self.settings.budget_of(planned).check(len(self.backbone.layout))
             except ValueError as error:
                 problems.append(f"{planned.where}: {error}")
         if problems:

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from kamera.compile.plan import ChunkSource, PlannedWindow
 from kamera.compile.report import Failure, ObjectCounts
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import Branch, Growth, Location, Sources
-from kamera.compile.trie import Path, leaves, prefixes, shards
+from kamera.compile.trie import Path, leaves, prefixes
 from kamera.content import common_prefix
 from kamera.ops import PatchBudget
 
 System = str | None
 
-_CHUNKS = 64
-"""Most chunks that one task locates."""
 
-_PARTS = 4
-"""Tasks per worker in a team of several: few repeat little prefill, many end at about the same time."""
+@dataclass(frozen=True)
+class Location:
+    """A source's chunk: its id and tokens, and True in ``formed`` if it was formed now; or an error."""
+
+    chunk_id: str = ""
+    tokens: int = 0
+    formed: bool = False
+    error: str = ""
 
 
 @dataclass(eq=False)
@@ -32,6 +35,7 @@ class PlanNode:
     is that of its patch, as in `ObjectCounts`, and empty until then.
     """
 
+    source: ChunkSource
     location: Location
     budget: PatchBudget
     places: int = 0
@@ -40,11 +44,20 @@ class PlanNode:
     owner: PlanNode | None = None
     outcome: str = ""
     orbit_formed: bool = False
-    failure: tuple[int, str] | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A window to compile, node by node. Those before ``first`` belong to another branch."""
+
+    path: Path
+    nodes: tuple[PlanNode, ...]
+    first: int
 
 
 class Progress:
-    """Outcomes of one run. Results may be entered in any order, and the totals do not depend on it."""
+    """Outcomes of one run."""
 
     def __init__(self, windows: Sequence[PlannedWindow], settings: Settings) -> None:
         self.windows = windows
@@ -56,17 +69,12 @@ class Progress:
         self._locations: dict[tuple[System, ChunkSource], Location] = {}
         self._tries: dict[System, dict[Path, PlanNode]] = {}
 
-    # -- tasks ---------------------------------------------------------------------------------
+    def enter(self, system: System, source: ChunkSource, location: Location) -> None:
+        """Enter the chunk of a source."""
+        self._locations[system, source] = location
 
-    def locating(self, system: System, workers: int) -> list[Sources]:
-        """The distinct chunks of a system prompt, in tasks for a team of so many workers."""
-        sources, size = self.sources[system], _CHUNKS
-        if workers > 1:
-            size = min(size, -(-len(sources) // (_PARTS * workers)))
-        return [Sources(system, sources[i : i + size]) for i in range(0, len(sources), size)]
-
-    def compiling(self, system: System, workers: int) -> list[tuple[Branch, ...]]:
-        """The windows of a system prompt as branches of its trie, in tasks for so many workers.
+    def branches(self, system: System) -> list[Branch]:
+        """The windows of a system prompt as branches of its trie, in the order of the walk.
 
         Every chunk must have been entered. One patch is stored per node, so it is formed within the smallest
         budget that satisfies all lines. The first node with its antecedent set forms an orbit patch, so
@@ -74,39 +82,14 @@ class Progress:
         """
         trie = self._tries[system] = self._trie(system)
         walk = leaves(trie)
-        branches = {
-            path: self._branch(system, path, common_prefix(before, path))
+        return [
+            Branch(path, tuple(trie[prefix] for prefix in prefixes(path)), common_prefix(before, path))
             for before, path in zip([(), *walk], walk, strict=False)
-        }
-        tokens = {path[-1]: node.location.tokens for path, node in trie.items()}
-        whole = sum(node.location.tokens for node in trie.values())
-        limit = whole // (_PARTS * workers) if workers > 1 else 0
-        return [tuple(branches[path] for path in run) for run in shards(walk, tokens, limit)]
+        ]
 
     def cut_off(self, system: System) -> int:
         """Number of positions outside every branch, because their chunk or one before it is unavailable."""
         return sum(len(w.chunks) - len(self._path(w)) for w in self.windows if w.system == system)
-
-    # -- results -------------------------------------------------------------------------------
-
-    def enter_location(self, system: System, location: Location) -> None:
-        """Enter a located chunk."""
-        self._locations[system, location.source] = location
-
-    def enter_growth(self, branch: Branch, growth: Growth) -> int:
-        """Enter a compiled branch; returns the number of positions of the plan that it settles."""
-        trie = self._tries[branch.system]
-        nodes = [trie[path] for path in prefixes(branch.path)]
-        for i in growth.patches:  # including nodes of other branches
-            nodes[i].outcome = "formed"
-        for i in growth.orbits:
-            nodes[i].orbit_formed = True
-        end = len(nodes) if growth.failure is None else growth.failure[0]
-        for i in range(branch.first, len(nodes)):
-            nodes[i].outcome = nodes[i].outcome or ("reused" if i < end else "skipped")
-        if growth.failure is not None:
-            nodes[max(end, branch.first)].failure = growth.failure
-        return sum(node.places for node in nodes[branch.first :])
 
     # -- totals --------------------------------------------------------------------------------
 
@@ -117,7 +100,7 @@ class Progress:
         for planned in self.windows:
             for source in planned.chunks:
                 row = self._locations.get((planned.system, source))
-                if row is not None and row.error is not None:
+                if row is not None and row.error:
                     counts["skipped"] += 1
                 elif row is not None:
                     counts["formed" if (planned.system, row.chunk_id) in formed else "reused"] += 1
@@ -167,7 +150,7 @@ class Progress:
         ids: list[str] = []
         for source in planned.chunks:
             location = self._locations[planned.system, source]
-            if location.error is not None:
+            if location.error:
                 break
             ids.append(location.chunk_id)
         return tuple(ids)
@@ -180,7 +163,7 @@ class Progress:
                 continue
             budget, orbit = self._settings.budget_of(planned), self._settings.orbit_of(planned)
             for source, path in zip(planned.chunks, prefixes(self._path(planned)), strict=False):
-                node = trie.setdefault(path, PlanNode(self._locations[system, source], budget))
+                node = trie.setdefault(path, PlanNode(source, self._locations[system, source], budget))
                 node.places += 1
                 node.budget = node.budget.joined(budget)
                 if orbit:
@@ -193,18 +176,6 @@ class Progress:
                 node.owner = owners.setdefault((path[-1], tuple(sorted(path[:-1]))), node)
                 node.owner.orbit_budget = _join(node.owner.orbit_budget, node.orbit_budget)
         return trie
-
-    def _branch(self, system: System, path: Path, first: int) -> Branch:
-        nodes = [self._tries[system][prefix] for prefix in prefixes(path)]
-        owed = [(i, node) for i, node in enumerate(nodes) if i >= first and node.owner is node]
-        return Branch(
-            system,
-            path,
-            tuple(node.location.source for node in nodes),
-            first,
-            tuple(node.budget for node in nodes),
-            {i: node.orbit_budget for i, node in owed if node.orbit_budget is not None},
-        )
 
     def _nodes(self) -> list[tuple[Path, PlanNode]]:
         return [item for trie in self._tries.values() for item in trie.items()]
@@ -219,13 +190,12 @@ class Progress:
         if planned.system not in self._tries:
             return None
         path = self._path(planned)
-        for prefix in prefixes(path):
-            failure = self._tries[planned.system][prefix].failure
-            if failure is not None:
-                return failure
+        for i, prefix in enumerate(prefixes(path)):
+            if failure := self._tries[planned.system][prefix].failure:
+                return i, failure
         if len(path) == len(planned.chunks):
             return None
-        return len(path), self._locations[planned.system, planned.chunks[len(path)]].error or ""
+        return len(path), self._locations[planned.system, planned.chunks[len(path)]].error
 
 
 def _join(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:

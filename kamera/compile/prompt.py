@@ -1,15 +1,16 @@
-"""One system prompt for a worker: what the store has under it, and what forms the rest."""
+"""One system prompt of a job: what the store has under it, and what forms the rest."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 
 from kamera.compile.plan import ByContent, ById, ChunkSource
+from kamera.compile.progress import Branch, Location
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import Location
 from kamera.compile.trie import Path
-from kamera.content import Chunk
+from kamera.content import Chunk, common_prefix
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
     CorruptChunk,
@@ -21,7 +22,17 @@ from kamera.errors import (
     WrongKey,
 )
 from kamera.ops import PatchBudget, tensor_digest
-from kamera.patches import Facts, Former, Line, anchor_ids, how_many, pay, prefill_anchor, stored_patch
+from kamera.patches import (
+    Facts,
+    Former,
+    Line,
+    anchor_ids,
+    form_orbit,
+    how_many,
+    pay,
+    prefill_anchor,
+    stored_patch,
+)
 from kamera.store import ChunkStore, Context, ObjectInfo
 
 logger = logging.getLogger(__name__)
@@ -78,21 +89,39 @@ class PromptObjects:
                 info = self.store.info(self.context, source.chunk_id)
                 if info is None:
                     raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self.store.url!r}")
-                return Location(source, source.chunk_id, info.tokens)
+                return Location(source.chunk_id, info.tokens)
             chunk = self._built(source)
             if self.has_canonical(chunk.id):
-                return Location(source, chunk.id, chunk.num_tokens)
+                return Location(chunk.id, chunk.num_tokens)
             pay(self.former.unarchived(self._encoded(chunk)))
-            self.count(chunk.id)
-            return Location(source, chunk.id, chunk.num_tokens, formed=True)
+            self._count(chunk.id)
+            return Location(chunk.id, chunk.num_tokens, formed=True)
         except (StoreError, StoreVersionError):
             raise
         except KameraError as error:
-            return Location(source, error=str(error))
+            return Location(error=str(error))
 
-    def facts(self, source: ByContent) -> Facts:
-        """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
-        return self._encoded(self._built(source))
+    def grow(self, branch: Branch) -> None:
+        """Form the patches of a branch that are not stored, and note on its nodes what came of each.
+
+        Raises StoreError and StoreVersionError; any other KameraError is the failure of a node.
+        """
+        nodes = branch.nodes
+        end = 1  # a leading chunk has no antecedents
+        try:
+            for end in range(1, len(nodes)):
+                if nodes[end].failure:  # in an earlier branch: it would fail again
+                    break
+                if end >= branch.first:
+                    self._complete(branch, end)
+            else:
+                end = len(nodes)
+        except (StoreError, StoreVersionError):
+            raise
+        except KameraError as error:
+            nodes[end].failure = str(error)
+        for i, node in enumerate(nodes[branch.first :], branch.first):
+            node.outcome = node.outcome or ("reused" if i < end else "skipped")
 
     def has_canonical(self, chunk_id: str) -> bool:
         """True if the chunk's canonical is stored."""
@@ -112,13 +141,67 @@ class PromptObjects:
                 return False
             return self.store.get_patch(self.context, chunk_id, antecedents, kind) is not None
         except CorruptChunk as error:  # quarantined by the read, and formed again
-            self.refuse(error)
+            self._refuse(error)
             return False
         except WrongKey as error:  # readable by its owner, so it is not replaced
-            self.refuse(error)
+            self._refuse(error)
             raise
 
-    def count(self, chunk_id: str, antecedents: Path | None = None, kind: str | None = None) -> None:
+    def _complete(self, branch: Branch, i: int) -> None:
+        """Form what is wanted of a branch's node ``i`` and is not stored."""
+        node, path = branch.nodes[i], branch.path[: i + 1]
+        if not self.has_patch(path, node.budget):
+            self._walk(branch, i)
+        if node.owner is not node or node.orbit_budget is None:
+            return
+        if not self.has_patch(path, node.orbit_budget, "orbit"):
+            *antecedents, facts = self._walk(branch, i)
+            former, settings = self.former.with_budget(node.orbit_budget), self.settings
+            form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
+            self._count(facts.chunk_id, path[:-1], "orbit")
+            node.orbit_formed = True
+
+    def _walk(self, branch: Branch, i: int) -> Sequence[Facts]:
+        """Walk the line to the branch's node ``i``, and form the patches that lack on the way.
+
+        What it has in common with the line stays. Returns the chunks of the line.
+        """
+        line = self.line
+        chunks = line.before.chunks
+        same = common_prefix([chunk.chunk_id for chunk in chunks], branch.path[: i + 1])
+        line.stand(chunks[:same])
+        for place in range(same, i + 1):
+            node, path = branch.nodes[place], branch.path[: place + 1]
+            facts, before = self._facts_at(branch, place), line.before
+            copy = line.append(facts)
+            if place and not self.has_patch(path, node.budget):
+                self.former.with_budget(node.budget).harvest(facts, copy, before)
+                node.outcome = "formed"
+                self._count(facts.chunk_id, before.names, "exact")
+        return line.before.chunks
+
+    def _facts_at(self, branch: Branch, place: int) -> Facts:
+        """A chunk from its stored canonical; built again from its content if that is damaged or missing.
+
+        Raises WrongKey for an object under a missing encryption key: it is not replaced, so a patch would
+        have no canonical.
+        """
+        source = branch.nodes[place].source
+        try:
+            return self.former.known(branch.path[place])
+        except WrongKey as error:
+            self._refuse(error)
+            raise
+        except (CorruptChunk, UnknownChunk) as error:
+            if isinstance(error, CorruptChunk):
+                self._refuse(error)
+            if isinstance(source, ById):
+                raise
+            facts = self._encoded(self._built(source))
+            self.former.canonical(facts)
+            return facts
+
+    def _count(self, chunk_id: str, antecedents: Path | None = None, kind: str | None = None) -> None:
         """Count the bytes of an object that was put. Raises NotStored if the store does not hold it."""
         row = self.store.info(self.context, chunk_id, antecedents, kind)
         if row is None:
@@ -128,7 +211,7 @@ class PromptObjects:
             )
         self.bytes += row.bytes
 
-    def refuse(self, error: KameraError) -> None:
+    def _refuse(self, error: KameraError) -> None:
         """Count and log an object that was not accepted."""
         self.refused += 1
         logger.warning("a stored object was refused: %s", error)

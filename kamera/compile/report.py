@@ -26,7 +26,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Probes:
-    """Model work of probes: each worker asks its model one for each system prompt that it opens."""
+    """Model work of probes: the model is asked one for each system prompt that is opened."""
 
     forwards: int
     tokens: int
@@ -45,10 +45,8 @@ class CompileReport:
     top, and `usage` is all of it. ``bytes_stored`` are those of the canonicals and patches that were formed,
     as stored.
 
-    ``seconds`` is wall time, ``work_seconds`` the sum over workers. ``saved_tokens`` are the tokens that one
-    reuse of every patch formed here does not prefill.
-
-    ``workers`` is the size of the team, ``reruns`` the tasks repeated because a worker died.
+    ``seconds`` are those of the work. ``saved_tokens`` are the tokens that one reuse of every patch formed
+    here does not prefill.
     """
 
     windows: int
@@ -63,22 +61,16 @@ class CompileReport:
     probes: Probes
     bytes_stored: int
     seconds: float
-    work_seconds: float
     saved_tokens: int
-    workers: int
-    reruns: int
     failures: tuple[Failure, ...]
 
     def usage(self) -> Usage:
-        """All model work of the job, probes included: equal to hooks on the models of its workers.
-
-        Seconds are ``work_seconds``; nothing of a job is later work.
-        """
+        """All model work of the job, probes included: equal to hooks. Nothing of a job is later work."""
         probes = self.probes
         now = Spent(
             self.forwards + probes.forwards,
             self.tokens + probes.tokens,
             self.vision_encodes + probes.vision_encodes,
-            self.work_seconds,
+            self.seconds,
         )
         return Usage(now, Spent())

@@ -1,4 +1,4 @@
-"""Edits of a conversation: directives, differences of two renderings, policies that edit messages, verbs."""
+"""Edits of a conversation: directives, differences of two renderings, policies that edit messages."""
 
 from kamera.edits import policies
 from kamera.edits.clearing import Cleared, Clearing, clearing_of
@@ -8,26 +8,19 @@ from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
 from kamera.edits.policy import EditPolicy, edited, same
-from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
     "Cleared",
     "Clearing",
     "Client",
-    "Decay",
     "Difference",
     "Directive",
     "Edit",
     "EditPolicy",
-    "Evict",
     "Foreseen",
     "Mode",
-    "Pin",
-    "Share",
     "Snap",
-    "Span",
     "Unit",
-    "Verb",
     "clearing_of",
     "difference",
     "edited",

@@ -9,7 +9,6 @@ from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Stream
 from kamera.sessions.tool_calls import CallForm, call_form
 from kamera.sessions.turn import Turn, TurnReport
-from kamera.sessions.verbs import VerbReport
 
 __all__ = [
     "Branches",
@@ -22,6 +21,5 @@ __all__ = [
     "Stream",
     "Turn",
     "TurnReport",
-    "VerbReport",
     "call_form",
 ]

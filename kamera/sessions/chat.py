@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kamera.content import Message, Rendered, copied
-from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
+from kamera.edits import Directive, EditPolicy, Snap, edited, edited_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
 from kamera.reuse import Admission
@@ -29,7 +29,6 @@ from kamera.sessions.stream import Stream
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
-from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
@@ -288,27 +287,10 @@ class ChatSession:
         """
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             self._state.check_seen(seen)
-            return self._edited(directives, snap)
-
-    def _edited(self, directives: Sequence[Directive], snap: Snap) -> TurnReport:
-        parts = self._conversations, self._state.messages, directives
-        history = edited_messages(*parts, tools=self.tools, snap=snap)
-        state, report, _ = self._shown(self._shaped(history), [d.mode for d in directives])
-        self._state = state.changed(messages=tuple(history), last=None)
-        return report
-
-    def apply(self, verb: Verb) -> VerbReport:
-        """Pin, decay, evict or share the chunks of a span; its indices refer to `rendered`.
-
-        Pin, decay and share leave prompt and answers unchanged: they say what becomes of the span's stored
-        objects. Raises InvalidDirective for a span outside of the window, PinsFull over the store's cap,
-        IncompatibleChunk for a store to share with that cannot hold them, and the errors of `edit`.
-        """
-        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
-            self._state.check_seen(seen)
-            report = applied_verb(self, self._anchors, verb)
-            if isinstance(verb, Evict):
-                report = replace(report, turn=self._edited([verb.directive], "refuse"))
+            parts = self._conversations, self._state.messages, directives
+            history = edited_messages(*parts, tools=self.tools, snap=snap)
+            state, report, _ = self._shown(self._shaped(history), [d.mode for d in directives])
+            self._state = state.changed(messages=tuple(history), last=None)
         return report
 
     def fork(self) -> ChatSession:

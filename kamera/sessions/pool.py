@@ -12,7 +12,7 @@ from typing import Any
 
 from kamera import forks
 from kamera.content import Message, Rendered, copied
-from kamera.edits import Directive, EditPolicy, Verb
+from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.patches import later_of
@@ -32,7 +32,6 @@ from kamera.sessions.telling import Traces, turn_of
 from kamera.sessions.tenants import Tenants
 from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport
-from kamera.sessions.verbs import VerbReport
 from kamera.trust import ReusePolicy, check_policy
 
 
@@ -204,11 +203,6 @@ class SessionPool:
         """`ChatSession.edit` of a session. Raises UnknownSession, SessionConflict while it answers."""
         with self._changed(session_id, tenant) as session:
             return session.edit(directives, **options)
-
-    def apply(self, session_id: str, verb: Verb, tenant: str | None = None) -> VerbReport:
-        """`ChatSession.apply` to a session; raises as `edit`."""
-        with self._changed(session_id, tenant) as session:
-            return session.apply(verb)
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
         """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""

@@ -92,14 +92,6 @@ class MemoryTier:
             self._bytes += entry.nbytes
             return True
 
-    def last(self, key: str) -> bool:
-        """Make ``key`` the first to be evicted; True if it is in memory."""
-        with self._lock:
-            if key not in self._entries:
-                return False
-            self._entries.move_to_end(key, last=False)
-            return True
-
     def drop(self, key: str) -> bool:
         """Forget ``key``; True if it was kept."""
         with self._lock:

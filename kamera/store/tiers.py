@@ -282,12 +282,6 @@ class Tiers:
             return self.memory.info(name) is not None
         return not self._is_over(name) and self.disk.stamp(name) is not None
 
-    def below(self, name: str) -> bool:
-        """True if a tier below memory has the object."""
-        if self.disk is not None:
-            return self.has_here(name)
-        return self.remote is not None and name not in self._uploads
-
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:
             return self.memory.info(name)

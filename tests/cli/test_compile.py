@@ -143,13 +143,6 @@ def test_layers_that_are_none_are_a_usage_error(capsys, tmp_path, plan, layers, 
         assert store.ls() == []
 
 
-def test_a_cluster_that_is_none_is_a_usage_error(capsys, tmp_path, plan):
-    done = kamera(capsys, "compile", "never-loaded", plan, "--store", tmp_path / "s", "--cluster", "slurm")
-    assert done.code == 2
-    assert done.err == "error: cluster 'slurm' is none of local, local:N, ray, ray://HOST:PORT\n"
-    assert not (tmp_path / "s").exists()
-
-
 def test_ids_without_a_store_are_refused_before_loading(capsys, tmp_path):
     path = tmp_path / "plan.jsonl"
     path.write_text('{"chunks": ["a", {"chunk_id": "0123"}]}\n')

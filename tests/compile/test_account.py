@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import CompileJob, CompileReport, Probes, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import CompileJob, CompileReport, Probes, Settings, read_plan, run_plan
 from kamera.engines import Spent
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.window.rig import Seen, watching
@@ -24,7 +24,7 @@ def plan(tmp_path):
 
 def equals(report: CompileReport, seen: Seen) -> bool:
     now, later = report.usage()
-    assert later == Spent() and now.seconds == report.work_seconds
+    assert later == Spent() and now.seconds == report.seconds
     return (now.forwards, now.tokens, now.vision_encodes) == (seen.forwards, seen.tokens, seen.encodes)
 
 
@@ -60,6 +60,6 @@ def test_proofs_are_work_of_a_job_and_probes_come_on_top(tmp_path, plan):
 def test_an_unfinished_job_has_all_it_ran_on_its_account(tmp_path, plan):
     backbone = vision_backbone()
     with ChunkStore.open(tmp_path / "store") as store, watching(backbone, probes=True) as seen:
-        job = CompileJob(plan, SoloTeam(backbone, store, PROVING), store, PROVING)
+        job = CompileJob(plan, backbone, store, PROVING)
         for step in job.steps():
             assert equals(job.report(), seen), step

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, read_plan, run_plan
 from kamera.compile.prompt import context_of
 from kamera.engines.hf import Backbone, HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
@@ -258,7 +258,7 @@ def test_a_line_with_an_unreadable_picture_fails_alone(tmp_path, backbone, store
     a, b, c, d = frames
     path = write_plan(tmp_path, [a, b, {"image": "bad.png"}, c], [a, d])
     settings = Settings()
-    job = CompileJob(read_plan(path), SoloTeam(backbone, store, settings), store, settings)
+    job = CompileJob(read_plan(path), backbone, store, settings)
     units = sum(step.units for step in job.steps())
     report = job.report()
     (failure,) = report.failures

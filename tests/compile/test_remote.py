@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from kamera import ChunkStore, KameraWindow
-from kamera.cli.options import Owner
-from kamera.cli.place import StorePlace
-from kamera.compile import CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
-from kamera.compile import worker as working
+from kamera.compile import CompileJob, ObjectCounts, Settings, read_plan, run_plan
+from kamera.compile import job as running
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.cli.run import kamera
 from tests.compile.same import contents
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
-from tests.compile.test_cluster import needs_ray
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
 SETTINGS = Settings(rank=4)
@@ -74,11 +70,11 @@ def test_a_redis_gets_a_directorys_objects_and_fills_windows(tmp_path, server, p
 def test_a_dying_redis_ends_the_job_and_the_next_completes_it(tmp_path, server, plan, monkeypatch):
     want = directory(tmp_path / "s", plan)
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.1")) as store:
-        job = CompileJob(read_plan(plan), SoloTeam(vision_backbone(), store, SETTINGS), store, SETTINGS)
+        job = CompileJob(read_plan(plan), vision_backbone(), store, SETTINGS)
         steps = job.steps()
         assert next(steps).doing == "canonicals"
         server.kill()
-        monkeypatch.setattr(working, "FLUSH_SECONDS", 0.1)
+        monkeypatch.setattr(running, "FLUSH_SECONDS", 0.1)
         with pytest.raises(StoreError, match=r"has not stored . objects: .* not formed again"):
             list(steps)
         server.start()  # empty
@@ -163,24 +159,3 @@ def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan
     assert done.code == 1
     assert "is not a kamera store" in done.err
     assert not (tmp_path / "gone").exists()
-
-
-# -- on a cluster ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@needs_ray
-def test_workers_open_the_redis_themselves(capsys, tmp_path, server, plan):
-    (tmp_path / "key").write_bytes(KEY)
-    (tmp_path / "secret").write_bytes(SECRET)
-    url = server.url("timeout=60")
-    sealed = ("--tenant", "acme", "--secret-file", tmp_path / "secret", "--key-file", tmp_path / "key")
-    given = ("--store", url, "--rank", "4", *sealed, "--format", "json", "--dtype", "float32")
-    done = kamera(capsys, "compile", vision_model(), plan, *given, "--cluster", "local:2")
-    assert done.code == 0, done.err
-    assert (done.document["workers"], done.document["patches"]["formed"]) == (2, 3)
-    place = StorePlace(url, Owner("acme", tmp_path / "secret", [tmp_path / "key"]))
-    with place.open_answering() as store, ChunkStore.open(tmp_path / "one", tenant="acme") as alone:
-        run_plan(read_plan(plan), vision_backbone(), alone, SETTINGS)
-        assert contents(store) == contents(alone)
-    assert os.environ.get("KAMERA_STORE") is None

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.compile import ObjectCounts, PlanError, Settings, SoloTeam, read_plan, run_plan
+from kamera.compile import ObjectCounts, PlanError, Settings, read_plan, run_plan
 from kamera.window import grounds_of
 from tests.compile.saved import SYSTEM, pictures, vision_backbone
-from tests.compile.test_team import compiled
+from tests.compile.test_parts import compiled
 from tests.window.certificates import certificate
 
 
@@ -100,7 +100,7 @@ def test_lines_that_share_a_place_get_the_least_that_meets_both(tmp_path, frames
     seen = []
     for name, chosen in (("one", lines), ("two", lines[::-1])):
         plan = plan_of(tmp_path, *chosen, name=f"{name}.jsonl")
-        seen.append(compiled(tmp_path / name, plan, _here, Settings(rank=3)))
+        seen.append(compiled(tmp_path / name, plan, Settings(rank=3)))
     assert seen[0][0] == seen[1][0]
     with ChunkStore.open(tmp_path / "one") as store:
         patches = [store.get_patch(i.context, i.chunk_id, i.antecedents) for i in store.ls("exact")]
@@ -111,10 +111,6 @@ def test_lines_that_share_a_place_get_the_least_that_meets_both(tmp_path, frames
         assert wide == {(1, 4, (1, 2)), (2, 2, (1,)), (2, 4, (2,)), (1, 3, (0, 1, 2))}
         again = run_plan(plan_of(tmp_path, *lines), vision_backbone(), store, Settings(rank=3))
     assert (again.forwards, again.patches) == (0, ObjectCounts(reused=5))
-
-
-def _here(store):
-    return SoloTeam(vision_backbone(), store, Settings(rank=3))
 
 
 def test_orbit_patches_are_formed_for_the_lines_that_ask(tmp_path, store, frames):

@@ -108,7 +108,7 @@ def test_a_coding_agent_prefills_less_than_a_prefix_cache(run):
     assert int(rows[5][3]) > 150 and int(rows[5][5]) < 100 < int(rows[5][6])
     kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
     assert kamera < prefix
-    assert out[8].startswith("pinned: ") and int(out[9].split()[1]) > int(out[9].split()[-1]) > 0
+    assert int(out[8].split()[1]) > int(out[8].split()[-1]) > 0
 
 
 def test_a_zoom_commits_the_branch_that_answers_right_and_runs_less_than_branches_anew(run):

@@ -1,4 +1,4 @@
-"""Edits, verbs and scratch of pooled sessions by their ids; what clients do to their own past."""
+"""Edits and scratch of pooled sessions by their ids; what clients do to their own past."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kamera import ChunkStore
-from kamera.edits import Directive, Pin, of_items
+from kamera.edits import Directive, of_items
 from kamera.errors import InvalidDirective, SessionConflict, UnknownSession
 from kamera.sessions import SessionPool, Stream
 from tests.content.templates import AGENT, TOOLS, picture, screens
@@ -62,10 +62,9 @@ def test_an_item_leaves_by_its_id_with_what_belongs_to_it():
     assert of.send("?", name, tools=TOOLS, **GREEDY).text == truth.text
 
 
-def test_a_verb_and_scratch_by_session_id():
+def test_scratch_by_session_id():
     of = pool(seeing())
     name = of.send(screens(2), **GREEDY).session_id
-    assert of.apply(name, Pin(1, 2, ttl=60)).objects >= 0
     before = of.session(name).messages
     scratch = [user("think of the second")]
     turn = of.send("what next?", name, scratch=scratch, **GREEDY)

@@ -1,8 +1,7 @@
-"""Objects as stored, by name: their bytes for inspection, and the tier that they are in."""
+"""Objects as stored, by name: their bytes for inspection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kamera.errors import RemoteUnavailable
@@ -47,13 +46,3 @@ class RawObjects:
                 remote.reach()
         except RemoteUnavailable as error:
             raise RemoteUnavailable(f"{self._store.url} does not answer: {error}") from error
-
-    def demote(self, names: Iterable[str]) -> int:
-        """Move objects out of memory, to the directory or remote that has them; return the number moved.
-
-        Those that memory alone has stay in it and are the first to be evicted.
-        """
-        tiers, moved = self._store._tiers, 0
-        for name in dict.fromkeys(names):
-            moved += tiers.memory.drop(name) if tiers.below(name) else tiers.memory.last(name)
-        return moved

@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 import openai
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
-from kamera.edits import Directive, Pin, policies
+from kamera.edits import Directive, policies
 from kamera.engines.vllm.clients import Http
 from kamera.errors import EngineFailed, KameraError, PolicyRefused, UnsupportedByEngine
 from kamera.sessions import Stream
@@ -154,7 +154,6 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(bed, tmp_path):
         lambda: session.send("x", logprobs=3),
         lambda: session.send("x", num_beams=2),
         lambda: session.next_token_logits("x"),
-        lambda: session.apply(Pin(1, 2, unit="messages")),
         lambda: session.save(tmp_path / "saved"),
     )
     for call in refused:

@@ -1,4 +1,4 @@
-"""Who does which part, and in which order, changes nothing: not a byte of what is stored, not a count."""
+"""Order and division of a plan change nothing: not a byte of what is stored, and of one run no count."""
 
 from __future__ import annotations
 
@@ -8,27 +8,13 @@ from dataclasses import asdict
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import CompileJob, ObjectCounts, Settings, SoloTeam, read_plan, run_plan
-from kamera.compile.worker import PlanWorker
+from kamera.compile import CompileJob, ObjectCounts, Settings, read_plan, run_plan
 from kamera.errors import StoreError
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
 
 ORBITS = Settings(rank=4, orbit=True)
 COUNTED = ("windows", "chunks", "canonicals", "patches", "orbits", "saved_tokens")
-
-
-class Several:
-    """Workers that take turns in no particular order: what a cluster is, in one process."""
-
-    def __init__(self, size: int, store: ChunkStore, settings: Settings, seed: int) -> None:
-        self.size, self.reruns = size, 0
-        self._workers = [PlanWorker(vision_backbone(), store, settings) for _ in range(size)]
-        self._rng = random.Random(seed)
-
-    def run(self, work, tasks):
-        for task in self._rng.sample(tasks, len(tasks)):
-            yield task, work(self._rng.choice(self._workers), task)
 
 
 @pytest.fixture
@@ -41,16 +27,12 @@ def windows_of(frames) -> list[list]:
     return [[a, b, c], [b, a], [a, b], [a, c, d], [b, a, c, d], [e], [a, b, c, e], [c, b, a, d]]
 
 
-def compiled(folder, plan, team_of, settings=ORBITS):
+def compiled(folder, plan, settings=ORBITS):
     with ChunkStore.open(folder) as store:
-        job = CompileJob(plan, team_of(store), store, settings)
+        job = CompileJob(plan, vision_backbone(), store, settings)
         done = sum(step.units for step in job.steps())
         assert done == job.units
         return contents(store), job.report()
-
-
-def here(store) -> SoloTeam:
-    return SoloTeam(vision_backbone(), store, ORBITS)
 
 
 def test_the_order_of_the_lines_changes_no_byte_and_no_count(tmp_path, frames):
@@ -59,7 +41,7 @@ def test_the_order_of_the_lines_changes_no_byte_and_no_count(tmp_path, frames):
     seen = []
     for i in range(2):
         path = write_plan(tmp_path, *rng.sample(windows, len(windows)), name=f"{i}.jsonl")
-        found, report = compiled(tmp_path / f"s{i}", read_plan(path), here)
+        found, report = compiled(tmp_path / f"s{i}", read_plan(path))
         seen.append((found, report.forwards, report.tokens, {n: asdict(report)[n] for n in COUNTED}))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) > 15
@@ -68,7 +50,7 @@ def test_the_order_of_the_lines_changes_no_byte_and_no_count(tmp_path, frames):
 def test_every_antecedent_list_is_prefilled_once(tmp_path, frames):
     windows = windows_of(frames)
     plan = read_plan(write_plan(tmp_path, *windows))
-    _, report = compiled(tmp_path / "s", plan, here, Settings(rank=4))
+    _, report = compiled(tmp_path / "s", plan, Settings(rank=4))
     ids = [tuple(map(str, w)) for w in windows]
     prefixes = {w[:n] for w in ids for n in range(2, len(w) + 1)}
     # the anchor, every chunk behind it alone, and every list of two or more; a leading chunk is its canonical
@@ -84,38 +66,32 @@ def test_several_prompts_prefill_each_anchor_once(tmp_path, frames):
         for w, s in [([a, b], "One."), ([a, b], "Two."), ([b, a], "One."), ([b, a], "Two.")]
     ]
     path.write_text("".join(lines))
-    _, report = compiled(tmp_path / "s", read_plan(path), here, Settings(rank=4))
+    _, report = compiled(tmp_path / "s", read_plan(path), Settings(rank=4))
     assert report.forwards == 2 * (1 + 2 + 2)
     assert report.patches == ObjectCounts(formed=4)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_several_workers_leave_byte_for_byte_what_one_leaves(tmp_path, frames, seed):
-    plan = read_plan(write_plan(tmp_path, *windows_of(frames)))
-    want, alone = compiled(tmp_path / "one", plan, here)
-    got, report = compiled(tmp_path / "many", plan, lambda store: Several(3, store, ORBITS, seed))
-    assert got == want
-    for name in COUNTED:
-        assert getattr(report, name) == getattr(alone, name)
-    assert report.workers == 3
-    # what shards have in common is prefilled by each of them, and the vision tower looks once
-    assert alone.forwards <= report.forwards <= 3 * alone.forwards
-    assert report.vision_encodes == alone.vision_encodes == 5
+def test_parts_of_a_plan_leave_byte_for_byte_what_the_whole_leaves(tmp_path, frames):
+    windows, settings = windows_of(frames), Settings(rank=4)
+    want, whole = compiled(tmp_path / "one", read_plan(write_plan(tmp_path, *windows)), settings)
+    encodes = 0
+    for i, part in enumerate((windows[1::2], windows[::2])):
+        plan = read_plan(write_plan(tmp_path, *part, name=f"{i}.jsonl"))
+        got, report = compiled(tmp_path / "many", plan, settings)
+        encodes += report.vision_encodes
+    assert got == want and encodes == whole.vision_encodes == 5
 
 
-def test_failures_are_the_same_whoever_meets_them(tmp_path, frames):
+def test_failures_are_named_by_line_and_place(tmp_path, frames):
     (tmp_path / "bad.png").write_bytes(b"no picture")
     a, b, c, d, _ = frames
     bad = {"image": "bad.png"}
     plan = read_plan(write_plan(tmp_path, [a, b, bad, c], [bad], [a, b], [d, c, bad], [d, c, b]))
-    want, alone = compiled(tmp_path / "one", plan, here)
-    got, report = compiled(tmp_path / "many", plan, lambda store: Several(2, store, ORBITS, 0))
-    assert got == want
-    assert report.failures == alone.failures
-    assert [f.error.split(":")[0] for f in alone.failures] == ["chunks[2]", "chunks[0]", "chunks[2]"]
-    assert alone.canonicals == report.canonicals == ObjectCounts(formed=4, reused=6, skipped=3)
-    assert alone.patches == report.patches == ObjectCounts(formed=3, reused=2, skipped=3)
-    assert alone.orbits == report.orbits == ObjectCounts(formed=3, reused=2, skipped=3)
+    _, report = compiled(tmp_path / "one", plan)
+    assert [f.error.split(":")[0] for f in report.failures] == ["chunks[2]", "chunks[0]", "chunks[2]"]
+    assert report.canonicals == ObjectCounts(formed=4, reused=6, skipped=3)
+    assert report.patches == ObjectCounts(formed=3, reused=2, skipped=3)
+    assert report.orbits == ObjectCounts(formed=3, reused=2, skipped=3)
 
 
 def test_a_damaged_stored_chunk_fails_only_its_lines(tmp_path, frames):
@@ -137,7 +113,7 @@ def test_a_damaged_stored_chunk_fails_only_its_lines(tmp_path, frames):
 def test_a_report_may_be_asked_for_at_any_time(tmp_path, frames):
     plan = read_plan(write_plan(tmp_path, *windows_of(frames)))
     with ChunkStore.open(tmp_path / "s") as store:
-        job = CompileJob(plan, here(store), store, ORBITS)
+        job = CompileJob(plan, vision_backbone(), store, ORBITS)
         seen = []
         for step in job.steps():
             report = job.report()
@@ -148,12 +124,12 @@ def test_a_report_may_be_asked_for_at_any_time(tmp_path, frames):
     assert seen[-1] == job.chunks + 2 * (job.chunks - len(plan.windows))
 
 
-def test_a_store_that_fails_ends_the_run_of_a_team_too(tmp_path, frames):
+def test_a_store_that_fails_ends_the_run(tmp_path, frames):
     plan = read_plan(write_plan(tmp_path, *windows_of(frames)))
     (tmp_path / "s").mkdir()
     with ChunkStore.open(tmp_path / "s") as store:
         (tmp_path / "s" / "tmp").rmdir()
         (tmp_path / "s" / "tmp").touch()
-        job = CompileJob(plan, Several(2, store, ORBITS, 0), store, ORBITS)
+        job = CompileJob(plan, vision_backbone(), store, ORBITS)
         with pytest.raises(StoreError):
             list(job.steps())
