@@ -127,8 +127,7 @@ class Recipe:
 
     ``context`` is the store's; an engine that was started on the model's files computes its fingerprint by
     `kamera.engines.checkpoint_fingerprint`. The anchor stands unturned in front; None if it is not stored.
-    ``shift`` is the gap per axis between the last part and what comes behind it, which an engine that counts
-    positions by itself cannot leave. ``tail`` and ``reopen`` are the chat template's text after a question
+    ``tail`` and ``reopen`` are the chat template's text after a question
     and after an answer. Raises InvalidRecipe for parts that contradict each other.
     """
 
@@ -136,7 +135,6 @@ class Recipe:
     anchor: RowKey | None
     anchor_ids: tuple[int, ...]
     parts: tuple[Part, ...]
-    shift: Offset
     tail: str = ""
     reopen: str = ""
 
@@ -169,17 +167,17 @@ class Recipe:
         count = next((i for i, part in enumerate(self.parts) if part.missing), len(self.parts))
         if count == len(self.parts):
             return self
-        return replace(self, parts=self.parts[:count], shift=(0,) * len(self.shift))
+        return replace(self, parts=self.parts[:count])
 
     @cached_property
     def salt(self) -> str:
         """Keeps apart what a prefix cache, which knows tokens alone, would take for the same.
 
-        "" if every part is exact, without a gap, of no tenant: then the sequence is what a prefill of its
+        "" if every part is exact, of no tenant: then the sequence is what a prefill of its
         tokens makes. All exact recipes of a tenant share one. Else a digest of all that the KV depends on:
         equal recipes share it, and nobody else has it.
         """
-        if all(part.guarantee == "exact" for part in self.parts) and not any(self.shift):
+        if all(part.guarantee == "exact" for part in self.parts):
             own = self.context.tenant
             return digest("kamera.recipe.tenant.v1", own)[:32] if own else ""
         facts = self._document()
@@ -240,7 +238,8 @@ class Executor(Protocol):
 
 def _contradiction(recipe: Recipe) -> str:
     """What is wrong with a recipe, in a few words; "" for nothing."""
-    own, axes, bases = recipe.context, len(recipe.shift), get_args(Base)
+    own, bases = recipe.context, get_args(Base)
+    axes = len(recipe.parts[0].position) if recipe.parts else 0
     anchor = recipe.anchor
     if anchor is not None and (anchor.kind, anchor.chunk_id) != ("anchor", own.anchor):
         return "its anchor is not that of its context"
@@ -251,7 +250,7 @@ def _contradiction(recipe: Recipe) -> str:
         if part.start != start or not part.ids:
             return f"{what} does not begin where the one before it ends"
         if len(part.position) != axes or len(part.offset) != axes:
-            return f"{what} stands on other axes than the gap behind it"
+            return f"{what} stands on other axes than the first one"
         if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in bases:
             return f"{what} has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
         if (part.kv is None) != bool(part.missing):

@@ -33,12 +33,7 @@ class LiveExecutor:
 
 
 def check_places(engine: Engine, recipe: Recipe, parts: Sequence[StoredPart]) -> None:
-    """Raise StaleRecipe unless the parts come to stand where ``engine`` counts their tokens.
-
-    With a gap there is no such count: they stand where their window left them.
-    """
-    if any(recipe.shift):
-        return
+    """Raise StaleRecipe unless the parts come to stand where ``engine`` counts their tokens."""
     anchor = torch.tensor(recipe.anchor_ids, dtype=torch.int64)
     ids = [anchor, *(part.record.input_ids for part in parts)]
     places = engine.positions(ids, [{}, *(dict(part.record.inputs) for part in parts)])

@@ -56,7 +56,7 @@ class Before:
     ``names`` are its antecedents, as in `Seats.lineage`, ``formed`` the weakest guarantee among them.
     ``spans`` are those of the anchor and of ``chunks``, which are in front of it. ``offset`` (per axis) takes
     the chunk's KV from where it was computed to its place among them, ``shift`` the positions of a question
-    from those behind a window without gaps, from position 0 on.
+    from those behind a window that begins at position 0.
     """
 
     names: tuple[str, ...]

@@ -17,8 +17,6 @@ OnMiss = Literal["sample", "form", "prefill", "blind"]
 ArchiveRule = Literal["now", "later"]
 """When a new chunk is archived: when it is appended, or when it leaves."""
 Forms = Literal["returning", "always"]
-PositionRule = Literal["compact", "keep"]
-"""Positions of chunks that stay when others leave: those of a fresh window, or unchanged with a gap."""
 OnLeave = Literal["keep", "repair", "exact"]
 """Treatment of chunks whose antecedents change: kept, placed anew under the policy, or prefilled."""
 

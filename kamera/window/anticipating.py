@@ -54,7 +54,7 @@ def _departed(
     count: int, state: WindowState, stage: Stage, policy: ReusePolicy
 ) -> tuple[Departure, int] | None:
     """The window after a departure, and the bytes that were made for it; None if no forward is needed."""
-    named = NamedRequest(Slide(count, stage.rule))
+    named = NamedRequest(Slide(count))
     try:
         with stage.former.operation():
             plan = stage.plan(named, state, policy)

@@ -67,7 +67,7 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowStat
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
     suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
-    policy, unbounded = ReusePolicy.exact(), stage.limited_to(None, stage.rule)
+    policy, unbounded = ReusePolicy.exact(), replace(stage, max_tokens=None)
     with stage.former.operation():
         again = carried_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
     return replace(again, residents=tuple(map(_unarchived, again.residents)))

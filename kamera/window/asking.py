@@ -92,8 +92,7 @@ class Asker:
     def question_positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of question tokens behind the window, ``[axes, tokens]``."""
         chunks = [r.facts for r in self.state.residents]
-        compact = text_positions(self._backbone, self._anchor.input_ids, chunks, ids)
-        return compact + torch.tensor(self.state.shift)[:, None]
+        return text_positions(self._backbone, self._anchor.input_ids, chunks, ids)
 
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer."""

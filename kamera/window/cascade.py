@@ -56,7 +56,7 @@ def cascade(
     changes: list[Cost] = []
     for count in counts:  # a repair of the first chunks is the beginning of a repair of all
         there = state if count == len(slots) else replace(state, residents=state.residents[:count])
-        departures.append(stage.plan(NamedRequest(Evict(index, stage.rule)), there, policy))
+        departures.append(stage.plan(NamedRequest(Evict(index)), there, policy))
         order = (*range(index), Newcomer(other, gone.length), *range(index + 1, count))
         changes.append(stage.plan(NamedRequest(Arrange(order), facts), there, policy).cost)
     left = [_beyond(*pair) for pair in pairwise(plan.cost for plan in departures)]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from kamera import forks
-from kamera.content import Chunk, Content
+from kamera.content import Chunk
 from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan, TraceError
 from kamera.patches import Ahead, Anchor, later_of
 from kamera.store import ChunkStore, Context, memory_of
-from kamera.trust import ArchiveRule, Guarantee, OnLeave, PositionRule, ReusePolicy, Terms, policy_of, weakest
+from kamera.trust import Guarantee, ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.cascade import Cascade, cascade
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
@@ -25,13 +25,7 @@ from kamera.window.opening import stored_state
 from kamera.window.recipe import recipe_of
 from kamera.window.report import Report, slot_table
 from kamera.window.requests import (
-    Append,
-    Condition,
-    Evict,
-    Insert,
     Recall,
-    Reorder,
-    Replace,
     Request,
     Slide,
 )
@@ -183,35 +177,9 @@ class Contents:
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
         return plan
 
-    def plan_append(self, content: Content | Chunk, *, archive: ArchiveRule | None = None) -> Plan:
-        """Plan of `append`."""
-        return self.plan(Append(content, archive))
-
-    def plan_evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Plan:
-        """Plan of `evict`."""
-        return self.plan(Evict(slot, positions))
-
-    def plan_reorder(self, permutation: Sequence[int]) -> Plan:
-        """Plan of `reorder`."""
-        return self.plan(Reorder(permutation))
-
-    def plan_insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Plan:
-        """Plan of `insert`."""
-        return self.plan(Insert(index, content, on_leave))
-
-    def plan_replace(
-        self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair"
-    ) -> Plan:
-        """Plan of `replace`."""
-        return self.plan(Replace(slot, content, on_leave))
-
-    def plan_condition(self, slot: Slot | int, on: bool) -> Plan:
-        """Plan of `condition`."""
-        return self.plan(Condition(slot, on))
-
-    def plan_slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Plan:
+    def plan_slide(self, n: int = 1) -> Plan:
         """Plan of `slide`."""
-        return self.plan(Slide(n, positions))
+        return self.plan(Slide(n))
 
     def plan_recall(self, chunk: str | Slot | Chunk, *, move: bool = False) -> Plan:
         """Plan of `recall`; the archived chunk is read, since its tokens determine its positions."""

@@ -146,7 +146,7 @@ class Keeping:
                 facts = replace(facts, heads=()) if facts.heads else facts  # the others may leave
                 old = Resident(facts, seat, copy, clean)
             residents.append(old)
-        state = WindowState(tuple(residents), seats.shift, seats.frame)
+        state = WindowState(tuple(residents), seats.frame)
         if all(map(is_, seats.seats, [resident.seat for resident in residents])):
             state.__dict__["seats"] = seats.saying(None)  # what the plan knows of them is known
         return state

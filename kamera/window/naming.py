@@ -75,12 +75,10 @@ class Names:
                 return self._append(request)
             case Recall(chunk, move):
                 return self._recall(chunk, move)
-            case Slide(n, rule):
-                check_rule(rule)
-                return NamedRequest(Slide(self._number(n), rule))
-            case Evict(slot, rule):
-                check_rule(rule)
-                return NamedRequest(Evict(self._state.index(slot), rule))
+            case Slide(n):
+                return NamedRequest(Slide(self._number(n)))
+            case Evict(slot):
+                return NamedRequest(Evict(self._state.index(slot)))
             case Reorder(permutation):
                 return NamedRequest(Reorder(self._order(permutation)))
             case Condition(slot, on):
@@ -277,12 +275,6 @@ class Here:
     """A chunk of the window, by its index: a bare number is content that is refused."""
 
     index: int
-
-
-def check_rule(rule: str) -> None:
-    """Raise ValueError for an unknown rule of positions."""
-    if rule not in ("compact", "keep"):
-        raise ValueError(f'positions {quote(rule)} is neither "compact" nor "keep"')
 
 
 def _newcomer(chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:

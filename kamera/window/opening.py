@@ -12,7 +12,7 @@ from kamera.engines import Engine, Part, Recipe, StoredPart, check_places, read_
 from kamera.ops import SampleSize
 from kamera.patches import Copy, Former, Losses, anchor_of, canonical_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, conditioned
-from kamera.trust import Certificate, PositionRule, ReusePolicy, Terms, guarantee_named
+from kamera.trust import Certificate, ReusePolicy, Terms, guarantee_named
 from kamera.window.apart import stage_of
 from kamera.window.certified import agree
 from kamera.window.naming import NamedRequest
@@ -36,7 +36,7 @@ def open_recipe(
     backbone: Engine,
     store: ChunkStore,
     recipe: Recipe,
-    bounds: tuple[int | None, PositionRule],
+    max_tokens: int | None,
     policy: ReusePolicy,
     certificate: Certificate | str | os.PathLike[str] | None,
 ) -> WindowParts:
@@ -52,10 +52,10 @@ def open_recipe(
     losses = Losses()
     anchor = anchor_of(backbone, ids, recipe.tail, recipe.reopen, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
-    stage = stage_of(backbone, store, anchor, terms.served, losses).limited_to(*bounds)
+    stage = replace(stage_of(backbone, store, anchor, terms.served, losses), max_tokens=max_tokens)
     pairs = zip(recipe.parts, materials, strict=True)
     residents = tuple(_resident(stage, part, material) for part, material in pairs)
-    state = WindowState(residents, recipe.shift, (0,) * backbone.axes)
+    state = WindowState.of(residents, backbone.axes)
     with stage.former.operation():
         state = carried_out(NamedRequest(Restore()), state, stage, terms.served, Tally()).state
     return WindowParts(terms, stage, state)

@@ -45,10 +45,8 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         "tenant": former.context.tenant,
         "policy": asked.to_info(),
         "max_tokens": stage.max_tokens,
-        "positions": stage.rule,
         "tail": former.anchor.tail,
         "reopen": former.anchor.reopen,
-        "shift": list(state.shift),
         "frame": list(state.frame),
         "chunks": chunks,
     }
@@ -71,7 +69,7 @@ def load_window(
     with well_formed(path / FILE):
         made_by, tenant = str(document["fingerprint"]), document["tenant"]
         policy = ReusePolicy(**document["policy"])
-        bounds = (document["max_tokens"], document["positions"])
+        max_tokens = document["max_tokens"]
         begun = (tensors["anchor/ids"], document["tail"], document["reopen"])
     if made_by != backbone.fingerprint:
         raise IncompatibleChunk(
@@ -87,13 +85,13 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
-    stage = stage_of(backbone, store, anchor, served, losses).limited_to(*bounds)
+    stage = replace(stage_of(backbone, store, anchor, served, losses), max_tokens=max_tokens)
     former = stage.former
     with well_formed(path / FILE):
         residents = tuple(
             _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
         )
-        state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
+        state = WindowState(residents, tuple(document["frame"]))
     if terms.withheld:
         with former.operation():
             state = carried_out(NamedRequest(Restore()), state, stage, served, Tally()).state

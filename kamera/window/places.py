@@ -11,7 +11,7 @@ import torch
 
 from kamera.engines import Engine
 from kamera.ops import tensor_digest
-from kamera.patches import Anchor, Facts, compact_positions, extents_of, text_positions
+from kamera.patches import Anchor, Facts, compact_positions, extents_of
 from kamera.window.seats import Offset, Spot
 
 _MOST = 4096  # chunks, at 24 bytes per token
@@ -75,11 +75,6 @@ class Standing:
         if len(row) > 1:  # a chunk alone is asked for between rows
             self._row = tuple(row)
         return [stood.spot for stood in row]
-
-    def behind(self, chunks: Sequence[Facts]) -> Offset:
-        """Position of a text token behind the chunks, per axis."""
-        one = torch.zeros(1, dtype=torch.int64)
-        return tuple(text_positions(self.backbone, self.anchor.input_ids, chunks, one)[:, 0].tolist())
 
     # -- inside --------------------------------------------------------------------------------
 

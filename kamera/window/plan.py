@@ -49,10 +49,10 @@ def plan(request: Request, view: View) -> Plan:
             return planner.plan("append", *done, chunk.encodes)
         case Recall(chunk=Newcomer() as chunk):
             return _recall(planner, seats, chunk, request.move)
-        case Slide(n, rule):
-            return planner.plan("slide", planner.leave(seats, range(n), rule))
-        case Evict(int(index), rule):
-            return planner.plan("evict", planner.leave(seats, [index], rule))
+        case Slide(n):
+            return planner.plan("slide", planner.leave(seats, range(n)))
+        case Evict(int(index)):
+            return planner.plan("evict", planner.leave(seats, [index]))
         case Reorder(order):
             same = 0
             while same < len(order) and order[same] == same:
@@ -81,7 +81,7 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
         return planner.plan("recall", *planner.arrive_stored(seats, chunk))
     index = len(ids) - 1 - ids[::-1].index(chunk.chunk_id)
     if move and index < len(ids) - 1:
-        gone = planner.leave(seats, [index], planner.limits.rule)
+        gone = planner.leave(seats, [index])
         return planner.plan("recall", *planner.arrive_stored(gone, chunk))
     note = f"chunk {chunk.chunk_id[:12]} is in view at slot {index}, where it stays"
     note = note if move else f"{note}: move=True brings it to the tail"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.trust import ArchiveRule, OnLeave, PositionRule
+from kamera.trust import ArchiveRule, OnLeave
 from kamera.window.placer import Placer
 from kamera.window.requests import Newcomer
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
@@ -72,11 +72,11 @@ class Planner(Placer):
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def leave(self, state: Seats, indices: Sequence[int], rule: PositionRule) -> Seats:
-        """Remove chunks; those behind them survive, relocated (or not even that, under "keep").
+    def leave(self, state: Seats, indices: Sequence[int]) -> Seats:
+        """Remove chunks; those behind them survive, relocated.
 
-        Under another rule of the policy than to keep them they are placed anew instead. The frame moves with
-        the larger part of the remaining chunks, so that its keys are not rotated.
+        Under another ``on_leave`` of the policy than to keep them they are placed anew instead. The frame
+        moves with the larger part of the remaining chunks, so that its keys are not rotated.
         """
         gone = set(indices)
         for i in indices:
@@ -90,15 +90,10 @@ class Planner(Placer):
             self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
             after, self.policy = self.arranged(state, staying, first), asked
             return after
-        if rule == "keep" and staying:  # an empty window has no positions to keep
-            survivors = [survivor_of(s) if i >= first else s for i, s in enumerate(staying)]
-            old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
-            kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
-            return Seats(tuple(survivors), kept, state.frame)
         frame, seats = settled(
             self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
         )
-        return Seats((*seats[:first], *map(survivor_of, seats[first:])), (0,) * len(frame), frame)
+        return Seats((*seats[:first], *map(survivor_of, seats[first:])), frame)
 
     # -- rearranging ---------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class Planner(Placer):
         """``seats`` at compact positions; from index ``same`` on they are placed anew."""
         spots = self.limits.places.compact([c.chunk_id for c in seats])
         frame, stay = settled(self.limits, state, seats[:same], spots)
-        new = Seats(tuple(stay), (0,) * len(frame), frame)
+        new = Seats(tuple(stay), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
             seat = self._spent(seat)
             new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
@@ -135,8 +130,8 @@ class Planner(Placer):
             self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
         )
         there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
-        new = Seats(tuple(seats[:same]), (0,) * len(frame), frame)
-        if (new.frame, new.shift) == (state.frame, state.shift) and same == len(state.seats):
+        new = Seats(tuple(seats[:same]), frame)
+        if new.frame == state.frame and same == len(state.seats):
             new = state  # what it knows of its seats is known
         policy = self.policy
         repairing = policy.as_repairing()
@@ -165,4 +160,4 @@ class Planner(Placer):
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
         leaving = range(overflow(self.limits, state, chunk))
-        return self.leave(state, leaving, self.limits.rule) if leaving else state
+        return self.leave(state, leaving) if leaving else state

@@ -53,7 +53,6 @@ def recipe(seats: Seats, rows: Rows, told: RecipeFacts) -> Recipe:
         RowKey.of(own, "anchor", own.anchor) if told.anchored else None,
         told.anchor_ids,
         tuple(parts),
-        seats.shift,
         told.tail,
         told.reopen,
     )

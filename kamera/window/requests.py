@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from kamera.content import Chunk, Content
-from kamera.trust import ArchiveRule, OnLeave, PositionRule
+from kamera.trust import ArchiveRule, OnLeave
 from kamera.window.state import Slot
 
 MIN_SCORE = 0.9
@@ -73,7 +73,6 @@ class Slide:
     """See `KameraWindow.slide`."""
 
     n: int = 1
-    positions: PositionRule = "compact"
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ class Evict:
     """See `KameraWindow.evict`."""
 
     slot: Slot | int
-    positions: PositionRule = "compact"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy as copies
-import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -282,9 +281,9 @@ class _PlanRun(Keeping):
         ]
         anchor, chunks = self.former.anchor, [facts for facts, _ in residents]
         question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
-        shift = tuple(map(operator.add, before.shift, before.frame))
         ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
-        places = [moved(anchor.positions, before.frame), *(p for _, p in residents), moved(question, shift)]
+        front, back = (moved(positions, before.frame) for positions in (anchor.positions, question))
+        places = [front, *(p for _, p in residents), back]
         coming = [e for e in encoded if e.num_tokens]
         room = inquiry.room + sum(e.num_tokens for e in coming)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
@@ -303,10 +302,9 @@ class _PlanRun(Keeping):
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        shift = tuple(map(operator.add, state.shift, state.frame))
         chunks = [resident.facts for resident in state.residents]
         places = text_positions(self.former.backbone, self.former.anchor.input_ids, chunks, spoken)
-        positions, worth = moved(places, shift), footing(state.seats)
+        positions, worth = moved(places, state.frame), footing(state.seats)
         spot = self.stage.standing.spot(facts, positions)
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)

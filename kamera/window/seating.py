@@ -74,16 +74,11 @@ def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
 
 
 def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
-    """The spot of the next chunk; a window that drifted to the position limit is compacted first."""
-    *spots, last = limits.places.compact([*state.chunk_ids, chunk.chunk_id])
-    spot = last.moved(state.shift)
-    if any(state.shift) and spot.top >= limits.reach.last:
-        seats = [seat.at(s) for seat, s in zip(state.seats, spots, strict=True)]
-        state, spot = Seats.home(seats, len(state.shift)), last
-    elif far(limits, state.frame, spot.top):
+    """The spot of the next chunk; a frame that drifted too far out returns to zero first."""
+    spot = limits.places.compact([*state.chunk_ids, chunk.chunk_id])[-1]
+    if far(limits, state.frame, spot.top):
         back = tuple(-f for f in state.frame)
-        seats = [seat.at(seat.spot.moved(back)) for seat in state.seats]
-        state = Seats(tuple(seats), state.shift, (0,) * len(back))
+        state = Seats.home([seat.at(seat.spot.moved(back)) for seat in state.seats], len(back))
     spot = spot.moved(state.frame)
     limits.reach.check(spot.top)
     return state, spot

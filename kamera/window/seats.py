@@ -148,17 +148,16 @@ class Seat:
 
 @dataclass(frozen=True)
 class Seats:
-    """The chunks of a window in order; ``shift``, ``frame`` and ``said`` as in `WindowState`."""
+    """The chunks of a window in order; ``frame`` and ``said`` as in `WindowState`."""
 
     seats: tuple[Seat, ...]
-    shift: Offset
     frame: Offset
     said: Seat | None = None
 
     @classmethod
     def home(cls, seats: Sequence[Seat], axes: int) -> Seats:
-        """Chunks at compact positions: no gap, no frame."""
-        return cls(tuple(seats), (0,) * axes, (0,) * axes)
+        """Chunks at their own positions: no frame."""
+        return cls(tuple(seats), (0,) * axes)
 
     def saying(self, said: Seat | None) -> Seats:
         """The same seats with ``said`` behind them. What is known of them is not found anew."""
@@ -170,12 +169,12 @@ class Seats:
 
     def joined(self, seat: Seat) -> Seats:
         """The seats with one more at the tail. What is known of the others is not found anew."""
-        made, known = Seats((*self.seats, seat), self.shift, self.frame), self.__dict__
+        made, known = Seats((*self.seats, seat), self.frame), self.__dict__
         if "chunk_ids" in known:
             made.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
         if "worths" in known:
             made.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
-        if "lineage" in known and not any(self.shift):
+        if "lineage" in known:
             made.__dict__["lineage"] = (*self.lineage, _name(seat, self.lineage))
         return made
 
@@ -189,30 +188,17 @@ class Seats:
         """The chunks in order, named as antecedents of the next one; a survivor's name tells its lineage.
 
         A chunk goes by its id while its KV is conditioned on exactly the chunks before it here. A chunk that
-        is conditioned on others, or is across a gap, has a digest of those after its id.
+        is conditioned on others has a digest of those after its id.
         """
         names: tuple[str, ...] = ()
-        gaps = self._gaps()
         for seat in self.seats:
-            if gaps:
-                apart = digest("kamera.gapped.v1", seat.shown.lineage, gaps)[:32]
-                names = (*names, survivor(seat.chunk_id, apart))
-            else:
-                names = (*names, _name(seat, names))
+            names = (*names, _name(seat, names))
         return names
 
     @cached_property
     def worths(self) -> tuple[Guarantee, ...]:
         """The present guarantee of each chunk."""
         return tuple([seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats)])
-
-    def _gaps(self) -> str:
-        """Digest of the places of the chunks and of the next one, if there are gaps between them."""
-        if not any(self.shift):
-            return ""
-        back = tuple(-f for f in self.frame)
-        places = (*(seat.spot.moved(back).low for seat in self.seats), self.shift)
-        return digest("kamera.places.v1", *(",".join(map(str, place)) for place in places))
 
 
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
@@ -266,10 +252,5 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
 
 
 def footing(before: Seats) -> Guarantee:
-    """The weakest guarantee among the KV that a chunk here attends to.
-
-    Across a gap, left by skipped positions in front, even exact KV is a survivor's: no re-prefill of the
-    sequence attends across it.
-    """
-    found = weakest(before.worths)
-    return weakest((found, "survivor")) if any(before.shift) else found
+    """The weakest guarantee among the KV that a chunk here attends to."""
+    return weakest(before.worths)

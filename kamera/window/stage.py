@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kamera.engines import LiveKV, Span
 from kamera.patches import Before, Facts, Former
-from kamera.trust import PositionRule, ReusePolicy
+from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
 from kamera.window.places import Standing
 from kamera.window.plan import plan as planned
@@ -25,18 +24,13 @@ from kamera.window.writing import standing
 class Stage:
     """The former, the live cache, and the positions of chunks.
 
-    ``max_tokens`` bounds anchor and chunks together (None: no bound), ``rule`` is that of slides.
+    ``max_tokens`` bounds anchor and chunks together (None: no bound).
     """
 
     former: Former
     live: LiveKV
     standing: Standing
     max_tokens: int | None = None
-    rule: PositionRule = "compact"
-
-    def limited_to(self, max_tokens: int | None, rule: PositionRule) -> Stage:
-        """The same parts under other bounds."""
-        return replace(self, max_tokens=max_tokens, rule=rule)
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
         """Make the live cache show ``state``, with room for ``behind`` more tokens."""
@@ -48,10 +42,9 @@ class Stage:
 
     def before(self, state: WindowState, seat: Seat, offset: Offset) -> Before:
         """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
-        shift = tuple(map(operator.add, state.shift, state.frame))
         chunks = tuple(resident.facts for resident in state.residents)
         names, formed = seat.source.antecedents, seat.formed
-        return Before(names, formed, tuple(self.spans(state)), chunks, offset, shift)
+        return Before(names, formed, tuple(self.spans(state)), chunks, offset, state.frame)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
@@ -75,7 +68,6 @@ class Stage:
             anchor=former.anchor.length,
             reach=former.backbone.limits,
             max_tokens=self.max_tokens,
-            rule=self.rule,
             lossy=former.context.lossy,
             places=_Places(self, facts),
             standing=standing(self.live, former.anchor.kv, state),
@@ -105,9 +97,6 @@ class _Places:
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
         return self.stage.standing.compact([self.facts[i] for i in chunk_ids])
-
-    def behind(self, chunk_ids: Sequence[str]) -> Offset:
-        return self.stage.standing.behind([self.facts[i] for i in chunk_ids])
 
     def form(self, chunk_id: str) -> Hashable | None:
         return self.stage.former.form_of(self.facts[chunk_id])

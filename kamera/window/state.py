@@ -137,9 +137,6 @@ def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
 class WindowState:
     """The chunks of a window in order.
 
-    ``shift`` (per axis) is the offset of the next chunk from its compact place: zero unless a slide kept
-    positions and so left a gap in front.
-
     ``frame`` (per axis) is the offset of the live KV of anchor and chunks, and of the questions behind it,
     from the window's own positions. Attention depends on differences of positions only, so a frame changes
     only which keys have to be rotated: when the oldest chunk leaves, the anchor moves up to the survivors,
@@ -150,14 +147,13 @@ class WindowState:
     """
 
     residents: tuple[Resident, ...]
-    shift: tuple[int, ...]
     frame: tuple[int, ...]
     said: Resident | None = None
 
     @classmethod
     def of(cls, residents: Sequence[Resident], axes: int) -> WindowState:
-        """Chunks at compact positions: no gap, no frame."""
-        return cls(tuple(residents), (0,) * axes, (0,) * axes)
+        """Chunks at their own positions: no frame."""
+        return cls(tuple(residents), (0,) * axes)
 
     @property
     def residents_by_number(self) -> dict[int, Resident]:
@@ -172,11 +168,11 @@ class WindowState:
     def seats(self) -> Seats:
         """The same state without tensors."""
         said = None if self.said is None else self.said.seat
-        return Seats(tuple([r.seat for r in self.residents]), self.shift, self.frame, said)
+        return Seats(tuple([r.seat for r in self.residents]), self.frame, said)
 
     def saying(self, said: Resident) -> WindowState:
         """The same chunks with ``said`` behind them."""
-        made = WindowState(self.residents, self.shift, self.frame, said)
+        made = WindowState(self.residents, self.frame, said)
         made.__dict__["seats"] = self.seats.saying(said.seat)
         return made
 

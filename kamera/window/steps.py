@@ -10,7 +10,7 @@ from kamera.engines import PositionLimits, Stand
 from kamera.ops import PatchBudget, SampleSize
 from kamera.patches import Near, in_groups
 from kamera.store import ObjectInfo
-from kamera.trust import Guarantee, PositionRule, Proof, ReusePolicy
+from kamera.trust import Guarantee, Proof, ReusePolicy
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
 
@@ -53,7 +53,6 @@ class Places(Protocol):
     """Positions of chunks behind the anchor, given their ids, and their ``form`` as in `Former.form_of`."""
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]: ...
-    def behind(self, chunk_ids: Sequence[str]) -> Offset: ...
     def form(self, chunk_id: str) -> Hashable | None: ...
 
 
@@ -83,7 +82,6 @@ class Limits:
     anchor: int
     reach: PositionLimits
     max_tokens: int | None
-    rule: PositionRule
     lossy: bool
     places: Places
     standing: tuple[Stand, ...] = ()

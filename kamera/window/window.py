@@ -18,7 +18,7 @@ from kamera.engines import Account, Engine, HasEngine, Recipe
 from kamera.errors import WindowFull
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
-from kamera.trust import ArchiveRule, Certificate, OnLeave, PositionRule, ReusePolicy, policy_of
+from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
 from kamera.window.anticipating import leaving
 from kamera.window.apart import engine_of, stage_of
@@ -27,7 +27,6 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found, note_duplicate
-from kamera.window.naming import check_rule
 from kamera.window.opening import WindowParts, open_recipe
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
@@ -44,7 +43,7 @@ class KameraWindow(Questions):
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
     ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves if a chunk
-    would not fit, under the rule ``positions``. ``on_leave`` says what becomes of the chunks that stay then
+    would not fit. ``on_leave`` says what becomes of the chunks that stay then
     (default: the policy's, `ReusePolicy.on_leave`).
 
     ``certificate`` (an object, or its file) lets the backbone serve KV below exact; if none is given, the
@@ -67,11 +66,9 @@ class KameraWindow(Questions):
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         on_leave: OnLeave | None = None,
-        positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_rule(positions)
         self._lock = forks.Lock("this window")
         engine = engine_of(backbone, store)
         self._listeners = () if trace is None else (Trace(trace),)
@@ -86,7 +83,7 @@ class KameraWindow(Questions):
                     "tokens: raise it"
                 )
             stage = stage_of(engine, store, anchor, self._terms.served, losses)
-            self._stage = stage.limited_to(max_tokens, positions)
+            self._stage = replace(stage, max_tokens=max_tokens)
         self._state = WindowState.of((), engine.axes)
         self._family = weakref.WeakSet([self])
 
@@ -143,19 +140,17 @@ class KameraWindow(Questions):
         return self._perform_on_slot(Lookback(like, ids, min_score, move))
 
     @serial
-    def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
-        """Remove the ``n`` oldest chunks; the rest survive, with zero forwards.
+    def slide(self, n: int = 1) -> SlotReport:
+        """Remove the ``n`` oldest chunks; the rest survive at the positions of a fresh window, no forward.
 
-        ``positions="compact"`` re-rotates the survivors to the positions of a fresh window; ``"keep"`` leaves
-        them in place and rotates nothing. Under another `ReusePolicy.on_leave` than "keep" they are repaired
-        or prefilled again instead.
+        Under another `ReusePolicy.on_leave` than "keep" they are repaired or prefilled again instead.
         """
-        return self._perform_on_slot(requests.Slide(n, positions))
+        return self._perform_on_slot(requests.Slide(n))
 
     @serial
-    def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
+    def evict(self, slot: Slot | int) -> SlotReport:
         """Remove one chunk from any place; it stays archived and can be recalled."""
-        return self._perform_on_slot(requests.Evict(slot, positions))
+        return self._perform_on_slot(requests.Evict(slot))
 
     @serial
     def reorder(self, permutation: Sequence[int]) -> Report:
@@ -287,7 +282,6 @@ class KameraWindow(Questions):
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         on_leave: OnLeave | None = None,
-        positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> KameraWindow:
@@ -296,12 +290,11 @@ class KameraWindow(Questions):
         Options are the constructor's. Slots that the policy does not serve are placed anew, as by `load`.
         Raises the refusals of `Executor.show`, and the constructor's errors.
         """
-        check_rule(positions)
         engine = engine_of(backbone, store)
-        asked, bounds = policy_of(policy, on_leave), (max_tokens, positions)
+        asked = policy_of(policy, on_leave)
         window = cls._blank(engine, trace)
         with window._account.now(engine):
-            return window._standing(open_recipe(engine, store, recipe, bounds, asked, certificate))
+            return window._standing(open_recipe(engine, store, recipe, max_tokens, asked, certificate))
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from lab.speed.timing import Spread, measure
 
 WINDOWS, STORES = "Window operations, ms", "Store look-ups, p50 ms"
 """Titles of the sections that are drawn."""
-PROFILED = ("recall", "slide, compact", "slide, keep")
+PROFILED = ("recall", "slide")
 STEPS = 8
 """Steps of a profile that are shown."""
 

@@ -45,22 +45,20 @@ class Deck:
         self.window: KameraWindow = stock.window()
         self.forwards = 0
         """Forwards that moves have run since it was made; promised are none."""
-        self._gap = False
         self.question = words(stock.backbone, QUESTION)
         self.ready(chunks)
 
     # -- before a move -------------------------------------------------------------------------
 
     def ready(self, count: int) -> None:
-        """Exactly ``count`` chunks, without a gap in front, all of them conditioned."""
+        """Exactly ``count`` chunks, all of them conditioned."""
         for slot in self.window.slots:
             if not slot.conditioned:
                 self._did(self.window.condition(slot, True))
-        while len(self.window) < count + self._gap:
+        while len(self.window) < count:
             self._did(self.window.recall(self.spare().id))
         if len(self.window) > count:
             self._did(self.window.slide(len(self.window) - count))
-            self._gap = False
 
     def spare(self) -> Chunk:
         """A stored chunk that is not in the window and has a patch for its tail."""
@@ -92,8 +90,7 @@ class Deck:
         return (
             Move("append, stored", Deck._append, 0, 2 * kv, range(n, n + 1)),
             Move("recall", Deck._recall, 0, 2 * kv, range(n, n + 1)),
-            Move("slide, compact", Deck._slide, 1, 2 * n * keys, range(n)),
-            Move("slide, keep", Deck._keep, 1, 2 * n * keys, range(n), idle=True),
+            Move("slide", Deck._slide, 1, 2 * n * keys, range(n)),
             Move("evict in the middle", Deck._evict, 1, 2 * min(middle, n - middle) * kv, range(middle, n)),
             Move("reorder the tail", Deck._reorder, 0, 2 * turned * kv, range(n - turned, n)),
             Move("condition off", Deck._off, 0, 2 * kv, here),
@@ -147,10 +144,6 @@ class Deck:
 
     def _slide(self) -> Callable[[], object]:
         return lambda: self._did(self.window.slide())
-
-    def _keep(self) -> Callable[[], object]:
-        self._gap = True
-        return lambda: self._did(self.window.slide(positions="keep"))
 
     def _evict(self) -> Callable[[], object]:
         return lambda: self._did(self.window.evict((self.chunks + 1) // 2))

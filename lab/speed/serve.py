@@ -11,7 +11,7 @@ and no bookkeeping, the KV of what stands in front given, segment and question i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore
-from kamera.trust import PositionRule, ReusePolicy
+from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow
 from lab.recompute import recompute
 from lab.speed.content import noise_kv, picture_chunk, words
@@ -112,8 +112,7 @@ class Scene:
                 Arm("question alone", lambda window: window.next_token_logits(self.question), self.here),
             ],
             GONE: [
-                Arm("kamera, slide", self.slide("compact"), self.both),
-                Arm("kamera, slide in place", self.slide("keep"), self.both),
+                Arm("kamera, slide", self.slide, self.both),
                 Arm("prefix cache", self.after_anchor, lambda: self.backbone.cache([self.anchor])),
             ],
         }
@@ -178,12 +177,9 @@ class Scene:
         window.recall(self.segment.id)
         return window.next_token_logits(self.question)
 
-    def slide(self, rule: PositionRule) -> Callable[[KameraWindow], torch.Tensor]:
-        def slide(window: KameraWindow) -> torch.Tensor:
-            window.slide(positions=rule)
-            return window.next_token_logits(self.question)
-
-        return slide
+    def slide(self, window: KameraWindow) -> torch.Tensor:
+        window.slide()
+        return window.next_token_logits(self.question)
 
     # -- the others ----------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def test_without_a_certificate_answers_equal_a_plain_prefill(pieces):
         lambda: window.recall(a.id),
         lambda: window.reorder([2, 0, 3, 1]),
         lambda: window.evict(1),
-        lambda: window.slide(positions="keep"),
+        lambda: window.slide(),
     ):
         report = step()
         assert (report.forwards > 0, report.vision_encodes) == (True, 0)

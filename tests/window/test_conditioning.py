@@ -76,7 +76,7 @@ def test_a_clean_view_stays_clean_when_the_window_is_rearranged(move):
     {
         "reorder": lambda: window.reorder([3, 1, 0, 2]),
         "slide": lambda: window.slide(),
-        "evict": lambda: window.evict(1, positions="keep"),
+        "evict": lambda: window.evict(1),
     }[move]()
     found = next(s for s in window.slots if s.number == slot.number)
     assert (found.conditioned, found.guarantee) == (False, "blind")
@@ -138,7 +138,6 @@ OPERATIONS = {
     "append": lambda w, c: w.append(c[0]),
     "recall": lambda w, c: w.recall(c[0].id, move=True),
     "slide": lambda w, c: w.slide(),
-    "keep": lambda w, c: w.slide(positions="keep"),
     "evict": lambda w, c: w.evict(1),
     "reorder": lambda w, c: w.reorder([2, 1, 0, 3]),
     "condition": lambda w, c: w.condition(2, False),

@@ -78,8 +78,6 @@ CALLS = {
     "empty question to bear": (EmptyChunk, "no tokens", lambda w: w.is_load_bearing(0, [])),
     "text without a tokenizer": (ProcessorRequired, "Who", lambda w: w.generate("Who?")),
     "wrong archive": (ValueError, "'soon'.*now.*later", lambda w: w.append(None, archive="soon")),
-    "wrong positions of slide": (ValueError, "'tight'.*compact.*keep", lambda w: w.slide(positions="tight")),
-    "wrong positions of evict": (ValueError, "'tight'", lambda w: w.evict(0, positions="tight")),
     "orbit of a leading chunk": (ValueError, "leading", lambda w: w.form_orbit(0)),
     "orbit of no orderings": (ValueError, "samples 0", lambda w: w.form_orbit(2, samples=0)),
     "no content": (EmptyChunk, "''", lambda w: w.append("")),
@@ -109,9 +107,7 @@ def test_a_wrong_policy_is_refused_when_it_is_made(case):
         ReusePolicy(**options)
 
 
-def test_a_window_of_wrong_positions_or_too_small_is_never_made(window):
-    with pytest.raises(ValueError, match="'tight'"):
-        KameraWindow(window.backbone, window.store, SYSTEM, positions="tight")
+def test_a_window_that_is_too_small_is_never_made(window):
     with pytest.raises(WindowFull, match=r"max_tokens=4.*4 tokens"):
         KameraWindow(window.backbone, window.store, SYSTEM, max_tokens=4)
 
@@ -174,10 +170,9 @@ def test_a_chunk_as_large_as_the_window_evicts_everything_else(window):
     assert [s.number for s in report.evicted] == [s.number for s in window.slots]
 
 
-@pytest.mark.parametrize("rule", ["compact", "keep"])
-def test_a_window_slides_by_itself_by_as_many_as_it_takes(rule):
+def test_a_window_slides_by_itself_by_as_many_as_it_takes():
     backbone, chunks = rig(FAMILY)
-    window = make(backbone, None, *chunks[:3], max_tokens=4 + 36, positions=rule)
+    window = make(backbone, None, *chunks[:3], max_tokens=4 + 36)
     numbers = [s.number for s in window.slots]
     report = window.append(chunks[3])
     assert [s.number for s in report.evicted] == numbers[:1]

@@ -83,21 +83,6 @@ def test_a_survivor_of_a_survivor_is_told_apart(pieces):
     assert seen.forwards == 1
 
 
-def test_a_gap_is_part_of_the_lineage(pieces):
-    """Behind a wider gap the same chunks stand at other distances from the anchor."""
-    backbone, a, b, c, d, _ = pieces
-    assert b.num_tokens != d.num_tokens
-    store = ChunkStore.open("memory://")
-    forwards = []
-    for gone in (b, d, b):
-        window = make(backbone, store, a, gone)
-        window.evict(1, positions="keep")
-        with watching(backbone) as seen:
-            window.append(c)
-        forwards.append(seen.forwards)
-    assert forwards == [2, 1, 0]  # the canonical as well; another gap; the same gap
-
-
 def test_a_patch_behind_survivors_is_never_near(pieces):
     backbone, a, b, c, _, x = pieces
     policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK, forms="always")

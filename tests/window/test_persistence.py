@@ -19,13 +19,13 @@ from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
 
 
 def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
-    """Exact, patched, survivor and switched-off slots, behind a gap."""
+    """Exact, patched, survivor and switched-off slots."""
     backbone, chunks = rig(family)
     policy = ReusePolicy(rank=3, minimum="orbit", max_divergence=0.5, forms="always")
     seeded = make(backbone, store, *chunks[:3], policy=policy)
-    window = make(backbone, seeded.store, *chunks, policy=policy, max_tokens=400, positions="keep")
+    window = make(backbone, seeded.store, *chunks, policy=policy, max_tokens=400)
     window.append(chunks[0])
-    window.evict(1, positions="keep")
+    window.evict(1)
     window.append(chunks[1])
     window.condition(2, False)
     return window
@@ -73,7 +73,7 @@ def test_a_window_comes_back_bit_for_bit(family, tmp_path):
     assert (loaded.policy, loaded.max_tokens) == (window.policy, window.max_tokens)
     for w in (window, loaded):  # and goes on as it would have
         w.condition(2, True)
-        w.slide(positions="keep")
+        w.slide()
         w.slide()
         w.condition(1, False)
     assert Snapshot.of(window).matches(loaded, numbers=False)

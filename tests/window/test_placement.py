@@ -75,15 +75,12 @@ class Line:
         ends = [*itertools.accumulate((LENGTHS[name] for name in chunk_ids), initial=ANCHOR)]
         return [Spot((start,), (end - 1,)) for start, end in itertools.pairwise(ends)]
 
-    def behind(self, chunk_ids: Sequence[str]) -> tuple[int, ...]:
-        return (ANCHOR + sum(LENGTHS[name] for name in chunk_ids),)
-
     def form(self, chunk_id: str) -> None:
         """Each runs alone."""
 
 
 def limits(max_tokens: int | None = None, joins: bool = True) -> Limits:
-    return Limits(ANCHOR, PositionLimits(), max_tokens, "compact", False, Line(), phased=8, joins=joins)
+    return Limits(ANCHOR, PositionLimits(), max_tokens, False, Line(), phased=8, joins=joins)
 
 
 def new(names: Sequence[str]) -> list[Newcomer]:

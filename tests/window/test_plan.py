@@ -87,9 +87,6 @@ class Line:
         starts = (ANCHOR + i * LENGTH for i in range(len(chunk_ids)))
         return [Spot((start,), (start + LENGTH - 1,)) for start in starts]
 
-    def behind(self, chunk_ids: Sequence[str]) -> tuple[int, ...]:
-        return (ANCHOR + LENGTH * len(chunk_ids),)
-
     def form(self, chunk_id: str) -> None:
         """Each runs alone."""
 
@@ -98,7 +95,7 @@ NO_LIMIT = PositionLimits()
 
 
 def limits(max_tokens: int | None = None, reach: PositionLimits = NO_LIMIT) -> Limits:
-    return Limits(ANCHOR, reach, max_tokens, "compact", False, Line())
+    return Limits(ANCHOR, reach, max_tokens, False, Line())
 
 
 def standing(*names: str, **changed: Seat) -> Seats:
@@ -230,20 +227,15 @@ def test_a_blind_miss_runs_nothing():
 
 
 def test_a_slide_costs_nothing_and_turns_nothing():
-    made = decided(Slide(1, "compact"), standing("a", "b", "c"), everything("a", "b", "c"), POLICY, limits())
+    made = decided(Slide(1), standing("a", "b", "c"), everything("a", "b", "c"), POLICY, limits())
     assert (kinds(made), made.cost, worths(made)) == ([], Cost(), ["survivor", "survivor"])
     assert made.after.frame == (LENGTH,)
     assert [s.spot for s in made.after.seats] == [s.spot for s in made.before.seats[1:]]
 
 
-def test_a_slide_that_keeps_positions_leaves_a_gap():
-    made = decided(Slide(1, "keep"), standing("a", "b"), everything("a", "b"), POLICY, limits())
-    assert (made.after.shift, made.after.frame) == ((LENGTH,), (0,))
-
-
 def test_under_exact_what_stays_is_prefilled_again():
     policy = replace(POLICY, minimum="exact")
-    made = decided(Slide(1, "compact"), standing("a", "b", "c"), everything("a", "b", "c"), policy, limits())
+    made = decided(Slide(1), standing("a", "b", "c"), everything("a", "b", "c"), policy, limits())
     assert worths(made) == ["exact", "exact"]
     assert made.cost.forwards == 1  # the first leads now: its canonical is stored
 
@@ -313,7 +305,7 @@ def test_a_chunk_that_changes_shape_does_not_move():
     odd = replace(state.seats[1].source, home=replace(state.seats[1].spot, shape="bent"))
     seats = (state.seats[0], replace(state.seats[1], source=odd, spot=odd.home))
     with pytest.raises(NotRelocatable, match="does not move as a whole"):
-        decided(Slide(1, "compact"), Seats.home(seats, 1), everything("a", "b"), POLICY, limits())
+        decided(Slide(1), Seats.home(seats, 1), everything("a", "b"), POLICY, limits())
 
 
 def test_a_position_past_the_limit_is_refused_at_planning():
@@ -330,7 +322,7 @@ def test_a_plan_changes_nothing_it_was_given():
 
 
 def standing_as(state: Seats) -> Seats:
-    return Seats(tuple(replace(seat) for seat in state.seats), state.shift, state.frame)
+    return Seats(tuple(replace(seat) for seat in state.seats), state.frame)
 
 
 def test_the_planner_names_neither_torch_nor_a_backbone():

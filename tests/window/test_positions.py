@@ -1,4 +1,4 @@
-"""Where slots stand: kept, compacted, moved many times, and past the model's limit."""
+"""Where slots stand: moved many times, in a frame, and near the model's limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera import ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
@@ -18,116 +17,15 @@ from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
-    Prefilled,
     Snapshot,
     addresses,
     chunks_of,
-    distance,
-    guarantees,
     live,
     make,
     rig,
     rope_index,
     same_bits,
-    watching,
 )
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
-def test_keeping_positions_touches_nothing(family):
-    backbone, chunks = rig(family)
-    window = make(backbone, None, *chunks)
-    held = [addresses(window, i) for i in range(4)]
-    values = [live(window, i) for i in range(4)]
-    stood = window.position_ids
-    for gone in (1, 2):
-        with watching(backbone) as seen:
-            report = window.slide(positions="keep")
-        assert (seen.forwards, report.bytes_rotated, report.bytes_patched) == (0, 0, 0)
-        for i in range(len(window)):
-            assert addresses(window, i) == held[gone + i]
-            assert same_bits(live(window, i), values[gone + i])
-    left = sum(c.num_tokens for c in chunks[:2])
-    assert torch.equal(window.position_ids, torch.cat([stood[:, :4], stood[:, 4 + left :]], dim=1))
-    assert guarantees(window) == ["survivor", "survivor"]
-
-
-@pytest.mark.parametrize("leave", ["slide", "middle", "last"])
-def test_past_a_gap_positions_go_on_as_if_nothing_had_left(leave):
-    backbone, chunks = rig("qwen2_5_vl")
-    window, whole = make(backbone, None, *chunks[:3]), make(backbone, None, *chunks[:3])
-    gone = {"slide": 0, "middle": 1, "last": 2}[leave]
-    window.evict(gone, positions="keep")
-    for w in (window, whole):
-        w.append(chunks[3])
-    assert window.slots[-1].position == whole.slots[-1].position
-    assert torch.equal(window.position_ids[:, -5:], whole.position_ids[:, -5:])
-    here, there = (w._asker().question_positions(QUESTION) for w in (window, whole))
-    assert torch.equal(here, there)
-
-
-def test_a_compact_slide_closes_every_gap():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks)
-    window.evict(1, positions="keep")
-    assert not torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
-    window.slide()
-    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
-
-
-def test_what_arrives_behind_a_gap_never_says_exact():
-    """It attended across the gap: no re-prefill of the sequence computes that, and compaction closes it."""
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:2])
-    window.evict(1, positions="keep")
-    window.append(chunks[2])
-    assert guarantees(window) == ["exact", "patched"]
-    window.append(chunks[3])
-    window.evict(2)  # compact: the gap closes under chunk 2
-    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
-    assert distance(window, 1, Prefilled(backbone, chunks_of(window, chunks))) > 1e-3
-    assert guarantees(window)[1] != "exact"
-    window.reorder([1, 0])
-    window.reorder([1, 0])
-    plain = Prefilled(backbone, chunks_of(window, chunks))
-    assert all(distance(window, i, plain) <= 1e-4 for i, g in enumerate(guarantees(window)) if g == "exact")
-
-
-def test_a_patch_formed_across_a_gap_is_not_served_without_it():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:2])
-    window.evict(1, positions="keep")
-    window.append(chunks[2])
-    again = make(backbone, window.store, chunks[0])
-    with watching(backbone) as seen:
-        again.append(chunks[2])
-    assert seen.forwards == 1
-    assert distance(again, 1, Prefilled(backbone, chunks_of(again, chunks))) <= 1e-4
-
-
-def test_a_window_that_everything_left_keeps_no_gap():
-    """There is nothing whose position could be kept: the next chunk leads, and is exact."""
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:2])
-    window.slide(2, positions="keep")
-    window.append(chunks[2])
-    assert guarantees(window) == ["exact"]
-    assert torch.equal(window.position_ids, rope_index(backbone, chunks[2:3]))
-    assert distance(window, 0, Prefilled(backbone, chunks[2:3])) <= 1e-4
-
-
-def test_a_blind_chunk_that_leads_across_a_gap_stays_blind():
-    backbone, chunks = rig("qwen2_5_vl")
-    store = make(backbone, None, chunks[1]).store
-    kept, closed = (
-        make(backbone, store, chunks[0], policy=ReusePolicy(minimum="blind", forms="always")) for _ in "ab"
-    )
-    for window, rule in ((kept, "keep"), (closed, "compact")):
-        window.recall(chunks[1].id)
-        window.slide(positions=rule)
-    assert guarantees(kept) == ["blind"]
-    assert guarantees(closed) == ["exact"]
-    assert distance(closed, 0, Prefilled(backbone, chunks[1:2])) <= 1e-4
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
@@ -218,12 +116,6 @@ def test_a_frame_never_brings_a_question_to_the_last_position():
         # 22 positions and their frame leave half of the 60 to question and answer
         assert window._state.frame[0] + 21 <= 30
         assert int(window.position_ids.max()) == 21
-    window.slide(positions="keep")
-    gap = window.position_ids
-    assert window._state.frame != (0,)
-    window.append(chunks[0])
-    assert torch.equal(window.position_ids[:, : gap.shape[1]], gap)  # the frame goes home, the gap stays
-    assert window._state.frame == (0,)
 
 
 def drifting(limit: int):
@@ -231,33 +123,6 @@ def drifting(limit: int):
     model = tiny.build("llava")
     model.config.get_text_config().max_position_embeddings = limit
     return model
-
-
-def test_a_window_that_drifts_to_the_last_position_is_compacted():
-    backbone = HfEngine(drifting(60))
-    chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
-    window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9, positions="keep")
-    highest = []
-    for chunk in chunks[3:]:
-        window.append(chunk)
-        highest.append(int(window.position_ids.max()))
-        assert window.num_tokens == 31
-        assert len(window) == 3
-    assert highest == [39, 48, 57, 30, 39]  # 66 would be past the end
-    assert torch.equal(window.position_ids[:, :4], torch.arange(4)[None])
-
-
-def test_a_limit_past_which_keys_turn_otherwise_is_never_crossed():
-    """Dynamic NTK: a kept window drifts to the limit, is compacted, and goes on serving."""
-    backbone = tiny.backbone("dynamic_ntk")
-    chunks = [backbone.chunk_from_tensors(samples.text_ids(40, seed)) for seed in range(9)]
-    window = make(backbone, max_tokens=4 + 3 * 40, positions="keep")
-    for chunk in chunks:
-        window.append(chunk)
-        assert int(window.position_ids.max()) < tiny.LIMIT
-    assert len(window) == 3
-    logits = window.next_token_logits(QUESTION)
-    assert torch.isfinite(logits).all()
 
 
 def test_slots_say_where_they_start_in_the_sequence():

@@ -184,7 +184,7 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
     backbone, chunks = rig("llama_mqa")
     room = len(SYSTEM) + sum(c.num_tokens for c in chunks[:3]) + 2
     lax = ReusePolicy(minimum="survivor", rank=64)
-    window = make(backbone, policy=lax, max_tokens=room, positions="keep", on_leave="keep")
+    window = make(backbone, policy=lax, max_tokens=room, on_leave="keep")
     window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
     spot = window._state.said.seat.spot.low

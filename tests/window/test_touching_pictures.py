@@ -41,15 +41,14 @@ def test_touching_pictures_are_refused_on_arrival(family, text):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("positions", ["compact", "keep"])
-def test_no_edit_brings_pictures_together(family, positions):
+def test_no_edit_brings_pictures_together(family):
     backbone = tiny.backbone(family)
     text = backbone.chunk_from_tensors(samples.text_ids(5))
     window = make(backbone, None, bare(family, 0), text, bare(family, 1))
-    assert_refused(window, lambda: window.evict(1, positions=positions))
+    assert_refused(window, lambda: window.evict(1))
     assert_refused(window, lambda: window.reorder([0, 2, 1]))
     window.reorder([2, 1, 0])
-    window.slide(2, positions=positions)
+    window.slide(2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -77,8 +77,6 @@ def asked_of(
     recipe.check(replace(recipe.context, fingerprint=fingerprint, tenant=tenant))
     if tuple(ids[: len(recipe.ids)]) != recipe.ids:
         raise IncompatibleChunk("a recipe of other token ids than the prompt's: send the ids of the recipe")
-    if any(recipe.shift):
-        raise IncompatibleChunk("a recipe with gaps between positions: slide without positions='keep'")
     return RecipeAsked(tenant, recipe, len(recipe.leading.parts))
 
 

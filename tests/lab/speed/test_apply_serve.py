@@ -101,8 +101,7 @@ def work(scene, act, prepare=None):
 def test_kamera_runs_the_question_alone(scene):
     question = serve.QUESTION
     assert work(scene, scene.recall, scene.away)[1] == (1, question, 0)
-    for rule in ("compact", "keep"):
-        assert work(scene, scene.slide(rule), scene.both)[1] == (1, question, 0)
+    assert work(scene, scene.slide, scene.both)[1] == (1, question, 0)
 
 
 def test_the_others_run_what_they_are_said_to_run(scene):

@@ -52,8 +52,7 @@ def test_the_least_bytes_are_those_counted_by_hand():
     assert moved == {
         "append, stored": (2 * TOKENS * BOTH, range(6, 7)),
         "recall": (2 * TOKENS * BOTH, range(6, 7)),
-        "slide, compact": (2 * 6 * TOKENS * KEYS, range(6)),
-        "slide, keep": (2 * 6 * TOKENS * KEYS, range(6)),
+        "slide": (2 * 6 * TOKENS * KEYS, range(6)),
         "evict in the middle": (2 * 3 * TOKENS * BOTH, range(3, 6)),
         "reorder the tail": (2 * 4 * TOKENS * BOTH, range(2, 6)),
         "condition off": (2 * TOKENS * BOTH, range(3, 4)),
@@ -85,15 +84,14 @@ def test_moves_match_their_names_and_start_from_one_window():
     for move in of.moves() * 2:
         of.ready(of.chunks + move.start)
         assert all(s.conditioned for s in of.window.slots)
-        assert torch.equal(of.window.position_ids, fresh_positions(of))  # no gap is left over
+        assert torch.equal(of.window.position_ids, fresh_positions(of))
         before = [s.chunk_id for s in of.window.slots]
         done = move.prepare(of)()
         after = [s.chunk_id for s in of.window.slots]
         expected = {
             "append, stored": (before, 5),
             "recall": (before, 5),
-            "slide, compact": (before[1:], 4),
-            "slide, keep": (before[1:], 4),
+            "slide": (before[1:], 4),
             "evict in the middle": (before[:2] + before[3:], 4),
             "reorder the tail": (before[::-1], 4),
         }.get(move.name, (before, 4))
