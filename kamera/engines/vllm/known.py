@@ -98,8 +98,7 @@ class _Behind:
             at = tuple(map(add, at, outline.advance))
             shown, names = (*shown, row.chunk_id), (*names, name_behind(row.chunk_id, behind, names))
             worth = weakest((worth, guarantee))
-        axes = len(at) or 1
-        return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts), (0,) * axes)
+        return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
     def _behind(
         self,
