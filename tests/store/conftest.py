@@ -7,6 +7,8 @@ import pytest
 import redis
 
 from kamera.store import ChunkStore
+from lab.reliability.mooncake_server import MASTER, MooncakeServer
+from lab.reliability.mooncake_server import MISSING as NO_MOONCAKE
 from lab.reliability.redis_server import BINARY, MISSING, VALKEY, RedisServer
 from lab.reliability.s3_server import MISSING as MOTO_MISSING
 from lab.reliability.s3_server import S3Server
@@ -71,6 +73,23 @@ def s3(_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
         monkeypatch.setenv(name, value)
     _s3.reset()
     return _s3
+
+
+@pytest.fixture(scope="session")
+def _mooncake() -> Iterator[MooncakeServer]:
+    if MASTER is None:
+        pytest.skip(NO_MOONCAKE)
+    pytest.importorskip("mooncake.store", reason=NO_MOONCAKE, exc_type=ImportError)
+    running = MooncakeServer()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def mooncake(_mooncake: MooncakeServer) -> MooncakeServer:
+    """A running, empty Mooncake."""
+    _mooncake.empty()
+    return _mooncake
 
 
 @pytest.fixture(params=["redis", "s3", "obstore"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
+
+from kamera.errors import ForkedStore
 
 OBJECTS = "objects/"
 QUARANTINE = "quarantine/"
@@ -88,3 +91,16 @@ class BlobCell:
     def alone(self) -> AbstractContextManager[None]:
         """See `PinCell`: nobody is excluded."""
         return contextlib.nullcontext()
+
+
+_users: dict[str, int] = {}  # by library: the process that has its threads
+
+
+def refuse_child(library: str, url: str) -> None:
+    """Raise `ForkedStore` in a child of the process that has used ``library``: a call would never return."""
+    user = _users.setdefault(library, os.getpid())
+    if user != os.getpid():
+        raise ForkedStore(
+            f"cannot open {url}: process {user}, which this one was forked from, has used {library}, and its "
+            "library's threads are not here: start workers by spawn, or open them in children alone"
+        )

@@ -18,28 +18,14 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
 from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 
-from kamera.errors import ForkedStore, StoreError
+from kamera.errors import StoreError
 from kamera.files import locked
 from kamera.ops import digest
-from kamera.store.remote.blobs import BlobHead
+from kamera.store.remote.blobs import BlobHead, refuse_child
 
 _WORKERS = 8  # concurrent look-ups while listing
 _NO_PATH = re.compile(r'Path "([^"]*)"')
 _TAKEN = (AlreadyExistsError, PreconditionError)  # the condition of a write did not hold
-
-
-_user: int | None = None  # the process that has the library's threads
-
-
-def _refuse_child(url: str) -> None:
-    """Raise `ForkedStore` in a child of the process that has used the library: a call would never return."""
-    global _user
-    if _user not in (None, os.getpid()):
-        raise ForkedStore(
-            f"cannot open {url}: process {_user}, which this one was forked from, has used an object store, "
-            "and its library's threads are not here: start workers by spawn, or open them in children alone"
-        )
-    _user = os.getpid()
 
 
 class ObjectBlobs:
@@ -53,7 +39,7 @@ class ObjectBlobs:
     errors: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 
     def __init__(self, store: Any, prefix: str, *, shown: str, locks: Path | None = None) -> None:
-        _refuse_child(shown)
+        refuse_child("an object store", shown)
         self._locks = locks
         self.url = shown
         self._store = store
@@ -69,7 +55,7 @@ class ObjectBlobs:
         ``timeout`` (seconds) bounds the wait for each answer, ``retries`` the repetitions of a failed
         request (exponential pauses with jitter).
         """
-        _refuse_child(shown)
+        refuse_child("an object store", shown)
         parts = urlsplit(url)
         if parts.scheme == "memory":
             return cls(MemoryStore(), prefix, shown=shown)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kamera.errors import KameraError, StoreError
 from kamera.ops import digest
 from kamera.store.codec import Codec
-from kamera.store.remote.blobs import Blobs
 from kamera.store.remote.guard import COOLDOWN
 from kamera.store.remote.tier import RemoteTier
 
@@ -23,7 +22,9 @@ _REDIS = {
 }
 _OBJECTS = {"s3": "s3", "gs": "gs", "obstore+file": "file", "obstore+memory": "memory"}
 
-SCHEMES = (*_REDIS, *_OBJECTS)
+_MOONCAKE = {"mooncake": "mooncake"}
+
+SCHEMES = (*_REDIS, *_OBJECTS, *_MOONCAKE)
 TIMEOUT = 2.0
 """Seconds a remote may take for one answer, unless the url says ``?timeout=``."""
 RETRIES = 1
@@ -48,21 +49,25 @@ def is_remote(url: str) -> bool:
 def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     """The remote tier of ``tenant`` at ``url``; no request is made, so a remote that is down opens too.
 
-    ``redis://…``, ``rediss://…``, ``valkey://…``, ``redis+unix:///socket`` (with ``?prefix=kamera``),
-    ``s3://bucket/path``, ``gs://bucket/path``, ``obstore+file:///path``, ``obstore+memory://``; all
-    with ``?timeout=seconds``, ``?retries=n``, and ``?cooldown=seconds`` (time without calls to a remote
-    that is down). Raises `StoreError` when the driver's library is missing or rejects the url.
+    ``redis://…``, ``rediss://…``, ``valkey://…``, ``redis+unix:///socket``, ``mooncake://master:50051``
+    (with ``?prefix=kamera``), ``s3://bucket/path``, ``gs://bucket/path``, ``obstore+file:///path``,
+    ``obstore+memory://``; all with ``?timeout=seconds``, ``?retries=n``, and ``?cooldown=seconds`` (time
+    without calls to a remote that is down). Raises `StoreError` when the driver's library is missing or
+    rejects the url.
     """
     scheme = urlsplit(url).scheme
-    place = _place(url, {**_REDIS, **_OBJECTS}[scheme], "kamera/" if scheme in _REDIS else "")
+    place = _place(url, {**_REDIS, **_OBJECTS, **_MOONCAKE}[scheme], "" if scheme in _OBJECTS else "kamera/")
     # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
     owner = codec.name(digest("kamera.tenant.v1", tenant))
     place = place._replace(prefix=f"{place.prefix}v1/{owner}/")
     try:
-        blobs = _redis(place) if scheme in _REDIS else _objects(place)
+        blobs = _driver(scheme)(
+            place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
+        )
     except ImportError as error:
+        extra = "mooncake" if scheme in _MOONCAKE else "remote"
         raise StoreError(
-            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[remote]'"
+            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[{extra}]'"
         ) from error
     except KameraError:
         raise
@@ -72,20 +77,19 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     return RemoteTier(blobs, codec, tenant, place.cooldown)
 
 
-def _redis(place: _Place) -> Blobs:
-    from kamera.store.remote.redis import RedisBlobs
+def _driver(scheme: str) -> Any:
+    """The driver of a scheme, which makes `Blobs`."""
+    if scheme in _MOONCAKE:
+        from kamera.store.remote.mooncake import MooncakeBlobs
 
-    return RedisBlobs(
-        place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
-    )
+        return MooncakeBlobs
+    if scheme in _REDIS:
+        from kamera.store.remote.redis import RedisBlobs
 
-
-def _objects(place: _Place) -> Blobs:
+        return RedisBlobs
     from kamera.store.remote.objects import ObjectBlobs
 
-    return ObjectBlobs.open(
-        place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
-    )
+    return ObjectBlobs.open
 
 
 def _place(url: str, scheme: str, prefix: str) -> _Place:

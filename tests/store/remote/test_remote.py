@@ -20,7 +20,7 @@ CHUNK = "c" * 64
 KEY = canonical().key
 
 
-@pytest.fixture(params=["redis", "valkey", "s3", "obstore"])
+@pytest.fixture(params=["redis", "valkey", "mooncake", "s3", "obstore"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param != "obstore":
         name = "server" if request.param == "redis" else request.param
