@@ -61,10 +61,6 @@ class Lower(Protocol):
         """The objects that may be collected, of all tenants of a directory if ``tenant`` is None."""
         ...
 
-    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
-        """Put ``data`` in place of ``old``; False if that is there no more."""
-        ...
-
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
         """Store an object that was written elsewhere; return its stamp, or None if one is there: it stays."""
         ...

@@ -79,10 +79,6 @@ class Notes:
         """Note that the remote has the file of ``stamp``."""
         self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", key, stamp)
 
-    def renew_sent(self, key: str, old: str, new: str) -> None:
-        """Note that the file of stamp ``old``, if the remote has it, is that of ``new`` now."""
-        self._say("UPDATE sent SET stamp = ? WHERE key = ? AND stamp = ?", new, key, old)
-
     def _say(self, sql: str, *values: str) -> list[tuple[str, ...]]:
         with contextlib.suppress(Unusable):
             if not self._read_only:

@@ -27,7 +27,6 @@ from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
-from kamera.store.lower import File
 from kamera.store.orders import PutOrder
 from kamera.trust import outranks
 
@@ -39,7 +38,7 @@ _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their
 
 
 class _File(NamedTuple):
-    """An object's file, to be put over any other (``replace``), over that of a stamp, or over none.
+    """An object's file, to be put over any other (``replace``), or over none.
 
     ``there``: the stamp of the file in its place when it was written aside.
     """
@@ -47,7 +46,6 @@ class _File(NamedTuple):
     info: ObjectInfo
     data: bytes
     replace: bool
-    instead_of: str | None = None
     needs: str = ""
     there: str | None = None
 
@@ -106,13 +104,6 @@ class DiskTier(DiskObjects):
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
         """See `Lower`; an object stays only if it is intact."""
         return self._placed(_File(info, data, replace=False))
-
-    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
-        """See `Lower`. What a remote has of the old file, it has of the new one."""
-        stamp = self._placed(_File(info, data, replace=True, instead_of=old.stamp))
-        if stamp is not None:
-            self.index.notes.renew_sent(info.key, old.stamp, stamp)
-        return stamp is not None
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
@@ -202,7 +193,7 @@ class DiskTier(DiskObjects):
                 continue
             try:
                 there = self._files.stamp(key)
-                if file.instead_of is None and self._stays(file.info, file.replace):
+                if self._stays(file.info, file.replace):
                     placed[key] = None
                     continue
                 if self.make_room is not None:
@@ -258,8 +249,6 @@ class DiskTier(DiskObjects):
     def _gives_way(self, file: _File) -> bool:
         """True if another file came to its place since it was written aside, and stays there."""
         now = self._files.stamp(file.info.key)
-        if file.instead_of is not None:
-            return now != file.instead_of
         return now not in (None, file.there) and (not file.replace or self._outranks(file.info))
 
     def _outranks(self, info: ObjectInfo) -> bool:

@@ -137,10 +137,6 @@ class RemoteTier:
         self._count("stored")
         return True
 
-    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
-        """See `Lower`."""
-        return self._blobs.replace(OBJECTS + info.key, data, old.data)
-
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
         """See `Lower`."""
         return "" if self._blobs.replace(OBJECTS + info.key, data, None) else None
