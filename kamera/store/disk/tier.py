@@ -23,7 +23,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.files import LEFT_IN_PLACE, file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
-from kamera.store.disk.objects import DiskObjects
+from kamera.store.disk.objects import COPY, DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
@@ -102,7 +102,7 @@ class DiskTier(DiskObjects):
         ]
 
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """See `Lower`; an object stays only if it is intact."""
+        """Store an object that was written elsewhere; its stamp, or None if an intact one stays there."""
         return self._placed(_File(info, data, replace=False))
 
     def delete(self, key: str) -> bool:
@@ -139,10 +139,12 @@ class DiskTier(DiskObjects):
             return removed
 
     def purge(self, file: str) -> None:
-        """See `Lower`."""
+        """Delete a copy in quarantine."""
         self._writable("delete")
         with self._translated("delete"):
-            self._quarantine.drop(file)
+            folder = self._quarantine.there()
+            if folder is not None and COPY.fullmatch(file) and folder.remove(file):
+                folder.sync()
 
     def _placed(self, file: _File) -> str | None:
         [found] = self._place([file.info.key], [file])
