@@ -21,7 +21,6 @@ STORE = {
     "forget": Verb("kamera.cli.store_keep:forget"),
     "export": Verb("kamera.cli.store_copy:export"),
     "import": Verb("kamera.cli.store_copy:import_store"),
-    "rotate": Verb("kamera.cli.store_copy:rotate"),
     "convert": Verb("kamera.cli.store_copy:convert"),
     "quarantine": Verb(
         "kamera.cli.store_quarantine:quarantine",

@@ -1,4 +1,4 @@
-"""``kamera store export``, ``import``, ``convert``, ``rotate``: objects in another store, under a key."""
+"""``kamera store export``, ``import`` and ``convert``: objects in another store."""
 
 from __future__ import annotations
 
@@ -81,17 +81,4 @@ def _show(out: Output, done: Copied, *, unsaved: int = 0, **about: str) -> None:
     """Show a copy. Exit code 1 if some of it was refused, or has not reached the remote."""
     out.show({**about, "unsaved": unsaved, **asdict(done)})
     if done.refused or unsaved:
-        raise typer.Exit(1)
-
-
-@command
-def rotate(target: StoreArgument) -> None:
-    """Re-encrypt every object of a tenant under the first key; the others only decrypt.
-
-    Exit code 1 if some could not be read: then the older keys are still needed.
-    """
-    with target.open() as store:
-        done = StoreAdmin(store).rotate()
-    target.out.show({"store": store.url, **asdict(done)})
-    if done.refused:
         raise typer.Exit(1)

@@ -31,7 +31,6 @@ from kamera.store.outline import OPENING, Outline
 from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.remote import is_remote
-from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit
 from kamera.store.store import ChunkStore, memory_of, signature
@@ -53,7 +52,6 @@ __all__ = [
     "Outline",
     "PatchRecord",
     "Put",
-    "Rotated",
     "StoreAdmin",
     "StoreStats",
     "Unasked",

@@ -119,15 +119,6 @@ class Codec:
         """The content of `kamera-store.json` in a directory of such objects."""
         return {"format": DIRECTORY_VERSION}
 
-    @property
-    def encrypts(self) -> bool:
-        """True if files are encrypted, under keys that can be rotated."""
-        return False
-
-    def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
-        """The file under the first key; None if that is its key already. Raises as `decode`."""
-        return None
-
     def sign(self, text: str) -> str:
         """A digest of a text, by which one that was not written here is detected."""
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

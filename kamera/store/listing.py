@@ -23,7 +23,6 @@ def rows(
     ``here``: only those in directory and memory. Raises `ValueError` for an unknown kind.
     """
     check_kind(kind)
-    tiers.sweep()
     if tiers.disk is not None and (here or tiers.remote is None):
         return tiers.disk.index.rows(
             tenant=tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset
@@ -40,14 +39,12 @@ def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
     """Counts of the objects; a directory counts them without listing."""
     check_kind(kind)
     if tiers.disk is not None and tiers.remote is None:
-        tiers.sweep()
         return tiers.disk.index.census(tenant, kind)
     return Census.of(list(map(Weighed.of, rows(tiers, tenant, kind))), KINDS if kind is None else (kind,))
 
 
 def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
     """Counts and bytes, and the counters of memory and remote."""
-    tiers.sweep()
     disk = tiers.disk
     kinds = (
         Census.of(list(map(Weighed.of, tiers.memory.infos())), KINDS).kinds

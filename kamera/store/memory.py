@@ -40,7 +40,7 @@ class MemoryTier:
 
     A record is valid for one ``stamp`` (of the file it was read from): a look-up with another drops it
     and is a miss. A record that is pinned, or whose key is in ``held`` (asked with the tier
-    locked), is not evicted; a record for which that leaves no room is not kept. ``clock`` returns seconds.
+    locked), is not evicted; a record for which that leaves no room is not kept.
     """
 
     def __init__(self, limit: int, held: Container[str] = ()) -> None:

@@ -64,7 +64,7 @@ class Counters:
     def count(self, metric: str, *labels: str) -> None:
         """Count one event."""
         with self._lock:
-            self._sums[(metric, *labels)] += 1
+            self._sums.update([(metric, *labels)])
 
     def time(self, metric: str, seconds: float, *labels: str) -> None:
         """Count one event that took this long."""
@@ -141,9 +141,10 @@ class Metrics(Counters):
         pending = core.GaugeMetricFamily("kamera_remote_pending_uploads", "To be sent", labels=["store"])
         for stats in filter(None, map(_of, stores)):
             url, held, far = stats.url, stats.memory, stats.remote
-            for tier, part in {"memory": held, **({"disk": stats} if stats.directory else {})}.items():
-                size.add_metric([url, tier], part.bytes)
-                objects.add_metric([url, tier], part.objects)
+            tiers = [("memory", held.bytes, held.objects), ("disk", stats.bytes, stats.objects)]
+            for tier, amount, number in tiers if stats.directory else tiers[:1]:
+                size.add_metric([url, tier], amount)
+                objects.add_metric([url, tier], number)
             for event in ("hits", "misses", "evictions"):
                 memory.add_metric([url, event], getattr(held, event))
             if far is not None:

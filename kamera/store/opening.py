@@ -23,14 +23,13 @@ def open_tiers(
     memory_limit: int,
     cache: str | os.PathLike[str] | None,
     disk_limit: int | str | None,
-    ttl: float | None,
     read_only: bool,
 ) -> tuple[str, Tiers]:
     """A store's address without credentials, and its tiers; arguments and errors of `ChunkStore.open`."""
     limit = None if disk_limit is None else parse_size(disk_limit)
     if isinstance(url, str) and is_remote(url):
-        if ttl is not None or read_only:
-            raise ValueError("ttl and read_only are for a directory store, and this is a remote")
+        if read_only:
+            raise ValueError("read_only is for a directory store, and this is a remote")
         if cache is None and limit is not None:
             raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
         remote = open_remote(url, codec, tenant)
@@ -44,11 +43,11 @@ def open_tiers(
         raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
     path = path_of(url)
     if path is None:
-        if limit is not None or ttl is not None or read_only:
-            raise ValueError("disk_limit, ttl and read_only are for a directory, and 'memory://' is none")
+        if limit is not None or read_only:
+            raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
         return "memory://", Tiers(codec, tenant, memory_limit)
     disk = DiskTier(directory_of(path, codec, read_only=read_only), codec, read_only=read_only)
-    return str(path), Tiers(codec, tenant, memory_limit, disk, bounds=DiskBounds(disk, limit, ttl))
+    return str(path), Tiers(codec, tenant, memory_limit, disk, bounds=DiskBounds(disk, limit))
 
 
 def path_of(url: str | os.PathLike[str]) -> Path | None:

@@ -91,7 +91,6 @@ class ChunkStore:
         keys: Sequence[bytes] = (),
         cache: str | os.PathLike[str] | None = None,
         disk_limit: int | str | None = None,
-        ttl: float | None = None,
         read_only: bool = False,
         kv: KVForm = "as-is",
         digest: DigestName = "sha256",
@@ -105,10 +104,9 @@ class ChunkStore:
         bytes.
 
         For a directory ``disk_limit`` bounds the bytes of its objects: the least recently used leave
-        before a put, and a put for which that leaves no room raises `StoreFull`. Objects unused for
-        ``ttl`` seconds count as gone. Neither touches pinned objects. With ``read_only``, and in any
-        directory that cannot be written, look-ups and listings work, and a call that would change it
-        raises `StoreReadOnly`.
+        before a put, pinned objects stay, and a put for which that leaves no room raises `StoreFull`. With
+        ``read_only``, and in any directory that cannot be written, look-ups and listings work, and a call
+        that would change it raises `StoreReadOnly`.
 
         ``memory_limit`` bounds the records kept decoded, in bytes or as ``"512MiB"``; for
         ``memory://`` it bounds the store itself, and an evicted object is a miss. With a ``secret`` (16
@@ -127,7 +125,7 @@ class ChunkStore:
         hasher_of(digest)
         codec = replace(codec_of(tenant, secret, keys), digest=digest)
         limit = parse_size(memory_limit)
-        where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, ttl, read_only)
+        where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, read_only)
         return cls(where, tiers, tenant, codec, kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:

@@ -21,7 +21,6 @@ from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
 from kamera.store.info import BY_AGE, FlushReport, ObjectInfo, RemoteStats, Weighed
-from kamera.store.lower import Lower
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, possible, rank
 from kamera.store.pins import PinBook
@@ -36,6 +35,10 @@ WORKERS = 8
 """Most puts to a remote in progress at once: each has an object's bytes."""
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
+
+
+Lower = DiskTier | RemoteTier
+"""A tier below memory. `DiskTier` says what the methods do that both have."""
 
 
 class Tiers:
@@ -161,7 +164,6 @@ class Tiers:
 
     def infos(self) -> list[ObjectInfo]:
         """Infos of all objects, oldest first; while the remote is down, only of those here."""
-        self.sweep()
         here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
         if self.remote is None:
             return here
@@ -220,11 +222,6 @@ class Tiers:
         why = None if self.disk is None else self.disk.index.scrub()
         return [] if why is None else [why]
 
-    def sweep(self) -> None:
-        """Remove the objects unused for the store's ``ttl``, if it has one."""
-        if self._bounds is not None:
-            self._bounds.sweep()
-
     def remote_stats(self) -> RemoteStats | None:
         """The remote's counters and the number of pending objects; None without a remote."""
         return None if self.remote is None else replace(self.remote.stats(), pending=len(self.pending()))
@@ -254,9 +251,6 @@ class Tiers:
     def _local(self, name: str) -> Record | None:
         if self.disk is None:
             return self.memory.get(name)
-        if self._is_over(name):
-            self.memory.drop(name)
-            return None
         # asking the file each time costs microseconds, and shows the changes of other processes at once
         stamp = self.disk.stamp(name)
         kept = self.memory.get(name, stamp)
@@ -272,24 +266,19 @@ class Tiers:
 
     def _holds(self, name: str) -> bool:
         # the remote is not asked: an object that it lists may still turn out damaged
-        if self._is_over(name):
-            return False
         return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
 
     def has_here(self, name: str) -> bool:
         """True if the object is in the directory, or without one in memory."""
         if self.disk is None:
             return self.memory.info(name) is not None
-        return not self._is_over(name) and self.disk.stamp(name) is not None
+        return self.disk.stamp(name) is not None
 
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:
             return self.memory.info(name)
-        stamp = None if self._is_over(name) else self.disk.stamp(name)  # a header is read only once
+        stamp = self.disk.stamp(name)  # a header is read only once
         return None if stamp is None else self.memory.info(name, stamp) or self.disk.info(name)
-
-    def _is_over(self, name: str) -> bool:
-        return self._bounds is not None and self._bounds.is_over(name)
 
     def _fetch(self, name: str, remote: RemoteTier) -> Record | None:
         if self.has_here(name):  # fetched while this call waited

@@ -1,10 +1,10 @@
-"""kamera store export, import and rotate: from store to store, with secrets from files."""
+"""kamera store export and import: from store to store, with secrets from files."""
 
 from __future__ import annotations
 
 import pytest
 
-from kamera.store import ChunkStore, StoreAdmin
+from kamera.store import ChunkStore
 from tests.cli.run import kamera
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
@@ -63,25 +63,3 @@ def test_damage_fails_the_export_and_the_import(capsys, root, tmp_path):
     (tmp_path / "d").mkdir()
     none = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "d")
     assert none.code == 1 and "no kamera store" in none.err
-
-
-def test_rotate_brings_a_store_under_the_first_key(capsys, tmp_path):
-    files = {"secret": b"0123456789abcdef", "new": b"n" * 32, "old": b"o" * 32, "stray": b"s" * 32}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    with ChunkStore.open(tmp_path / "s", secret=files["secret"], keys=[files["old"]]) as store:
-        store.put(canonical(A))
-    secret = ("--secret-file", tmp_path / "secret")
-
-    def rotate(*names):
-        keys = [part for name in names for part in ("--key-file", tmp_path / name)]
-        return kamera(capsys, "store", "rotate", tmp_path / "s", *secret, *keys, "--format", "json")
-
-    short = rotate("new", "stray")
-    assert short.code == 1 and len(short.document["refused"]) == 1
-    done = rotate("new", "old")
-    assert (done.code, done.document["rewritten"], done.document["refused"]) == (0, 1, [])
-    with ChunkStore.open(tmp_path / "s", secret=files["secret"], keys=[files["new"]]) as store:
-        assert StoreAdmin(store).verify().ok == 1
-    plain = kamera(capsys, "store", "rotate", tmp_path / "s")
-    assert plain.code == 1 and "only an encrypted store" in plain.err

@@ -109,7 +109,7 @@ def test_a_store_behind_a_cache_is_one_store(capsys, url, tmp_path):
     with ChunkStore.open(url) as store:
         store.put(canonical("b" * 64))
     assert as_json(capsys, "ls", url, "--cache", cache)[1]["objects"] == 2
-    for verb in (("gc", "--max-bytes", "0"), ("forget", "a" * 64), ("rotate",)):
+    for verb in (("gc", "--max-bytes", "0"), ("forget", "a" * 64)):
         alone = kamera(capsys, "store", verb[0], cache, *verb[1:])
         assert (alone.code, alone.out) == (1, "") and "is the cache of" in alone.err
     assert as_json(capsys, "forget", url, "a" * 64, "--cache", cache)[1]["left"] == []
@@ -173,28 +173,6 @@ def test_a_file_url_is_a_directory(capsys, tmp_path):
     with ChunkStore.open(tmp_path / "s") as store:
         store.put(canonical())
     assert as_json(capsys, "ls", (tmp_path / "s").as_uri())[1]["objects"] == 1
-
-
-def test_rotation_reaches_a_remote(capsys, url, tmp_path):
-    for name, data in {"secret": b"s" * 32, "new": b"n" * 32, "old": b"o" * 32}.items():
-        (tmp_path / name).write_bytes(data)
-    with ChunkStore.open(url, secret=b"s" * 32, keys=[b"o" * 32]) as store:
-        store.put(canonical())
-    sealed = ("--secret-file", tmp_path / "secret")
-    done = kamera(
-        capsys,
-        "store",
-        "rotate",
-        url,
-        *sealed,
-        "--key-file",
-        tmp_path / "new",
-        "--key-file",
-        tmp_path / "old",
-    )
-    assert done.code == 0
-    with ChunkStore.open(url, secret=b"s" * 32, keys=[b"n" * 32]) as store:
-        assert StoreAdmin(store).verify().ok == 1
 
 
 def test_inspect_reads_a_remote_and_moves_nothing(capsys, filled, tmp_path):

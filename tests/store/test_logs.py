@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError
 from kamera.store import Context, StoreAdmin
-from kamera.store.logs import JsonFormatter
 from tests.compile.saved import pictures, vision_backbone
 from tests.store.builders import canonical
 
@@ -70,37 +68,8 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
     assert any("patch was refused" in record.getMessage() for record in ours)
     assert any("starting over" in record.getMessage() for record in ours)
     for record in ours:
-        told = f"{record.getMessage()} {record.args!r} {vars(record)!r} {JsonFormatter().format(record)}"
+        told = f"{record.getMessage()} {record.args!r} {vars(record)!r}"
         assert not [secret for secret in SECRETS if secret in told], told
         assert "tensor(" not in told and "array(" not in told
         held = record.args if isinstance(record.args, tuple) else (record.args,)
         assert not any(isinstance(value, torch.Tensor | np.ndarray | bytes) for value in held)
-
-
-def test_a_line_is_one_json_object_without_foreign_attributes() -> None:
-    logger = logging.getLogger("kamera.test")
-    try:
-        raise StoreProblem("the walrus")
-    except StoreProblem:
-        import sys
-
-        record = logger.makeRecord(
-            "kamera.test",
-            logging.WARNING,
-            "f.py",
-            7,
-            "object %s\nmoved",
-            ("ab",),
-            sys.exc_info(),
-            "go",
-            extra={"prompt": "walrus"},
-        )
-    line = JsonFormatter().format(record)
-    assert "\n" not in line and "walrus" not in line
-    told = json.loads(line)
-    assert set(told) == {"time", "level", "logger", "message", "error", "at"}
-    assert (told["level"], told["message"], told["error"]) == ("WARNING", "object ab\nmoved", "StoreProblem")
-
-
-class StoreProblem(Exception):
-    pass

@@ -28,7 +28,6 @@ from kamera.store.keys import KVForm, is_key
 from kamera.store.listing import census
 from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
-from kamera.store.seal.rotate import Rotated, rotate
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -168,16 +167,7 @@ class StoreAdmin:
         store = self.store
         return forget(self._tiers, store._search, store._codec, store.tenant, chunk_id)
 
-    # -- keys, copies ---------------------------------------------------------------------------
-
-    def rotate(self) -> Rotated:
-        """Re-encrypt every encrypted object under the first of ``keys``; if interrupted, run it again.
-
-        Raises `StoreError` for a store that is not encrypted, for a remote without compare-and-replace, and
-        for a remote's cache opened without the remote.
-        """
-        self._refuse_cache("rotate")
-        return rotate(self.store._codec, self._tiers)
+    # -- copies ---------------------------------------------------------------------------------
 
     def copy(
         self,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.lower import Lower
 from kamera.store.records import Record
+from kamera.store.tiers import Lower
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore

@@ -7,8 +7,7 @@ from dataclasses import replace
 from kamera.errors import CorruptChunk, ForeignKey, StoreVersionError, WrongKey
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import Progress, VerifyReport
-from kamera.store.lower import Lower
-from kamera.store.tiers import Tiers
+from kamera.store.tiers import Lower, Tiers
 
 
 def verify(tiers: Tiers, progress: Progress) -> VerifyReport:

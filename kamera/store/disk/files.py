@@ -13,10 +13,10 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, named
+from kamera.store.fetched import File
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
-from kamera.store.lower import File
 from kamera.store.sources import FileSource
 
 logger = logging.getLogger(__name__)

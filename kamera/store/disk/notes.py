@@ -45,14 +45,6 @@ class Notes:
         if due:
             self.flush()
 
-    def last_use(self, key: str) -> float | None:
-        """Time of the last known use of ``key`` (seconds since 1970)."""
-        with self._lock:
-            if key in self._uses:
-                return self._uses[key][1]
-        rows = self._say("SELECT used FROM uses WHERE key = ?", key)
-        return float(rows[0][0]) if rows else None
-
     def flush(self) -> None:
         """Write the uses counted so far; they are dropped if another process holds the database."""
         with self._lock:
@@ -78,10 +70,6 @@ class Notes:
     def note_sent(self, key: str, stamp: str) -> None:
         """Note that the remote has the file of ``stamp``."""
         self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", key, stamp)
-
-    def renew_sent(self, key: str, old: str, new: str) -> None:
-        """Note that the file of stamp ``old``, if the remote has it, is that of ``new`` now."""
-        self._say("UPDATE sent SET stamp = ? WHERE key = ? AND stamp = ?", new, key, old)
 
     def _say(self, sql: str, *values: str) -> list[tuple[str, ...]]:
         with contextlib.suppress(Unusable):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,19 +16,21 @@ from kamera import forks
 from kamera.errors import CorruptChunk, StoreError, StoreReadOnly
 from kamera.store.codec import Codec
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles, file_of
-from kamera.store.disk.folder import Nested, NotAFile, stamp_of
+from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
 from kamera.store.disk.keep import KeepFile
 from kamera.store.disk.marker import MARKER, open_directory
-from kamera.store.disk.quarantine import Quarantine, described
 from kamera.store.disk.reading import ReadPool
+from kamera.store.fetched import Fetched, File
 from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined, Weighed
 from kamera.store.keys import is_key
-from kamera.store.lower import Fetched, File
 from kamera.store.pins import PinBook
 
 logger = logging.getLogger(__name__)
+
+COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})\.safetensors")
+"""The file of a damaged object in quarantine: its name, and the time in ns."""
 
 
 class DiskObjects:
@@ -41,11 +46,10 @@ class DiskObjects:
             self.read_only = read_only or not os.access(root, os.W_OK)
             self._root.refuse_links()  # SQLite would follow one
             self._tmp, self._objects = (Nested(self._root, name) for name in ("tmp", "objects"))
-            quarantine = Nested(self._root, "quarantine", stays=False)
+            self._quarantine = Nested(self._root, "quarantine", stays=False)
             self._files = ObjectFiles(self._objects, self._tmp, codec)
-            self._quarantine = Quarantine(quarantine)
             if not self.read_only:
-                for folder in (self._objects, self._tmp, quarantine):
+                for folder in (self._objects, self._tmp, self._quarantine):
                     self._prepare(folder)
                 self._root.sync()  # who made them may have died since
         self.index = Index(root / "index.sqlite", self._files, codec, read_only=self.read_only)
@@ -58,7 +62,11 @@ class DiskObjects:
             return self._files.stamp(key)
 
     def read(self, key: str) -> Fetched | None:
-        """See `Lower`."""
+        """The object ``key``, verified to the last byte; None if there is none.
+
+        Anything else there goes to quarantine, and `CorruptChunk` is raised. Raises `StoreVersionError` and
+        `WrongKey` as `Codec.decode`: then it stays where it is.
+        """
         with self._translated("read"):
             try:
                 file = self._files.open(key)
@@ -72,7 +80,7 @@ class DiskObjects:
                 return Fetched(self._readers.read(opened), opened.head.info, File(b"", stamp))
 
     def read_file(self, key: str) -> File | None:
-        """See `Lower`."""
+        """The bytes of the object ``key``, verified; otherwise as `read`."""
         found = self.load(key)
         if found is not None:
             with self._translated("read"), self._quarantining(key, found.stamp):
@@ -80,7 +88,7 @@ class DiskObjects:
         return found
 
     def load(self, key: str) -> File | None:
-        """See `Lower`."""
+        """The bytes under ``key``, unverified; not counted as a use."""
         with self._translated("read"):
             try:
                 return self._files.load(key)
@@ -97,16 +105,16 @@ class DiskObjects:
         return None if found is None else found[0]
 
     def names(self) -> list[str]:
-        """See `Lower`; from the files."""
+        """Names of all objects, of all tenants; from the files."""
         with self._translated("list the objects"):
             return self._files.names()
 
     def strangers(self) -> list[str]:
-        """See `Lower`: any other file is ignored."""
+        """One line for each thing in the place of an object that is none: here any other file is ignored."""
         return []
 
     def weighed(self, tenant: str | None) -> Iterator[Weighed]:
-        """See `Lower`."""
+        """The objects that may be collected, of all tenants if ``tenant`` is None."""
         return self.index.weighed(tenant)
 
     def header(self, key: str) -> Header | None:
@@ -131,20 +139,27 @@ class DiskObjects:
             return self.index.compare(afresh=True)
 
     def copies(self) -> list[Quarantined]:
-        """See `Lower`."""
+        """All copies in quarantine, by name and time; of all tenants."""
+        found = []
         with self._translated("list the quarantine"):
-            return self._quarantine.copies()
+            folder = self._quarantine.there()
+            for file, status in [] if folder is None else folder.statuses():
+                match = COPY.fullmatch(file)
+                if match is not None:
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                    found.append(Quarantined(file, match.group(1), size, int(match.group(2)) / 1e9))
+        return found
 
     def copy_info(self, file: str) -> ObjectInfo | None:
-        """See `Lower`."""
+        """The description of a copy from its header, of any tenant; None if it cannot be read."""
         with self._translated("read"):
-            return self._quarantine.info(file, self.codec)
+            return self._described(self._quarantine.made(), file)
 
     def read_copy(self, file: str) -> bytes:
-        """See `Lower`."""
+        """The bytes of a copy, unverified. Raises `CorruptChunk` for what is no file."""
         with self._translated("read"):
             try:
-                return self._quarantine.read(file)
+                return self._quarantine.made().read(file)[0]
             except NotAFile as error:
                 raise CorruptChunk(str(error)) from error
 
@@ -152,7 +167,7 @@ class DiskObjects:
         """Files that are being written, each with its description, as far as that is written."""
         with self._translated("read"):
             tmp = self._tmp.there()
-            return {} if tmp is None else {file: described(tmp, file, self.codec) for file in tmp.names()}
+            return {} if tmp is None else {file: self._described(tmp, file) for file in tmp.names()}
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
@@ -187,10 +202,20 @@ class DiskObjects:
         with self._translated("quarantine"), self._renaming():
             if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
-            place = self._quarantine.take(self._objects.made(), file_of(key), key)
+            folder, copy = self._quarantine.made(), f"{key}.{time.time_ns()}.safetensors"
+            self._objects.made().move(file_of(key), folder, copy)
             self.index.drop(key)
+        place = folder.path / copy
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
+
+    def _described(self, folder: Folder, file: str) -> ObjectInfo | None:
+        """The object in a file whose name begins with its own, by its header; None if it cannot be read."""
+        try:
+            with folder.reading(file) as (descriptor, status), open(descriptor, "rb", closefd=False) as data:
+                return self.codec.read_info(data, status.st_size, file.partition(".")[0], file)
+        except (CorruptChunk, *LEFT_IN_PLACE, FileNotFoundError, NotAFile):
+            return None
 
     def _prepare(self, folder: Nested) -> None:
         """Make a folder now, if the disk has room for it."""

@@ -23,11 +23,10 @@ from kamera.store.codec import Codec
 from kamera.store.disk.files import LEFT_IN_PLACE, file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
-from kamera.store.disk.objects import DiskObjects
+from kamera.store.disk.objects import COPY, DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
-from kamera.store.lower import File
 from kamera.store.orders import PutOrder
 from kamera.trust import outranks
 
@@ -39,7 +38,7 @@ _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their
 
 
 class _File(NamedTuple):
-    """An object's file, to be put over any other (``replace``), over that of a stamp, or over none.
+    """An object's file, to be put over any other (``replace``), or over none.
 
     ``there``: the stamp of the file in its place when it was written aside.
     """
@@ -47,7 +46,6 @@ class _File(NamedTuple):
     info: ObjectInfo
     data: bytes
     replace: bool
-    instead_of: str | None = None
     needs: str = ""
     there: str | None = None
 
@@ -104,15 +102,8 @@ class DiskTier(DiskObjects):
         ]
 
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """See `Lower`; an object stays only if it is intact."""
+        """Store an object that was written elsewhere; its stamp, or None if an intact one stays there."""
         return self._placed(_File(info, data, replace=False))
-
-    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
-        """See `Lower`. What a remote has of the old file, it has of the new one."""
-        stamp = self._placed(_File(info, data, replace=True, instead_of=old.stamp))
-        if stamp is not None:
-            self.index.notes.renew_sent(info.key, old.stamp, stamp)
-        return stamp is not None
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
@@ -148,10 +139,12 @@ class DiskTier(DiskObjects):
             return removed
 
     def purge(self, file: str) -> None:
-        """See `Lower`."""
+        """Delete a copy in quarantine."""
         self._writable("delete")
         with self._translated("delete"):
-            self._quarantine.drop(file)
+            folder = self._quarantine.there()
+            if folder is not None and COPY.fullmatch(file) and folder.remove(file):
+                folder.sync()
 
     def _placed(self, file: _File) -> str | None:
         [found] = self._place([file.info.key], [file])
@@ -202,7 +195,7 @@ class DiskTier(DiskObjects):
                 continue
             try:
                 there = self._files.stamp(key)
-                if file.instead_of is None and self._stays(file.info, file.replace):
+                if self._stays(file.info, file.replace):
                     placed[key] = None
                     continue
                 if self.make_room is not None:
@@ -258,8 +251,6 @@ class DiskTier(DiskObjects):
     def _gives_way(self, file: _File) -> bool:
         """True if another file came to its place since it was written aside, and stays there."""
         now = self._files.stamp(file.info.key)
-        if file.instead_of is not None:
-            return now != file.instead_of
         return now not in (None, file.there) and (not file.replace or self._outranks(file.info))
 
     def _outranks(self, info: ObjectInfo) -> bool:

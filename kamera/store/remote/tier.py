@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
+from kamera.store.fetched import Fetched, File
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
-from kamera.store.lower import Fetched, File
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
@@ -27,7 +27,7 @@ _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
 
 
 class RemoteTier:
-    """One tenant's objects in a remote; see `Lower`. Safe to use from several threads and machines.
+    """One tenant's objects in a remote; see `DiskTier`. Safe to use from several threads and machines.
 
     Every method raises `RemoteUnavailable` when the remote does not answer or refuses: at once, while it is
     known to be down.
@@ -44,7 +44,7 @@ class RemoteTier:
         self._counts: Counter[str] = Counter()
 
     def read(self, name: str) -> Fetched | None:
-        """See `Lower`. Raises `ForeignKey` too, for a key that is no blob: then it stays where it is."""
+        """See `DiskTier`. Raises `ForeignKey` too, for a key that is no blob: then it stays where it is."""
         try:
             data = self._blobs.get(OBJECTS + name)
         except ForeignKey:
@@ -66,12 +66,12 @@ class RemoteTier:
         return Fetched(record, info, File(data))
 
     def read_file(self, name: str) -> File | None:
-        """See `Lower`."""
+        """See `DiskTier`."""
         found = self.read(name)
         return None if found is None else found.file
 
     def load(self, name: str) -> File | None:
-        """See `Lower`."""
+        """See `DiskTier`."""
         data = self._blobs.get(OBJECTS + name)
         return None if data is None else File(data)
 
@@ -110,15 +110,15 @@ class RemoteTier:
         return listing.infos()
 
     def weighed(self, tenant: str | None) -> Iterator[Weighed]:
-        """See `Lower`; uses are not counted here."""
+        """See `DiskTier`; uses are not counted here."""
         return map(Weighed.of, self.infos())
 
     def names(self) -> list[str]:
-        """See `Lower`."""
+        """See `DiskTier`."""
         return self._listing.names()
 
     def strangers(self) -> list[str]:
-        """See `Lower`."""
+        """See `DiskTier`."""
         return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
@@ -137,12 +137,8 @@ class RemoteTier:
         self._count("stored")
         return True
 
-    def exchange(self, info: ObjectInfo, data: bytes, old: File) -> bool:
-        """See `Lower`."""
-        return self._blobs.replace(OBJECTS + info.key, data, old.data)
-
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """See `Lower`."""
+        """See `DiskTier`."""
         return "" if self._blobs.replace(OBJECTS + info.key, data, None) else None
 
     def delete(self, names: Sequence[str]) -> None:
@@ -150,7 +146,7 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        """See `Lower`."""
+        """See `DiskTier`."""
         found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
         copies = sorted(name for name in found if _COPY.fullmatch(name))
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
@@ -161,18 +157,18 @@ class RemoteTier:
         ]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
-        """See `Lower`."""
+        """See `DiskTier`."""
         return self._listing.at(QUARANTINE + file)
 
     def read_copy(self, file: str) -> bytes:
-        """See `Lower`."""
+        """See `DiskTier`."""
         data = self._blobs.get(QUARANTINE + file)
         if data is None:
             raise CorruptChunk(f"{file}: it was deleted meanwhile")
         return data
 
     def purge(self, file: str) -> None:
-        """See `Lower`."""
+        """See `DiskTier`."""
         self._blobs.delete([QUARANTINE + file])
 
     def stats(self) -> RemoteStats:

@@ -1,1 +1,1 @@
-"""Ownership of objects: keyed names, encryption, tenants, and key rotation."""
+"""Ownership of objects: keyed names, encryption, and tenants."""

@@ -1,4 +1,4 @@
-"""Objects encrypted at rest, header and groups of tensors separately, under keys that can be rotated.
+"""Objects encrypted at rest, header and groups of tensors separately; keys of before can still read.
 
 AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. The plaintext is
 the sealed file of `seal.Sealed`, so nothing else about reading it changes.
@@ -81,19 +81,6 @@ class Encrypted(Sealed):
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
         front = cipher.decrypt(0, "head", file.read(preamble.head), source)
         return super().read_header(io.BytesIO(front), size, name, source)
-
-    @property
-    def encrypts(self) -> bool:
-        """See `Codec`."""
-        return True
-
-    def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
-        """See `Codec`."""
-        preamble = self._preamble(data[:LENGTH], len(data), name, source)
-        if preamble.key_id == next(iter(self.keys)):
-            return None
-        created = self.read_header(io.BytesIO(data), len(data), name, source)["created"]
-        return self.encode(self.decode(data, name, source), created)
 
     @property
     def marker(self) -> dict[str, Any]:

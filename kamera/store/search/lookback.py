@@ -64,7 +64,8 @@ class _Pictures:
 
     def add(self, objects: Iterable[tuple[str, str, np.ndarray | None]]) -> None:
         """Take objects: name, chunk id and unit vector ``[width]`` (None: it is never found)."""
-        rows, vectors = [], []
+        rows: list[tuple[str, str]] = []
+        vectors: list[np.ndarray] = []
         for name, chunk_id, vector in objects:
             self.names.add(name)
             width = self._vectors.shape[1] if self._rows else len(vectors[0]) if vectors else None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ import pytest
 
 from kamera.errors import StoreError, StoreFull
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.limit import DiskBounds
-from kamera.store.disk.tier import DiskTier
 from kamera.store.pins import PinBook
 from tests.store.builders import CONTEXT, canonical, file_of, patch
 
@@ -168,40 +164,8 @@ def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> 
         assert len(store.ls()) == 1
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = time.time()
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
-    clock = Clock()
-    with ChunkStore.open(root, ttl=100) as store:
-        disk = store._disk
-        assert isinstance(disk, DiskTier)
-        store._tiers._bounds = DiskBounds(disk, None, 100, clock)
-        disk.index.notes.clock = clock
-        used, pinned, idle = (store.put(canonical(name * 64)) for name in "abc")
-        StoreAdmin(store).pin([pinned])
-        clock.now += 90
-        assert store.get_canonical(CONTEXT, "a" * 64) is not None
-        clock.now += 20
-        assert not store.has(CONTEXT, "c" * 64)
-        assert store.get_canonical(CONTEXT, "c" * 64) is None
-        assert not file_of(root, idle).exists()
-        assert {info.key for info in store.ls()} == {used, pinned}
-        store.put(canonical("c" * 64))
-        os.utime(file_of(root, idle), (clock.now, clock.now))
-        assert store.has(CONTEXT, "c" * 64)
-        clock.now += 1000
-        assert {info.key for info in store.ls()} == {pinned}  # a listing lets them go, too
-
-
-@pytest.mark.parametrize("bound", [{"ttl": 0}, {"ttl": float("nan")}, {"disk_limit": "much"}])
-def test_a_bound_that_is_none_is_bad_usage(root: Path, bound: dict[str, Any]) -> None:
+def test_a_bound_that_is_none_is_bad_usage(root: Path) -> None:
     with pytest.raises(ValueError):
-        ChunkStore.open(root, **bound)
+        ChunkStore.open(root, disk_limit="much")
     with pytest.raises(ValueError, match="directory"):
         ChunkStore.open("memory://", disk_limit=100)

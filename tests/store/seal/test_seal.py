@@ -6,7 +6,6 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.tier import DiskTier
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
 from tests.store.builders import CONTEXT, assert_same, canonical, encode, patch, records
@@ -273,94 +271,26 @@ def test_without_the_library_the_extra_is_named(root: Path, monkeypatch: pytest.
         fill(store)
 
 
-# -- rotation ----------------------------------------------------------------------------------
+# -- another key -------------------------------------------------------------------------------
 
 
-def test_rotation_brings_every_object_under_the_first_key(root: Path) -> None:
+def test_a_copy_under_a_new_key_needs_the_old_one_no_more(root: Path, tmp_path: Path) -> None:
     with opened(root, OLD) as store:
         fill(store, 4)
-        before = store.ls()
-    with opened(root, NEW, OLD) as store:
+    with opened(root, NEW, OLD) as store, opened(tmp_path / "new", NEW) as other:
         store.put(canonical("d" * 64, ACME))
-        done = StoreAdmin(store).rotate()
-        assert (done.rewritten, done.current, done.refused) == (4, 1, ())
-        assert store.ls()[:4] == before
-    with opened(root, NEW) as store:
+        done = StoreAdmin(store).copy(other)
+        assert (done.canonicals + done.patches, done.refused) == (5, ())
+    with opened(tmp_path / "new", NEW) as store:
         assert StoreAdmin(store).verify().ok == 5
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
-        assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).rotate().current) == (0, 5)
 
 
-def test_an_interrupted_rotation_loses_nothing_and_resumes(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(root, OLD) as store:
-        fill(store, 5)
-    exchange: Callable[..., str | None] = DiskTier.exchange
-    calls: list[str] = []
-
-    def dies(self: DiskTier, info: Any, data: bytes, stamp: str) -> str | None:
-        calls.append(info.key)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return exchange(self, info, data, stamp)
-
-    with opened(root, NEW, OLD) as store:
-        monkeypatch.setattr(DiskTier, "exchange", dies)
-        with pytest.raises(KeyboardInterrupt):
-            StoreAdmin(store).rotate()
-        monkeypatch.undo()
-        assert StoreAdmin(store).verify().ok == 5
-        assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).verify().ok) == (3, 5)
-    with opened(root, NEW) as store:
-        assert StoreAdmin(store).verify().ok == 5
-
-
-def test_a_patch_written_during_a_rotation_is_not_overwritten(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(root, OLD) as store:
-        store.put(patch(context=ACME, rank=1))
-    with opened(root, NEW, OLD) as store, opened(root, NEW, OLD) as other:
-        renewed = Encrypted.renewed
-
-        def overtaken(self: Encrypted, *arguments: Any) -> bytes | None:
-            data = renewed(self, *arguments)
-            monkeypatch.undo()
-            other.put(patch(context=ACME, rank=3))
-            return data
-
-        monkeypatch.setattr(Encrypted, "renewed", overtaken)
-        done = StoreAdmin(store).rotate()
-        assert (done.rewritten, done.current) == (0, 1)
-        assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME, rank=3))
-
-
-def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> None:
+def test_a_copy_says_which_objects_need_another_key(root: Path, tmp_path: Path) -> None:
     with opened(root, STRAY) as store:
         stray = store.put(canonical(context=ACME))
-    with opened(root, NEW, OLD) as store:
+    with opened(root, NEW, OLD) as store, opened(tmp_path / "new", NEW) as other:
         store.put(patch(context=ACME))
-        done = StoreAdmin(store).rotate()
-        assert (done.rewritten, done.current, len(done.refused)) == (0, 1, 1)
+        done = StoreAdmin(store).copy(other)
+        assert (done.patches, len(done.refused)) == (1, 1)
         assert stray in done.refused[0] and stray in objects_of(root)
-    with opened(root, NEW, STRAY) as store:
-        done = StoreAdmin(store).rotate()
-        assert (done.rewritten, done.refused) == (1, ())
-
-
-def test_rotation_quarantines_damage_under_an_old_key(root: Path) -> None:
-    with opened(root, OLD) as store:
-        fill(store, 2)
-        bad = store.put(patch(context=ACME))
-    path = objects_of(root)[bad]
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with opened(root, NEW, OLD) as store:
-        done = StoreAdmin(store).rotate()
-        assert (done.rewritten, len(done.refused)) == (2, 1)
-        assert bad not in objects_of(root) and len(StoreAdmin(store).quarantine.copies()) == 1
-
-
-def test_only_an_encrypted_store_has_keys_to_rotate(root: Path) -> None:
-    with opened(root) as store, pytest.raises(StoreError, match="keys="):
-        StoreAdmin(store).rotate()
