@@ -5,7 +5,6 @@ from kamera.edits.clearing import Cleared, Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
-from kamera.edits.items import of_items
 from kamera.edits.messages import edited_messages
 from kamera.edits.policy import EditPolicy, edited, same
 
@@ -25,7 +24,6 @@ __all__ = [
     "difference",
     "edited",
     "edited_messages",
-    "of_items",
     "policies",
     "resolve",
     "same",

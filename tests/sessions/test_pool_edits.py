@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from kamera import ChunkStore
-from kamera.edits import Directive, of_items
-from kamera.errors import InvalidDirective, SessionConflict, UnknownSession
+from kamera.edits import Directive
+from kamera.errors import SessionConflict, UnknownSession
 from kamera.sessions import SessionPool, Stream
-from tests.content.templates import AGENT, TOOLS, picture, screens
+from tests.content.templates import picture, screens
 from tests.sessions.rig import EXACT, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
@@ -46,20 +46,6 @@ def test_an_edit_by_session_id_is_the_sessions_own(tmp_path, saved):
     assert of.session(name).messages[0]["content"] == "c"
     with pytest.raises(UnknownSession):
         of.edit("none", [])
-
-
-def test_an_item_leaves_by_its_id_with_what_belongs_to_it():
-    of = pool(speaking("thinking"))
-    history = [{**m, "id": f"m{i}"} for i, m in enumerate([*AGENT[:3], *AGENT[4:]])]
-    name = of.send(history, tools=TOOLS, **GREEDY).session_id
-    with pytest.raises(InvalidDirective, match="no item 'm9'"):
-        of_items(history, ["m9"])
-    of.edit(name, of_items(of.session(name).messages, ["1"]))  # a call: its answer and its result
-    assert [m.get("id") for m in of.session(name).messages][:-1] == ["m0", "m3", "m4"]
-    rest = [m for m in history if m["id"] not in ("m1", "m2")]
-    alone = session(speaking("thinking"), tools=TOOLS)
-    truth = alone.send([*rest, of.session(name).messages[-1], user("?")], **GREEDY)
-    assert of.send("?", name, tools=TOOLS, **GREEDY).text == truth.text
 
 
 def test_scratch_by_session_id():

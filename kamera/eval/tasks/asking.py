@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Literal, Protocol
+from typing import Literal
 
 from kamera.engines.hf import HfEngine
 from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import TaskSample, digest
+from kamera.eval.tasks.sample import Task, TaskSample, digest
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Case, Trial, trials
 from kamera.patches import anchor_ids
@@ -22,23 +22,13 @@ ReusedPart = Literal["context", "all"]
 """Reused part: the context, or also the live parts before the prompt's last text."""
 
 
-class Lengths(Protocol):
-    """The part of a `Task` that bounds prompts and answers."""
-
-    overlong: Literal["left", "refuse"]
-
-    def max_new_tokens(self, sample: TaskSample) -> int:
-        """Most tokens of an answer."""
-        ...
-
-
 class TaskAsker:
     """Asks samples under arms, one by one; ``limit`` bounds anchor, prompt and answer together, in tokens."""
 
     def __init__(
         self,
         backbone: HfEngine,
-        task: Lengths,
+        task: Task,
         system: str | None,
         limit: int | None,
         reuse: ReusedPart = "context",
