@@ -24,7 +24,8 @@ import torch
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.window import Assemble
+from kamera.window import Arrange
+from lab.placement import assembled as placed
 from lab.results import keep
 from lab.speed.content import picture_chunk
 from lab.speed.machine import commit, machine
@@ -63,13 +64,13 @@ def arrivals(
 
 
 def assembled(
-    backbone: HfEngine, store: ChunkStore, chunks: Sequence[Chunk], order: Any
+    backbone: HfEngine, store: ChunkStore, chunks: Sequence[Chunk], order: str
 ) -> tuple[int, int, float]:
     """Forwards, tokens and milliseconds of the plan of one assembly into an empty window."""
     window = KameraWindow(backbone, store, SYSTEM, policy=SERVES)
     window.flush()
     started = time.perf_counter()
-    plan = window.plan(Assemble([chunk.id for chunk in chunks], order=order))
+    plan = window.plan(Arrange(chunks) if order == "given" else placed(window, chunks))
     took = (time.perf_counter() - started) * 1e3
     with backbone.measure() as work:
         window.run(plan)

@@ -83,11 +83,6 @@ PICTURES = {
         Row("before", "system:system 1:stays 2:stays 3:stays"),
         Row("replace(2, 4)", "system:system 1:stays 4:run 3:run", "1 forward, 1 vision encode"),
     ],
-    "assemble": [
-        Row("the store", "1:stored 2:stored 3:stored 4:stored"),
-        Row("given 4 2 1", "system:system 4:turned 2:run 1:run", "1 forward"),
-        Row("placed 1 2 4", "system:system 1:turned 2:patched 4:patched", "0 forwards: this order was there"),
-    ],
     "condition": [
         Row("before", "system:system 1:stays 2:stays 3:stays"),
         Row(

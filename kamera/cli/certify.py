@@ -12,11 +12,10 @@ from rich.table import Table
 
 from kamera.certify import ITEMS, TRIALS, run_probe
 from kamera.cli.command import command
-from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet, View
+from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet
 from kamera.cli.output import Output, facts, listing
 from kamera.trust import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
-from kamera.window.view import Measured, Way
 
 Scenes = Literal["pages", "world"]
 """Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
@@ -42,7 +41,6 @@ def certify(
             help="Directory for the certificate (default: KAMERA_CERTIFICATES, or the user's).",
         ),
     ] = None,
-    view: View = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure what a model loses with reused KV, and write a certificate.
@@ -68,8 +66,6 @@ def certify(
                 bar.update(step[0] - bar.n)
     path = certificate.write(folder)
     out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
-    about = dict(_facts(certificate, path))
-    out.draw(view, f"What {certificate.model} may serve", about, *_drawn(certificate))
     if certificate.refusal("patched") is not None:
         raise typer.Exit(1)
 
@@ -104,22 +100,6 @@ def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
         ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
         ("written to", path),
     ]
-
-
-def _drawn(certificate: Certificate) -> Iterator[Measured]:
-    """The verdicts, with right answers of the three ways to serve."""
-    for what, findings in _groups(certificate):
-        ways = [
-            Way(
-                name,
-                (finding.served, finding.reprefill, finding.blind),
-                (_share(finding.eta), _share(finding.flip_recover)),
-                verdict=finding.verdict,
-                note=finding.reason,
-            )
-            for name, finding in findings.items()
-        ]
-        yield Measured(what, ("served", "re-prefill", "blind"), tuple(ways), ("eta", "flip-recover"))
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from kamera.cli.output import listing
 
 if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
-    from kamera.window.view import Measured
 
 
 def tables(results: Results) -> list[Any]:
@@ -44,24 +43,6 @@ def tables(results: Results) -> list[Any]:
         f"{'; ' + noted if noted else ''}\nofficial: {results.arms[0].summary.how}"
     )
     return [listing(title, columns, rows), *_groups(results)]
-
-
-def drawn(results: Results) -> Measured:
-    """The arms by what they run, the cheapest first."""
-    from kamera.window.view import Measured, Way
-
-    ways = [
-        Way(
-            row.arm,
-            (row.interval,),
-            (_number(row.summary.official), _number(row.agreement), _number(row.flip_recover)),
-            row.tokens_recomputed,
-        )
-        for row in sorted(results.arms, key=lambda row: row.tokens_recomputed)
-    ]
-    title = f"{results.task}: {results.items} items, {results.labelled} labelled"
-    columns = ("official", "agreement", "flip-recover")
-    return Measured(title, ("score, mean",), tuple(ways), columns, "tokens run")
 
 
 def _groups(results: Results) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from kamera.cli.command import command
-from kamera.cli.options import ArmModules, Loading, ModelOption, View
+from kamera.cli.options import ArmModules, Loading, ModelOption
 from kamera.cli.output import Output, finite
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class TaskRun:
     resume: Annotated[
         bool, typer.Option(help="Resume the run in --out, or refuse a folder that has one.")
     ] = True
-    view: View = None
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
@@ -108,7 +107,7 @@ class TaskRun:
                 on_item=bar.update,
             )
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
-        _write(self.written, results, self.out, about, self.view)
+        _write(self.written, results, self.out, about)
 
 
 @command
@@ -118,18 +117,17 @@ def merge(
         list[Path], typer.Argument(metavar="DIR...", exists=True, file_okay=False, help="Folders of runs.")
     ],
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="Folder for the joined run.")],
-    view: View = None,
 ) -> None:
     """Join runs of one benchmark (shards, other samples, other arms) into one, without model or data."""
     from kamera.eval.tasks.merge import merge as join
 
     about = {"merged": [str(run) for run in runs]}
-    _write(written, join(runs, out), out, about, view)
+    _write(written, join(runs, out), out, about)
 
 
-def _write(written: Output, results: Results, out: Path, about: dict[str, Any], view: Path | None) -> None:
-    """Write tables or the document, and a page on demand. Exit code 1 if no item was answered."""
-    from kamera.cli.eval_tables import drawn, tables
+def _write(written: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
+    """Write tables or the document. Exit code 1 if no item was answered."""
+    from kamera.cli.eval_tables import tables
 
     for problem in results.problems:
         written.note(str(problem))
@@ -137,7 +135,6 @@ def _write(written: Output, results: Results, out: Path, about: dict[str, Any], 
         written.note(f"cannot tell: {wrong} is not below {right} here; ask more items")
     document = finite({**about, **results.document()})
     written.write(document, [*tables(results), f"predictions and items: {out}"])
-    written.draw(view, results.task, {**about, "official": results.arms[0].summary.how}, drawn(results))
     if not results.items:
         written.note("no item was answered under every arm")
         raise typer.Exit(1)

@@ -71,12 +71,6 @@ File = Annotated[
     Path | None,
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
 ]
-View = Annotated[
-    Path | None,
-    typer.Option(
-        "--view", dir_okay=False, callback=_writable, help="Also draw the result as a page in this file."
-    ),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]
 ArmModules = Annotated[
     list[str] | None,

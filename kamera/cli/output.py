@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import reduce
 from operator import getitem
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +22,6 @@ from rich.text import Text
 from tqdm import tqdm
 
 from kamera.cli.options import File, Form, Format, Quiet
-
-if TYPE_CHECKING:
-    from kamera.window.view import Measured
 
 _PLAIN_WIDTH = 200
 _UNBOUNDED = 10_000
@@ -86,14 +82,6 @@ class Output:
             text = io.StringIO()
             printed(Console(file=text, width=_PLAIN_WIDTH), tables)
             self._put(text.getvalue())
-
-    def draw(self, view: Path | None, title: str, facts: Mapping[str, object], *tables: Measured) -> None:
-        """Write the page of a result to the file ``view``, if there is one."""
-        if view is not None:
-            from kamera.window.view import measured_page
-
-            view.write_text(measured_page(title, facts, tables), encoding="utf-8")
-            self.note(f"wrote {view}")
 
     def note(self, text: str) -> None:
         """Write a remark to stderr, unless ``quiet``."""

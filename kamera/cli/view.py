@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 from urllib.error import URLError
@@ -18,15 +16,7 @@ from kamera.cli.output import Output
 from kamera.cli.snapshot import saved_events
 from kamera.errors import StoreError
 from kamera.window import Event, read_events, read_trace
-from kamera.window.view import chrome_trace, page, record_spans
-
-
-class ViewForm(str, Enum):
-    """What is written: the page, a trace for Perfetto, or OpenTelemetry's spans as JSON."""
-
-    page = "page"
-    perfetto = "perfetto"
-    spans = "spans"
+from kamera.window.view import page
 
 
 def view(
@@ -41,9 +31,6 @@ def view(
         Path | None,
         typer.Option("--output", dir_okay=False, help="The file to write (default: SOURCE's name, here)."),
     ] = None,
-    what: Annotated[
-        ViewForm, typer.Option("--as", help="The page, or a form for other viewers.")
-    ] = ViewForm.page,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine; it follows the trace as it grows.")
@@ -59,7 +46,7 @@ def view(
     name = title or re.split(r"[/\\?#]", source.rstrip("/"))[-1]
     if live:
         path = Path(source)
-        if not path.is_file() or what is not ViewForm.page or output is not None:
+        if not path.is_file() or output is not None:
             raise typer.BadParameter("--live serves the page of a trace's file, and writes nothing")
         try:
             from kamera.cli.view_live import serve_live
@@ -67,14 +54,8 @@ def view(
             raise ValueError("--live needs a web server: pip install 'kamera[serve]'") from None
         return serve_live(path, name, port, Output(quiet=quiet))
     events = _events(source)
-    if what is ViewForm.page:
-        text, ending = page(events, title=name), ".html"
-    elif what is ViewForm.perfetto:
-        text, ending = json.dumps(chrome_trace(events), separators=(",", ":")), ".perfetto.json"
-    else:
-        text, ending = _spans(events), ".spans.json"
-    path = output or Path(f"{Path(re.split(r'[/?#]', source.rstrip('/'))[-1]).stem or 'window'}{ending}")
-    path.write_text(text, encoding="utf-8")
+    path = output or Path(f"{Path(re.split(r'[/?#]', source.rstrip('/'))[-1]).stem or 'window'}.html")
+    path.write_text(page(events, title=name), encoding="utf-8")
     Output(quiet=quiet).note(f"{len(events)} operations")
     print(path)
 
@@ -92,17 +73,3 @@ def _events(source: str) -> Sequence[Event]:
     if not path.exists():
         raise StoreError(f"nothing is at {source!r}: give a trace, a saved session or window, or an address")
     return list(read_trace(path))
-
-
-def _spans(events: Sequence[Event]) -> str:
-    """The spans as lines of JSON, by OpenTelemetry's own exporter."""
-    try:
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-    except ImportError:
-        raise ValueError("spans need OpenTelemetry's SDK: pip install 'kamera[telemetry]'") from None
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    record_spans(events, provider)
-    return "".join(span.to_json(indent=None) + "\n" for span in exporter.get_finished_spans())

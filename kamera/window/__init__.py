@@ -3,7 +3,6 @@
 from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
-from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.dialogue import Dialogue, DialogueWindow
@@ -16,7 +15,6 @@ from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import (
     Append,
     Arrange,
-    Assemble,
     Condition,
     Edit,
     Evict,
@@ -39,11 +37,8 @@ __all__ = [
     "SHORTEST_KEPT",
     "Append",
     "Arrange",
-    "Assemble",
-    "Cascade",
     "Condition",
     "Cost",
-    "Dependent",
     "Dialogue",
     "DialogueWindow",
     "Edit",

@@ -12,18 +12,17 @@ from typing import Concatenate, ParamSpec, TypeVar, overload
 from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Account, Engine, Recipe, Usage
-from kamera.errors import StalePlan, TraceError
+from kamera.errors import StalePlan
 from kamera.patches import Ahead, Anchor, later_of
 from kamera.store import ChunkStore, Context, memory_of
 from kamera.trust import Guarantee, ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
-from kamera.window.cascade import Cascade, cascade
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.opening import stored_state
 from kamera.window.recipe import recipe_of
-from kamera.window.report import Report, slot_table
+from kamera.window.report import Report
 from kamera.window.requests import (
     Recall,
     Request,
@@ -32,7 +31,6 @@ from kamera.window.requests import (
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
-from kamera.window.trace import Trace, read_trace
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -56,9 +54,6 @@ def serial(
 
 PLANS = 8
 """Plans of the present state whose chunks a window keeps for `KameraWindow.run`: the latest ones."""
-
-NOTEBOOK = 500
-"""Operations of a page in a notebook."""
 
 BEGINNING = 24
 """Tokens of a chunk's text in events."""
@@ -186,19 +181,6 @@ class Contents:
         return self.plan(Recall(chunk, move))
 
     @serial
-    def dependents(self, slot: Slot | int) -> Cascade:
-        """The slots whose KV was conditioned on a chunk, and what a repair runs if it leaves or changes.
-
-        Runs nothing. The repair is that of ``on_leave="repair"`` (under a minimum of "exact", of "exact"),
-        whatever this window does with survivors. UnknownSlot for a slot that is not in the window.
-        """
-        with self.backbone.steady():
-            self._stage.former.check_fingerprint()
-            self._go_apart()
-            with self._stage.former.operation():
-                return cascade(self._stage, self._state, self.policy, self.slots, self._state.index(slot))
-
-    @serial
     def recipe(self) -> Recipe:
         """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
 
@@ -251,19 +233,6 @@ class Contents:
     def __repr__(self) -> str:
         limit = "" if self.max_tokens is None else f" of {self.max_tokens}"
         return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: its slots, and the page of its latest operations if it writes a trace."""
-        from kamera.window.view import framed, page
-
-        shown = slot_table(repr(self), self.slots)
-        for trace in (listener for listener in self._listeners if isinstance(listener, Trace)):
-            try:
-                own = [event for event in read_trace(trace.path) if event.window == self._name]
-            except (OSError, TraceError):
-                continue  # it is elsewhere by now
-            return shown + framed(page(own[-NOTEBOOK:], title=repr(self)))
-        return shown
 
     def _holdings(self) -> Holdings:
         return Holdings.of(self.anchor, self._state, self._stage.live)

@@ -89,7 +89,7 @@ class Event:
         if self.operation in ("append", "recall"):
             here = {slot.number for slot in before}
             return len(after) - (after[-1].number not in here)  # a recall of a chunk in view moves nothing
-        if self.operation in ("reorder", "assemble"):
+        if self.operation == "reorder":
             stayed = (old.number == new.number for old, new in zip(before, after, strict=False))
             return next((i for i, same in enumerate(stayed) if not same), min(len(before), len(after)))
         return len(after)

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from kamera.content import Chunk, Content
-from kamera.engines import LiveKV, Span
-from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk, quote
-from kamera.patches import Facts, Former, settle, text_positions
+from kamera.errors import UnknownChunk, quote
+from kamera.patches import Former, settle
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.report import Tally
 from kamera.window.requests import Lookback
@@ -42,14 +41,10 @@ def named(former: Former, residents: Sequence[Resident], chunk: str | Slot | Chu
 def found(former: Former, residents: Sequence[Resident], search: Lookback, tally: Tally) -> str:
     """The id of the chunk that a search selects; a note tells it.
 
-    By likeness: of the chunks not in the window, the one that looks most like it. By question: of all
-    archived chunks, the one that answers it with the most certainty. Raises UnknownChunk if there is none, or
-    none with a cosine of ``min_score``.
+    Of the chunks not in the window it is the one that looks most like it. Raises UnknownChunk if there is
+    none, or none with a cosine of ``min_score``.
     """
     check_cosine("min_score", search.min_score)
-    if search.question is not None:
-        return _answering_best(former, search.question, tally)
-    assert search.like is not None, "one of the two is given"
     here = {resident.facts.chunk_id for resident in residents}
     hits = candidates(former, search.like, len(here) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
@@ -80,42 +75,6 @@ def _whole(former: Former, residents: Sequence[Resident], start: str) -> str:
     return whole_id(start, own if mine else rest, "chunk")
 
 
-def _answering_best(former: Former, question: torch.Tensor, tally: Tally) -> str:
-    hits = answering(former, question, 1)
-    if not hits:
-        raise UnknownChunk(
-            f"{former.store!r} holds nothing of this backbone and system prompt: nothing to recall; "
-            "append the content"
-        )
-    tally.notes.append(
-        f"recalled {hits[0].chunk_id}, which answers with the most certainty: {hits[0].score:.3f}"
-    )
-    return hits[0].chunk_id
-
-
-def note_duplicate(
-    former: Former, residents: Sequence[Resident], facts: Facts, threshold: float, tally: Tally
-) -> None:
-    """Note a chunk, in the window or archived, that looks like this one; nothing else changes."""
-    check_cosine("near_duplicate", threshold)
-    vector = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
-    if vector is None:
-        return
-    hits = [hit for resident in residents if (hit := _likeness(former, resident.facts, vector)) is not None]
-    with former.losses.borne("near duplicates were not looked for"):
-        hits += former.store.search(vector, 2, context=former.context)
-    others = (hit for hit in hits if hit.chunk_id != facts.chunk_id)
-    other = max(others, key=lambda hit: hit.score, default=None)
-    if other is not None and other.score >= threshold:
-        tally.notes.append(f"looks like chunk {other.chunk_id}: cosine {other.score:.3f}")
-
-
-def _likeness(former: Former, facts: Facts, vector: np.ndarray) -> Hit | None:
-    """A chunk in the window, by the cosine of its pictures with ``vector``; None for one without pictures."""
-    own = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
-    return None if own is None else Hit(facts.chunk_id, float(own @ vector))
-
-
 def check_cosine(name: str, value: float) -> None:
     """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
@@ -136,34 +95,3 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
 
 def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
     return mean_features(input_ids, tensors, former.backbone.vision_tokens)
-
-
-MOST = 256
-"""Maximum of archived chunks that a question is asked of: the latest ones."""
-
-
-def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
-    """The ``k`` chunks archived behind the former's anchor that answer ``question`` best, best first.
-
-    ``question`` are token ids ``[tokens]``. The score is the highest probability among first tokens of the
-    answer, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
-    """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={quote(k)} hits: ask for at least 1")
-    settle(former)
-    rows = former.store.ls("canonical", context=former.context)[-MOST:]
-    behind = former.backbone.live()
-    with former.operation():
-        hits = [Hit(row.chunk_id, _certainty(former, row.chunk_id, question, behind)) for row in rows]
-    return sorted((hit for hit in hits if hit.score > 0.0), key=lambda hit: -hit.score)[:k]
-
-
-def _certainty(former: Former, chunk_id: str, question: torch.Tensor, behind: LiveKV) -> float:
-    try:
-        facts = former.known(chunk_id)
-    except (UnknownChunk, IncompatibleChunk, CorruptChunk):
-        return 0.0
-    backbone, canonical = former.backbone, former.canonical(facts)
-    behind.show([former.anchor_span, Span(canonical.kv, None, (0,) * backbone.axes)], room=question.shape[0])
-    positions = text_positions(backbone, former.anchor.input_ids, [facts], question)
-    return float(backbone.ask(question, positions, behind).float().softmax(-1).max())

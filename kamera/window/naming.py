@@ -19,7 +19,6 @@ from kamera.window.lookback import named
 from kamera.window.requests import (
     Append,
     Arrange,
-    Assemble,
     Condition,
     Evict,
     Insert,
@@ -101,8 +100,6 @@ class Names:
                     raise InvalidPermutation("arrange names a slot twice: give each slot once")
                 wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
                 return self._arrange(wanted, on_leave, among, "arrange", request.archive, request.recurring)
-            case Assemble():
-                return self._assemble(request)
             case _:
                 return NamedRequest(request)
 
@@ -132,14 +129,6 @@ class Names:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
                     wanted.append(self._at(item) if isinstance(item, int) else chunk_of(item))
                 return self._arrange(wanted, on_leave, chunks, operation, archive, recurring)
-            case Assemble():
-                back = list[Any]()
-                for item in request.chunks:
-                    assert isinstance(item, int | Newcomer), "a plan's request has names alone"
-                    back.append(
-                        self._at(item) if isinstance(item, int) else given.get(item.chunk_id, item.chunk_id)
-                    )
-                return self.of(dataclasses.replace(request, chunks=back))
             case _:
                 return self.of(request)
 
@@ -221,40 +210,6 @@ class Names:
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
         request = Arrange(tuple(items), on_leave, (), operation, archive, recurring)
         return _named(request, list(found.values()), heads)
-
-    def _assemble(self, request: Assemble) -> NamedRequest:
-        """A chunk that stands in the window is named by its slot; one given twice counts once."""
-        if request.order not in ("free", "given"):
-            raise ValueError(f'order {quote(request.order)} is neither "free" nor "given"')
-        most = request.max_tokens
-        if most is not None and (type(most) is not int or most < 1):
-            raise ValueError(f"max_tokens {quote(most)} is no number of tokens: give 1 or more, or None")
-        if isinstance(request.chunks, str | Chunk) or not request.chunks:
-            raise ValueError("assemble takes a list of at least one chunk: contents, chunks, slots or ids")
-        residents = self._state.residents
-        places = {r.facts.chunk_id: i for i, r in reversed([*enumerate(residents)])}
-        items: dict[str, int | Newcomer] = {}
-        found: list[tuple[Chunk, Facts | None]] = []
-        known: dict[str, Facts] = {}
-        for given in request.chunks:
-            if isinstance(given, Slot | Here):
-                index = given.index if isinstance(given, Here) else self._state.index(given)
-                items.setdefault(residents[index].facts.chunk_id, index)
-                continue
-            chunk = given if isinstance(given, str) else self._chunk(given)
-            name = named(self._former, residents, chunk)
-            if name in items:
-                continue
-            if name in places:
-                items[name] = places[name]
-            elif isinstance(chunk, Chunk):
-                found.append((chunk, self._former.stored(chunk)))
-                items[name] = _newcomer(*found[-1], ())
-            else:
-                known[name] = self._former.known(name)
-                items[name] = Newcomer(name, known[name].length)
-        made = _named(dataclasses.replace(request, chunks=tuple(items.values())), found, {})
-        return dataclasses.replace(made, coming={**known, **made.coming})
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kamera.ops import patch_bytes
-from kamera.patches import Stored, stored_patch
+from kamera.patches import Catalogue, Stored, stored_patch
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, at_least, guarantee_named, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, footing
-from kamera.window.steps import Offer, Rows
+from kamera.window.steps import Offer
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Offers:
     ``formed`` holds of these the guarantee behind which each is formed, by chunk, antecedents and base.
     """
 
-    rows: Rows
+    rows: Catalogue
     policy: ReusePolicy
     formed: Mapping[tuple[str, tuple[str, ...], str], Guarantee]
 

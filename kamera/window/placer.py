@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
-from kamera.patches import names_of, worth_harvesting
+from kamera.patches import Catalogue, names_of, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
 from kamera.window.heads import head_in, taken_over
@@ -23,7 +23,6 @@ from kamera.window.steps import (
     Prefill,
     Price,
     Reason,
-    Rows,
     Sample,
     Step,
 )
@@ -35,7 +34,7 @@ class Placer:
 
     request: Request
     before: Seats
-    rows: Rows
+    rows: Catalogue
     policy: ReusePolicy
     limits: Limits
     patches: bool  # whether any is formed

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from kamera.window.placement import fitting, placed
 from kamera.window.planner import Planner
 from kamera.window.requests import (
     Append,
     Arrange,
-    Assemble,
     Condition,
     Evict,
     Newcomer,
@@ -61,8 +59,6 @@ def plan(request: Request, view: View) -> Plan:
             return planner.plan("reorder", after)
         case Arrange():
             return _arrange(planner, seats, request)
-        case Assemble():
-            return _assemble(planner, view, request)
         case Condition(int(index), on):
             return _condition(planner, seats, index, on)
         case Without(index):
@@ -94,17 +90,6 @@ def _named(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
         assert isinstance(item, int | Newcomer), "a request is planned with names alone"
         wanted.append(seats.seats[item] if isinstance(item, int) else item)
     return wanted
-
-
-def _assemble(planner: Planner, view: View, request: Assemble) -> Plan:
-    """The chunks that fit, in the order in which the least is run, or as given; others leave."""
-    stand, dropped = fitting(_named(view.seats, request.chunks), view.limits, request.max_tokens)
-    wanted = placed(request, view, stand) if request.order == "free" else stand
-    after = planner.rearranged(view.seats, wanted, "repair")
-    encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
-    names = ", ".join(item.chunk_id[:12] for item in dropped)
-    note = names and f"{len(dropped)} of {len(request.chunks)} chunks do not fit: {names}"
-    return planner.plan("assemble", after, encodes=encodes, note=note)
 
 
 def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:

@@ -19,7 +19,6 @@ from kamera.trust import ReusePolicy
 from kamera.window.requests import (
     Append,
     Arrange,
-    Assemble,
     Condition,
     Evict,
     Newcomer,
@@ -95,7 +94,7 @@ def _converter() -> cattrs.Converter:
         return tuple(name(value) for value in values)
 
     for kind, fields in _NAMES.items():
-        given: dict[str, Any] = {f: override(struct_hook=names if f in _LISTS else name) for f in fields}
+        given: dict[str, Any] = {f: override(struct_hook=names if f == "order" else name) for f in fields}
         if kind is Arrange:
             given["among"] = override(struct_hook=lambda *_: ())
         made.register_structure_hook(
@@ -116,12 +115,8 @@ _NAMES: dict[type, tuple[str, ...]] = {
     Evict: ("slot",),
     Reorder: (),
     Arrange: ("order",),
-    Assemble: ("chunks",),
     Condition: ("slot",),
     Without: (),
     Restore: (),
 }
 """The requests of plans, with the fields that are names in them."""
-
-_LISTS = ("order", "chunks")
-"""Those of these fields that are lists of names."""

@@ -18,7 +18,7 @@ from kamera.trust import ReusePolicy
 from kamera.window.asking import ANSWER, Asker, Inquiry, Question, Response
 from kamera.window.audit import hand_over
 from kamera.window.contents import Contents, serial
-from kamera.window.lookback import answering, candidates
+from kamera.window.lookback import candidates
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.requests import Request, Without
@@ -144,20 +144,9 @@ class Questions(Contents):
         self._heard(self._asker().question_ids(question))
 
     @serial
-    def search(
-        self, like: Content | Chunk | None = None, k: int = 5, *, question: Question | None = None
-    ) -> list[Hit]:
-        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward.
-
-        With ``question``, those that answer it with the most certainty: no encode, one forward of the
-        question's tokens for each. Raises ValueError unless exactly one of the two is given.
-        """
+    def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
+        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
         self._check_backbone()
-        if (like is None) == (question is None):
-            raise ValueError("search takes a picture or question=TEXT: give one of the two")
-        if question is not None:
-            return answering(self._stage.former, self._asker().question_ids(question), k)
-        assert like is not None
         return candidates(self._stage.former, like, k)
 
     @serial

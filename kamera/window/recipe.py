@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kamera.engines import Base, Part, Recipe, RowKey
-from kamera.patches import Copy, Former
+from kamera.patches import Catalogue, Copy, Former
 from kamera.store import Context
 from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import WindowState
-from kamera.window.steps import Rows
 
 _HERE = "its KV was run in its window and stands under no key: window.keep() stores it"
 
@@ -42,7 +41,7 @@ class RecipeFacts:
     reopen: str = ""
 
 
-def recipe(seats: Seats, rows: Rows, told: RecipeFacts) -> Recipe:
+def recipe(seats: Seats, rows: Catalogue, told: RecipeFacts) -> Recipe:
     """The recipe of a window: what a plan's seats, too, can be written down as, if all of them is stored."""
     own, back, parts, start = told.context, tuple(-f for f in seats.frame), list[Part](), len(told.anchor_ids)
     for seat, worth in zip(seats.seats, seats.worths, strict=True):
@@ -87,7 +86,7 @@ def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
     return former.store.has(replace(former.context, kv="as-is"), *named)
 
 
-def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Rows, told: RecipeFacts) -> Part:
+def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, told: RecipeFacts) -> Part:
     shown, position = seat.shown, seat.spot.moved(back).low
     offset = shown.home.offset(seat.spot.moved(back))
     assert offset is not None, "a plan seats no chunk where it cannot stand"
@@ -114,7 +113,7 @@ def _is_canonical(seat: Seat, own: Context) -> bool:
     return seat.shown.canonical and seat.shown.lossy == own.lossy
 
 
-def _rows_of(seat: Seat, rows: Rows, told: RecipeFacts) -> tuple[RowKey | None, RowKey | None, str]:
+def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | None, RowKey | None, str]:
     """The rows of the KV that a seat shows, and of its patch; or why it has none."""
     own, shown, chunk_id = told.context, seat.shown, seat.chunk_id
     if not _is_canonical(seat, own):

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from html import escape
 from typing import NamedTuple
 
 from kamera.engines import Engine, Work, Written
 from kamera.window.state import Slot
-
-_SLOT = ("", "chunk", "label", "start", "tokens", "guarantee", "rank", "behind", "bytes")
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table under a title."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    caption = f"<caption>{escape(title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def slot_table(title: str, slots: Sequence[Slot]) -> str:
-    """A row for each slot."""
-    rows = (
-        (
-            i,
-            slot.chunk_id[:12],
-            slot.label,
-            slot.start,
-            slot.length,
-            slot.guarantee if slot.conditioned else f"{slot.guarantee}, shown clean",
-            "" if slot.rank is None else slot.rank,
-            " ".join(chunk[:8] for chunk in slot.antecedents),
-            slot.bytes,
-        )
-        for i, slot in enumerate(slots)
-    )
-    return table(title, _SLOT, rows)
 
 
 class Times(NamedTuple):
@@ -102,11 +70,6 @@ class Report:
         where = "" if self.slot is None else f" {self.slot.chunk_id[:12]} {self.slot.guarantee},"
         costs = ", ".join(f"{value} {name}" for name, value in self._costs)
         return f"Report({self.operation}:{where} {len(self.slots)} slots, {costs})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks; text of chunks is escaped."""
-        costs = table(self.operation, ("", ""), [*self._costs, *(("note", note) for note in self.notes)])
-        return costs + slot_table("slots afterwards", self.slots)
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,18 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from kamera.content import Chunk, Content
 from kamera.trust import ArchiveRule, OnLeave
 from kamera.window.state import Slot
 
 MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
-
-
-Placing = Literal["free", "given"]
-"""The order of assembled chunks: the one in which the least is run, or the one given."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +38,16 @@ class Append:
 
     content: Content | Chunk | Newcomer
     archive: ArchiveRule | None = None
-    near_duplicate: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Lookback:
-    """A recall by likeness to a picture, or by a question: token ids ``[tokens]``.
+    """A recall by likeness to a picture.
 
     See `KameraWindow.recall`. It looks into the store, and is planned as the `Recall` of what it finds.
     """
 
-    like: Content | Chunk | None = None
-    question: torch.Tensor | None = None
+    like: Content | Chunk
     min_score: float = MIN_SCORE
     move: bool = False
 
@@ -137,29 +129,6 @@ class Arrange:
 
 
 @dataclass(frozen=True)
-class Assemble:
-    """Make the window hold these chunks, in the order in which the least is run.
-
-    ``chunks`` are ids of stored chunks or the beginnings of them (a string is never text here), slots,
-    chunks, or contents; one that stands in the window keeps the KV it has there where it can. Slots that are
-    not named leave, as in `Arrange`, whose costs and refusals these are under "repair". When it is planned
-    they are each given once, those of the window by index.
-
-    ``max_tokens`` bounds anchor and chunks together, beside the window's own bound. Of more chunks than fit,
-    those given first stand: each, in turn, if it still fits; the notes name the others. WindowFull if none
-    fits.
-
-    ``order`` "free": the fewest tokens are run, then the fewest forwards; of equal orders the one nearest to
-    that given. It is decided from rows: exactly for eight chunks, by a search for more, which is never dearer
-    than the order given. "given" keeps that order. Later work is not counted.
-    """
-
-    chunks: Sequence[str | Slot | Content | Chunk] | tuple[int | Newcomer, ...]
-    max_tokens: int | None = None
-    order: Placing = "free"
-
-
-@dataclass(frozen=True)
 class Condition:
     """See `KameraWindow.condition`."""
 
@@ -179,7 +148,7 @@ class Restore:
     """The chunks as a policy admits them: those that it does not keep are placed anew."""
 
 
-Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Assemble | Condition
+Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Condition
 """What users ask for."""
 
 Request = Edit | Without | Restore

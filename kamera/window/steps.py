@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from kamera.engines import PositionLimits, Stand
-from kamera.ops import PatchBudget, SampleSize
-from kamera.patches import Near, in_groups
-from kamera.store import ObjectInfo
+from kamera.ops import SampleSize
+from kamera.patches import Catalogue, in_groups
 from kamera.trust import Guarantee, Proof, ReusePolicy
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
@@ -25,30 +24,6 @@ has not proved itself, or is smaller than the policy asks. "" for none of these:
 """
 
 
-class Rows(Protocol):
-    """The look-ups of a `Catalogue` that plans use."""
-
-    def has_canonical(self, chunk_id: str) -> bool: ...
-    def base(self, chunk_id: str) -> ObjectInfo | None: ...
-    def patch(
-        self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
-    ) -> ObjectInfo | None: ...
-    def patch_within(
-        self,
-        chunk_id: str,
-        length: int,
-        antecedents: Sequence[str],
-        kind: str,
-        budget: PatchBudget,
-        base: str = "",
-    ) -> ObjectInfo | None: ...
-    def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]: ...
-    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
-    def unkept(self, chunk_id: str) -> bool: ...
-    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
-    def orders(self, chunk_id: str) -> set[tuple[str, ...]]: ...
-
-
 class Places(Protocol):
     """Positions of chunks behind the anchor, given their ids, and their ``form`` as in `Former.form_of`."""
 
@@ -57,15 +32,13 @@ class Places(Protocol):
 
 
 class Samples(Protocol):
-    """The tokens of chunks that tell enough of the others, under one policy."""
+    """The tokens of chunks that tell enough of the others, under one policy: None for one not to sample.
 
-    def own(self, number: int) -> SampleSize | None:
-        """Of the KV that the chunk of seat ``number`` has in the window; None if it is not to be sampled."""
-        ...
+    ``own`` is of the KV that a chunk has in the window, by the number of its seat.
+    """
 
-    def stored(self, chunk_id: str) -> SampleSize | None:
-        """Of a stored canonical; None as above."""
-        ...
+    def own(self, number: int) -> SampleSize | None: ...
+    def stored(self, chunk_id: str) -> SampleSize | None: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +69,7 @@ class View:
     """What a plan is made from, beside its request: a window's seats, stored rows, a policy, and limits."""
 
     seats: Seats
-    rows: Rows
+    rows: Catalogue
     policy: ReusePolicy
     limits: Limits
 

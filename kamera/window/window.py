@@ -14,7 +14,7 @@ import torch
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, Engine, HasEngine, Recipe
+from kamera.engines import Account, Engine, HasEngine
 from kamera.errors import WindowFull
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
@@ -22,15 +22,15 @@ from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_
 from kamera.window import requests
 from kamera.window.anticipating import leaving
 from kamera.window.apart import engine_of, stage_of
-from kamera.window.asking import Inquiry, Question
+from kamera.window.asking import Inquiry
 from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
-from kamera.window.lookback import check_cosine, found, note_duplicate
-from kamera.window.opening import WindowParts, open_recipe
+from kamera.window.lookback import check_cosine, found
+from kamera.window.opening import WindowParts
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Placing, Recall, Request
+from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
 from kamera.window.run import carried_out
 from kamera.window.stage import Stage
 from kamera.window.state import Slot, WindowState
@@ -95,20 +95,16 @@ class KameraWindow(Questions):
         content: Content | Chunk,
         *,
         archive: ArchiveRule | None = None,
-        near_duplicate: float | None = None,
     ) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
         A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
         is formed. ``archive="now"`` archives its canonical with one more forward and harvests its patch,
         "later" puts that off until it leaves; None: as `ReusePolicy.forms` says. A stored chunk is handled as
-        by `recall`. With ``near_duplicate`` the notes name a chunk, in the window or archived, whose
-        pictures have at least this cosine with these (docs/search.md). Raises WindowFull for a chunk larger
-        than the window, IncompatibleChunk for one of another backbone, and the errors of `Backbone.chunk`.
+        by `recall`. Raises WindowFull for a chunk larger than the window, IncompatibleChunk for one of
+        another backbone, and the errors of `Backbone.chunk`.
         """
-        if near_duplicate is not None:
-            check_cosine("near_duplicate", near_duplicate)
-        return self._perform_on_slot(Append(content, archive, near_duplicate))
+        return self._perform_on_slot(Append(content, archive))
 
     @serial
     def recall(
@@ -116,7 +112,6 @@ class KameraWindow(Questions):
         chunk_id: str | Slot | Chunk | None = None,
         *,
         like: Content | Chunk | None = None,
-        question: Question | None = None,
         min_score: float = MIN_SCORE,
         move: bool = False,
     ) -> SlotReport:
@@ -126,18 +121,16 @@ class KameraWindow(Questions):
         held it, or the chunk itself. A chunk that is in view stays in place, and the notes say so;
         ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` (a picture) selects, for one vision encode, the chunk outside the window that looks most like
-        it, if its cosine is at least ``min_score``. ``question`` (as in `generate`) selects, for one forward
-        of the question per chunk, the archived chunk behind which the model answers with the most certainty.
-        Raises UnknownChunk, IncompatibleChunk or CorruptChunk if the chunk is not available, StoreError if
-        the store cannot be read.
+        it, if its cosine is at least ``min_score``. Raises UnknownChunk, IncompatibleChunk or CorruptChunk if
+        the chunk is not available, StoreError if the store cannot be read.
         """
-        if sum(given is not None for given in (chunk_id, like, question)) != 1:
-            raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
+        if (chunk_id is None) == (like is None):
+            raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
         check_cosine("min_score", min_score)
-        if chunk_id is not None:
-            return self._perform_on_slot(Recall(chunk_id, move))
-        ids = None if question is None else self._asker().question_ids(question)
-        return self._perform_on_slot(Lookback(like, ids, min_score, move))
+        if like is not None:
+            return self._perform_on_slot(Lookback(like, min_score, move))
+        assert chunk_id is not None, "one of the two is given"
+        return self._perform_on_slot(Recall(chunk_id, move))
 
     @serial
     def slide(self, n: int = 1) -> SlotReport:
@@ -176,16 +169,6 @@ class KameraWindow(Questions):
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
         return self._answered(requests.Replace(slot, content, on_leave))[0]
-
-    @serial
-    def assemble(
-        self,
-        chunks: Sequence[str | Slot | Content | Chunk],
-        max_tokens: int | None = None,
-        order: Placing = "free",
-    ) -> Report:
-        """Make the window hold these chunks, in the order in which the least is run, as `Assemble` says."""
-        return self._answered(requests.Assemble(chunks, max_tokens, order))[0]
 
     @serial
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -272,30 +255,6 @@ class KameraWindow(Questions):
         with window._account.now(engine):
             return window._standing(load_window(Path(path), engine, store, certificate, digest))
 
-    @classmethod
-    def from_recipe(
-        cls,
-        backbone: HasEngine,
-        store: ChunkStore,
-        recipe: Recipe,
-        *,
-        max_tokens: int | None = None,
-        policy: ReusePolicy | None = None,
-        on_leave: OnLeave | None = None,
-        certificate: Certificate | str | os.PathLike[str] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-    ) -> KameraWindow:
-        """A window that shows what a recipe names, from the same store: no forward, no vision encode.
-
-        Options are the constructor's. Slots that the policy does not serve are placed anew, as by `load`.
-        Raises the refusals of `Executor.show`, and the constructor's errors.
-        """
-        engine = engine_of(backbone, store)
-        asked = policy_of(policy, on_leave)
-        window = cls._blank(engine, trace)
-        with window._account.now(engine):
-            return window._standing(open_recipe(engine, store, recipe, max_tokens, asked, certificate))
-
     # -- inside --------------------------------------------------------------------------------
 
     @classmethod
@@ -337,9 +296,6 @@ class KameraWindow(Questions):
             start, stage = self._start(named.request, given)
             done = carried_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
-            match plan.request:
-                case Append(near_duplicate=float(least)):
-                    note_duplicate(former, state.residents, state.residents[-1].facts, least, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
             tally.passed("show")

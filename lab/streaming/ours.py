@@ -8,7 +8,9 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.content import Chunk
+from kamera.engines import Span
 from kamera.engines.hf import HfEngine
+from kamera.patches import settle, text_positions
 from kamera.trust import OnLeave
 from kamera.window import Arrange
 
@@ -42,5 +44,21 @@ class Windowed:
         if not self.recalls:
             return self.kept.next_token_logits(question)
         branch = self.kept.fork()
-        branch.recall(question=question)
+        branch.recall(answering(branch, question))
         return branch.next_token_logits(question)
+
+
+def answering(window: KameraWindow, question: torch.Tensor) -> str:
+    """The id of the archived chunk behind which, alone, the first token of an answer is most certain."""
+    former = window._stage.former
+    settle(former)
+    backbone, behind, sure = former.backbone, former.backbone.live(), dict[str, float]()
+    with former.operation():
+        for row in former.store.ls("canonical", context=former.context):
+            facts = former.known(row.chunk_id)
+            span = Span(former.canonical(facts).kv, None, (0,) * backbone.axes)
+            behind.show([former.anchor_span, span], room=question.shape[0])
+            places = text_positions(backbone, former.anchor.input_ids, [facts], question)
+            logits = backbone.ask(question, places, behind)
+            sure[row.chunk_id] = float(logits.float().softmax(-1).max())
+    return max(sure, key=lambda chunk_id: sure[chunk_id])

@@ -54,8 +54,6 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
         "float32",
         "--format",
         "json",
-        "--view",
-        folder.parent / "c.html",
     )
     done = kamera(capsys, "certify", "testbed", *options)
     assert done.code == 0, done.err
@@ -66,8 +64,6 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
     held = Certificate.read(path)
     assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "near"), "world", 16)
     assert document["findings"]["survivor"]["reason"] == "it knows"
-    page = (folder.parent / "c.html").read_text(encoding="utf-8")
-    assert page.count("unsafe</span><") == 2 and "it knows" in page and "no rotation" in page
     assert document["sabotages"]["no rotation"]["verdict"] == "unsafe"
     with pytest.warns(UncertifiedBackbone, match="withholds survivor KV"):
         assert looked_back(policy) == (0, "patched")

@@ -40,15 +40,6 @@ def test_a_trace_becomes_a_page_that_is_named(capsys, trace, tmp_path):
     assert "<title>&lt;b&gt;" in (tmp_path / "x.html").read_text()
 
 
-def test_other_viewers_get_their_forms(capsys, trace, tmp_path):
-    assert kamera(capsys, "view", trace, "--as", "perfetto").out == "walk.perfetto.json\n"
-    assert json.loads((tmp_path / "walk.perfetto.json").read_text())["traceEvents"]
-    pytest.importorskip("opentelemetry.sdk", reason="needs kamera[telemetry]")
-    assert kamera(capsys, "view", trace, "--as", "spans").code == 0
-    spans = [json.loads(line) for line in (tmp_path / "walk.spans.json").read_text().splitlines()]
-    assert [span["name"] for span in spans][-1] == "kamera recall"
-
-
 def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     backbone, chunks = rig("qwen2_5_vl")

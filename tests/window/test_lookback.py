@@ -154,19 +154,6 @@ def test_a_chunk_of_another_backbone_is_refused(watched):
         window.recall(like=foreign)
 
 
-def test_append_names_a_near_duplicate_and_serves_its_argument(watched):
-    window, seen = watched
-    copy = recompressed(painted(0))
-    told = window.append(copy, near_duplicate=0.99)
-    copied = told.slot.chunk_id
-    assert copied not in seen and seen[0] in told.notes[-1]
-    assert window.append(recompressed(painted(0), 70)).notes == ()
-    assert window.append(painted(50), near_duplicate=0.9999).notes == ()
-    assert window.append("words", near_duplicate=0.0).notes == ()
-    scores = {hit.chunk_id: hit.score for hit in window.store.search(copied, 3, context=window.context)}
-    assert scores[seen[0]] >= 0.99
-
-
 def test_a_patch_behind_a_similar_chunk_is_near_within_a_limit(backbone):
     store = ChunkStore.open("memory://")
     first = KameraWindow(

@@ -141,7 +141,7 @@ def test_an_append_that_archives_later_is_one_forward():
     made = decided(Append(new("b"), "later"), standing("a"), everything("a"), POLICY, limits())
     assert (kinds(made), made.cost.forwards) == (["Prefill"], 1)
     assert not made.after.seats[-1].archived
-    gone = decided(Evict(1, "compact"), made.after, everything("a"), POLICY, limits())
+    gone = decided(Evict(1), made.after, everything("a"), POLICY, limits())
     assert (kinds(gone), gone.cost.forwards) == (["Archive", "Harvest"], 1)
 
 
@@ -180,7 +180,7 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     (step,) = [s for s in made.steps if isinstance(s, Place)]
     assert (step.patch.base, step.computes, made.cost, worths(made)) == ("other", False, Cost(), ["patched"])
     assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
-    gone = decided(Evict(0, "compact"), made.after, rows, POLICY, limits())
+    gone = decided(Evict(0), made.after, rows, POLICY, limits())
     assert (kinds(gone), gone.cost) == ([], Cost())
 
 

@@ -30,8 +30,8 @@ CHUNK = st.integers(0, 4)
 OPERATIONS = st.one_of(
     st.tuples(st.just("append"), CHUNK, st.sampled_from(["now", "later"])),
     st.tuples(st.just("recall"), CHUNK, st.booleans()),
-    st.tuples(st.just("slide"), st.integers(1, 2), st.sampled_from(["compact", "keep"])),
-    st.tuples(st.just("evict"), st.integers(0, 3), st.sampled_from(["compact", "keep"])),
+    st.tuples(st.just("slide"), st.integers(1, 2)),
+    st.tuples(st.just("evict"), st.integers(0, 3)),
     st.tuples(st.just("reorder"), st.randoms(use_true_random=False)),
     st.tuples(st.just("insert"), st.integers(0, 3), CHUNK, ON_LEAVE),
     st.tuples(st.just("replace"), st.integers(0, 3), CHUNK, ON_LEAVE),
@@ -52,7 +52,7 @@ def asked(window: KameraWindow, chunks, operation: tuple) -> tuple[str, tuple, d
     if name == "recall":
         return name, (chunks[first].id,), {"move": rest[0]}
     if name in ("slide", "evict"):
-        return name, (first,), {"positions": rest[0]}
+        return name, (first,), {}
     if name == "reorder":
         order = list(range(len(window)))
         first.shuffle(order)

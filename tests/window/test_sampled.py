@@ -13,9 +13,10 @@ from kamera.engines import Sampling, Span
 from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
-from kamera.window import Append, Arrange, Assemble
+from kamera.window import Append, Arrange
 from kamera.window.audit import Served, audited
 from kamera.window.steps import Plan, Sample
+from lab.placement import assembled
 from tests.engines.compare import worst
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, borne, guarantees, live, make, rig, watching
@@ -300,6 +301,6 @@ def test_a_plan_of_many_orders_reads_and_compares_each_chunk_once(monkeypatch):
     # the process holds the last designs, which another test may have made of the same chunks
     monkeypatch.setattr("kamera.window.sampling._canonical", OrderedDict())
     window = make(backbone, store, policy=POLICY)
-    report = window.run(Assemble(chunks))
+    report = window.run(assembled(window, chunks))
     assert guarantees(window) == ["exact"] + ["sampled"] * 4
     assert (report.forwards, len(made)) == (1, 5), "once a chunk, for the plan and its run"

@@ -83,7 +83,6 @@ def test_questions_and_orbits(shipped, frames):
         window.plan(Append(frames[3]))
         window.run(window.plan(Reorder([3, 2, 1, 0])))
         window.evict(0)
-        window.recall(question="What is the value of tag 3?")
         window.search(frames[0])
         window.is_load_bearing(1, "What is the value of tag 3?", max_new_tokens=2)
         window.next_token_logits_of(["which?", "where?"])

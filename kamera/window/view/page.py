@@ -42,11 +42,5 @@ def embedded(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def framed(html: str) -> str:
-    """A page inside another document, a notebook's say, which it can neither read nor change."""
-    style = "width:100%;height:900px;border:0"
-    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(html)}"></iframe>'
-
-
 def _part(name: str) -> str:
     return files("kamera.window.view").joinpath(name).read_text("utf-8")

@@ -15,11 +15,11 @@ from kamera.engines import PositionLimits
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.trust import ReusePolicy
 from kamera.window import Cost
-from kamera.window.placement import BEAM, EXACT_UP_TO
 from kamera.window.plan import plan
-from kamera.window.requests import Arrange, Assemble, Newcomer
+from kamera.window.requests import Arrange, Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot
-from kamera.window.steps import Limits, View
+from kamera.window.steps import Limits, Plan, View
+from lab.placement import BEAM, EXACT_UP_TO, fitting, placed
 from tests.window.test_plan import ANCHOR, Fake
 
 NAMES = "abcdefgh"
@@ -126,6 +126,10 @@ def requested(view: View, names: Sequence[str]) -> tuple[int | Newcomer, ...]:
     return tuple(there.index(n) if n in there else Newcomer(n, LENGTHS[n]) for n in names)
 
 
+def placing(order: tuple[int | Newcomer, ...], view: View) -> Plan:
+    return plan(placed(Arrange(order), view), view)
+
+
 def run_of(cost: Cost) -> tuple[int, int]:
     return cost.tokens, cost.forwards
 
@@ -149,7 +153,7 @@ def cheapest(view: View, names: Sequence[str]) -> tuple[tuple[int, int], tuple[s
 @given(random=st.randoms(use_true_random=True), count=st.integers(2, 4))
 def test_of_all_orders_the_one_that_is_placed_runs_least(policy, random, count):
     view = random_view(random, NAMES[:count], POLICIES[policy])
-    made = plan(Assemble(requested(view, NAMES[:count])), view)
+    made = placing(requested(view, NAMES[:count]), view)
     assert (run_of(made.cost), made.after.chunk_ids) == cheapest(view, NAMES[:count])
 
 
@@ -158,14 +162,14 @@ def test_of_all_orders_the_one_that_is_placed_runs_least(policy, random, count):
 @given(random=st.randoms(use_true_random=True))
 def test_of_120_orders_the_one_that_is_placed_runs_least(policy, random):
     view = random_view(random, NAMES[:5], POLICIES[policy])
-    made = plan(Assemble(requested(view, NAMES[:5])), view)
+    made = placing(requested(view, NAMES[:5]), view)
     assert (run_of(made.cost), made.after.chunk_ids) == cheapest(view, NAMES[:5])
 
 
 def test_an_order_that_stands_is_worth_more_than_one_that_is_stored():
     seats = standing("bac", ["exact", "patched", "survivor"])
     rows = Library({"a", "b"}, {("b", ("a",), "exact"): "exact"})
-    made = plan(Assemble((1, 0, 2)), View(seats, rows, POLICIES["patched"], limits()))
+    made = placing((1, 0, 2), View(seats, rows, POLICIES["patched"], limits()))
     assert (made.after.chunk_ids, made.cost.tokens) == (("b", "a", "c"), 0)
 
 
@@ -173,7 +177,7 @@ def test_a_forward_is_shared_where_the_order_allows_it():
     stored = ["bc", "bad", "cba", "dab", "dac"]  # each begins with the chunk, its antecedents follow
     rows = Library(set("abc"), {(row[0], tuple(row[1:]), "exact"): "exact" for row in stored})
     view = View(standing((), ()), rows, POLICIES["patched"], limits())
-    made = plan(Assemble(tuple(new("abcd"))), view)
+    made = placing(tuple(new("abcd")), view)
     assert (run_of(made.cost), made.after.chunk_ids) == cheapest(view, "abcd")
     assert made.cost.forwards == 1
 
@@ -184,7 +188,7 @@ def test_of_40320_orders_the_one_that_is_placed_runs_least():
     for order in ("cadbehgf", "hgfeabcd", "abdcfegh", "gahbfced"):
         patches |= {(order[n], tuple(order[:n]), "exact"): "exact" for n in range(1, 8) if n != 3}
     view = View(standing((), ()), Library(set("chg"), patches), POLICIES["patched"], limits())
-    made = plan(Assemble(tuple(new(NAMES))), view)
+    made = placing(tuple(new(NAMES)), view)
     assert (run_of(made.cost), made.after.chunk_ids) == cheapest(view, NAMES)
     assert made.cost.tokens > 0 and len(NAMES) == EXACT_UP_TO
 
@@ -203,13 +207,13 @@ def test_more_chunks_than_are_walked_exactly_find_the_one_stored_order(monkeypat
     dead_ends = [[*names[i:], *names[:i]][:3] for i in range(len(names)) if i != 20]
     assert len(dead_ends) > BEAM
     view = View(standing((), ()), chains(names, wanted, *dead_ends), POLICIES["patched"], limits())
-    made = plan(Assemble(tuple(new(names))), view)
+    made = placing(tuple(new(names)), view)
     assert made.after.chunk_ids == tuple(wanted)
     assert made.cost.tokens == 0
     without = replace(view, rows=chains(names, *dead_ends))
-    given_ = plan(Assemble(tuple(new(names)), order="given"), without)
+    given_ = plan(Arrange(tuple(new(names))), without)
     assert given_.after.chunk_ids == tuple(names)
-    assert run_of(plan(Assemble(tuple(new(names))), without).cost) <= run_of(given_.cost)
+    assert run_of(placing(tuple(new(names)), without).cost) <= run_of(given_.cost)
 
 
 @pytest.mark.parametrize("policy", ["orbit", "blind", "patched"])
@@ -219,7 +223,7 @@ def test_an_assembly_of_many_is_never_dearer_than_the_order_given(policy, monkey
     rows = chains(names[:6], names, names[::-1][:7])
     rows.patches |= {("n3", tuple(sorted(names[4:9])), "orbit"): "exact"}
     view = View(standing((), ()), rows, POLICIES[policy], limits())
-    free, fixed = (plan(Assemble(tuple(new(names)), order=order), view) for order in ("free", "given"))
+    free, fixed = placing(tuple(new(names)), view), plan(Arrange(tuple(new(names))), view)
     assert run_of(free.cost) <= run_of(fixed.cost)
     assert sorted(free.after.chunk_ids) == sorted(names)
 
@@ -228,28 +232,17 @@ def test_an_assembly_of_many_is_never_dearer_than_the_order_given(policy, monkey
 
 
 def test_those_given_first_stand_each_if_it_still_fits():
-    names = "hagb"  # 25, 4, 22 and 7 tokens
-    view = View(standing((), ()), Library(), POLICIES["patched"], limits(max_tokens=ANCHOR + 40))
-    made = plan(Assemble(tuple(new(names))), view)
-    assert set(made.after.chunk_ids) == {"h", "a", "b"}
-    assert made.notes == ("1 of 4 chunks do not fit: g",)
-    smaller = plan(Assemble(tuple(new(names)), max_tokens=ANCHOR + 28), view)
-    assert set(smaller.after.chunk_ids) == {"h"} and "3" not in smaller.after.chunk_ids
-    with pytest.raises(WindowFull, match="none of 4 chunks fits: the first has 25 tokens"):
-        plan(Assemble(tuple(new(names)), max_tokens=ANCHOR + 3), view)
-
-
-def test_an_order_that_is_given_is_kept():
-    rows = chains("abc", "cba")
-    view = View(standing((), ()), rows, POLICIES["patched"], limits())
-    free, fixed = (plan(Assemble(tuple(new("abc")), order=order), view) for order in ("free", "given"))
-    assert (free.after.chunk_ids, free.cost.tokens) == (("c", "b", "a"), 0)
-    assert (fixed.after.chunk_ids, fixed.cost.tokens) == (("a", "b", "c"), LENGTHS["b"] + LENGTHS["c"])
+    items = new("hagb")  # 25, 4, 22 and 7 tokens
+    assert fitting(items, limits(max_tokens=ANCHOR + 40)) == [0, 1, 3]
+    assert fitting(items, limits(max_tokens=ANCHOR + 40), ANCHOR + 28) == [0]
+    assert fitting(items, limits()) == [0, 1, 2, 3]
+    with pytest.raises(WindowFull, match="none of 4 chunks fits"):
+        fitting(items, limits(), ANCHOR + 3)
 
 
 def test_chunks_that_stand_in_their_order_stay_as_they_are():
     view = View(standing("ab", ["exact"] * 2), Library(), POLICIES["patched"], limits())
-    made = plan(Assemble(requested(view, "cba")), view)
+    made = placing(requested(view, "cba"), view)
     assert made.after.chunk_ids == ("a", "b", "c")
     assert [seat.number for seat in made.after.seats[:2]] == [seat.number for seat in view.seats.seats]
     assert made.cost.tokens == LENGTHS["c"]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from kamera import Chunk, KameraWindow
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.trust import Guarantee, ReusePolicy
+from kamera.window import Arrange
 from kamera.window.planner import Planner
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
@@ -31,39 +33,59 @@ Run = tuple[int, int]
 """Tokens run through the decoder, and forwards: the fewest tokens come first."""
 
 
-def fitting(items: Sequence[Item], limits: Limits, max_tokens: int | None) -> tuple[list[Item], list[Item]]:
-    """The chunks that stand in the window, and those for which there is no room.
+def assembled(window: KameraWindow, chunks: Sequence[Chunk], max_tokens: int | None = None) -> Arrange:
+    """The request that makes a window hold these chunks, in the order in which the least is run.
 
-    They are taken as given: each one stands if it fits beside those that stand already. ``max_tokens`` bounds
-    anchor and chunks together, as the window's own bound does. Raises WindowFull if none fits.
+    One that stands in the window keeps the KV that it has there where it can; others of the window leave. Of
+    more chunks than fit, those given first stand: each, in turn, if it still fits beside those before it.
+    """
+    there = {slot.chunk_id: slot for slot in window.slots}
+    unique = {chunk.id: chunk for chunk in chunks}
+    given = [there.get(name, chunk) for name, chunk in unique.items()]
+    stage, state = window._stage, window._state
+    named = window._names().of(Arrange(given))
+    assert isinstance(named.request, Arrange)
+    with stage.former.operation():
+        limits = stage.limits(state, named.facts(state), window.policy)
+        view = View(state.seats, stage.former.catalogue, window.policy, limits)
+        items = items_of(view.seats, named.request.order)
+        stand = fitting(items, limits, max_tokens)
+        order = [stand[i] for i in _OrderWalk(named.request, view, [items[i] for i in stand]).best()]
+    return Arrange([given[i] for i in order])
+
+
+def items_of(seats: Seats, order: Sequence[object]) -> list[Item]:
+    """The chunks of an order with names alone."""
+    return [seats.seats[item] if isinstance(item, int) else cast(Newcomer, item) for item in order]
+
+
+def fitting(items: Sequence[Item], limits: Limits, max_tokens: int | None = None) -> list[int]:
+    """Indices of the chunks that stand in the window: each one if it fits beside those that stand already.
+
+    ``max_tokens`` bounds anchor and chunks together, as the window's own bound does. Raises WindowFull if
+    none fits.
     """
     bounds = [bound for bound in (limits.max_tokens, max_tokens) if bound is not None]
-    if not bounds:
-        return list(items), []
-    free = min(bounds) - limits.anchor
-    stand: list[Item] = []
-    dropped: list[Item] = []
-    for item in items:
-        fits = item.length <= free
-        (stand if fits else dropped).append(item)
-        free -= item.length if fits else 0
+    free, stand = min(bounds) - limits.anchor if bounds else math.inf, list[int]()
+    for i, item in enumerate(items):
+        if item.length <= free:
+            stand.append(i)
+            free -= item.length
     if not stand:
-        raise WindowFull(
-            f"none of {len(items)} chunks fits: the first has {items[0].length} tokens, there is room for "
-            f"{free} (max_tokens={min(bounds)}, anchor {limits.anchor}): raise max_tokens or cut them smaller"
-        )
-    return stand, dropped
+        raise WindowFull(f"none of {len(items)} chunks fits: raise max_tokens or cut them smaller")
+    return stand
 
 
-def placed(request: Request, view: View, items: Sequence[Item]) -> list[Item]:
-    """``items`` in the order in which a plan of `Planner.rearranged` runs least.
+def placed(request: Arrange, view: View) -> Arrange:
+    """A request with names alone, in the order in which a plan of it runs least.
 
     The fewest tokens count first, then the fewest forwards, then the order given. Exact up to `EXACT_UP_TO`
     chunks; for more it is never dearer than the order given. Later work is not counted. Without an order that
     the policy admits, the order given, whose plan is refused by name.
     """
-    walk = _OrderWalk(request, view, tuple(items))
-    return [items[i] for i in walk.best()]
+    items = items_of(view.seats, request.order)
+    best = _OrderWalk(request, view, items).best()
+    return replace(request, order=tuple(request.order[i] for i in best))
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ class _State(NamedTuple):
 class _OrderWalk:
     request: Request
     view: View
-    items: tuple[Item, ...]
+    items: Sequence[Item]
 
     def best(self) -> tuple[int, ...]:
         """The best order that is found, or the order given if the policy refuses each."""
