@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from lab.testbed.directories import weights_dir
-
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -25,6 +23,8 @@ ENVIRONMENT = {
 
 def pictures_directory(into: Path, name: str = "gqa") -> Path:
     """A trained backbone of pictures with the processor files that vLLM looks for."""
+    from lab.testbed.directories import weights_dir
+
     into.mkdir(parents=True, exist_ok=True)
     for file in weights_dir(name).iterdir():
         shutil.copyfile(file, into / file.name)
@@ -90,6 +90,8 @@ def latents_directory(into: Path) -> Path:
     each rotary pair goes to the place of its own frequency, which is every other one.
     """
     from safetensors.torch import load_file, save_file
+
+    from lab.testbed.directories import weights_dir
 
     source = weights_dir("mla")
     into.mkdir(parents=True, exist_ok=True)

@@ -111,22 +111,15 @@ class KameraConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The pages are there: find the layers that write them."""
-        from vllm.distributed.parallel_state import (
-            get_tensor_model_parallel_rank,
-            get_tensor_model_parallel_world_size,
-        )
+        from vllm.distributed.parallel_state import get_tp_group
 
         known = self._vllm_config.compilation_config.static_forward_context
         layers = [known[name] for name in sorted(kv_caches, key=extract_layer_index)]
-        if self._harvests and get_tensor_model_parallel_world_size() > 1:
-            raise UnsupportedBackbone(
-                "a worker that has some of the heads harvests nothing: set harvest to 0"
-            )
-        if self._harvests:
+        workers = get_tp_group().cpu_group
+        if self._harvests and workers.rank() == 0:
             layers_of = self._layout.layers
             self._harvester = Harvester(self._stores, layers_of, self._budget, self._harvests)
-        ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        pages = EnginePages(layers, self._layout, self._vllm_config.cache_config.block_size, *ranks)
+        pages = EnginePages(layers, self._layout, self._vllm_config.cache_config.block_size, workers)
         dtype = self._vllm_config.model_config.dtype
         self._worker = WorkerSide(self._stores, self._layout, pages, dtype, self._harvester)
 

@@ -31,11 +31,16 @@ class EnginePages:
     """The pages of all layers in one worker.
 
     ``layers`` are vLLM's attention layers in decoder order, with their ``kv_cache`` bound, each
-    ``[blocks, ...]``. With tensor parallelism the worker has the heads of its ``rank``.
+    ``[blocks, ...]``. With tensor parallelism the worker has the heads of its place in ``workers``, which all
+    read the same pages at the same time; latents are in each of them.
     """
 
     def __init__(
-        self, layers: Sequence[Any], layout: EngineLayout, block: int, rank: int, ranks: int
+        self,
+        layers: Sequence[Any],
+        layout: EngineLayout,
+        block: int,
+        workers: torch.distributed.ProcessGroup,
     ) -> None:
         if len(layers) != len(layout.layers):
             raise UnsupportedBackbone(
@@ -44,7 +49,8 @@ class EnginePages:
         self._layers, self._layout, self._block = tuple(layers), layout, block
         channel = layout.layers[0].channels[0]
         self._heads = 1 if layout.mla else int(layers[0].num_kv_heads)
-        self._head = rank * channel.heads // ranks if not layout.mla else 0
+        self._head = 0 if layout.mla else workers.rank() * channel.heads // workers.size()
+        self._workers = workers
         self._places: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def slots(self, block_ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
@@ -60,7 +66,7 @@ class EnginePages:
             self._update(layer, layer.kv_cache, written, slots.to(layer.kv_cache.device))
 
     def read(self, slots: torch.Tensor) -> KV:
-        """KV of ``slots`` ``[tokens]`` as stores hold it: a copy, on the CPU."""
+        """KV of ``slots`` ``[tokens]`` as stores hold it, with all workers' heads: a copy, on the CPU."""
         blocks, within = slots // self._block, slots % self._block
         first, second = self._packing()
         found: dict[str, list[torch.Tensor]] = {}
@@ -70,7 +76,7 @@ class EnginePages:
             for name, places in zip(self._names, (first, second), strict=True):
                 taken = flat[row[:, None], places[within].flatten(1)].unflatten(1, places.shape[1:])
                 found.setdefault(name, []).append(taken.transpose(0, 1))
-        whole = {name: torch.stack(parts) for name, parts in found.items()}
+        whole = {name: self._gathered(torch.stack(parts)) for name, parts in found.items()}
         if self._layout.paired:
             whole["k_pe"] = torch.cat((whole["k_pe"][..., 0::2], whole["k_pe"][..., 1::2]), dim=-1)
         return Blocks([whole], (tuple(range(len(self._layers))),))
@@ -81,6 +87,16 @@ class EnginePages:
     def _names(self) -> tuple[str, str]:
         first, second = self._layout.layers[0].channels
         return first.name, second.name
+
+    def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
+        """All heads of a channel ``[layers, heads, tokens, dim]``; workers may have some twice."""
+        heads, ranks = self._layout.layers[0].channels[0].heads, self._workers.size()
+        if ranks == 1 or self._layout.mla:
+            return mine
+        sent = mine.contiguous().view(torch.uint8)  # gloo knows bytes, whatever the dtype
+        parts = [torch.empty_like(sent) for _ in range(ranks)]
+        torch.distributed.all_gather(parts, sent, group=self._workers)
+        return torch.cat(parts, dim=1)[:, :: self._heads * ranks // heads].view(mine.dtype)
 
     def _inputs(self, channels: Mapping[str, torch.Tensor]) -> LayerInputs:
         """A layer's channels ``[heads, tokens, dim]`` as its write takes them."""

@@ -61,13 +61,12 @@ class WorkerSide:
         return ended
 
     def harvest(self, harvests: Sequence[PageHarvest]) -> None:
-        """Copy what was computed out of the pages, for the harvester."""
-        if self._harvester is None:
-            return
+        """Copy what was computed out of the pages, for the harvester, which the first worker has."""
         for one in harvests:
             for ripe in one.chunks:
                 kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, ripe.stop))
-                self._harvester.take(Waiting(ripe, one.recipe, kv))
+                if self._harvester is not None:
+                    self._harvester.take(Waiting(ripe, one.recipe, kv))
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kamera.engines.vllm.serving import FIELD
-from kamera.testbed.world import Question
 from lab.vllm.bed import (
     ENVIRONMENT,
     PICTURES,
@@ -16,6 +15,9 @@ from lab.vllm.bed import (
     start,
     transfer,
 )
+
+if TYPE_CHECKING:
+    from kamera.testbed.world import Question
 
 __all__ = [
     "ENVIRONMENT",

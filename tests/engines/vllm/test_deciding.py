@@ -44,19 +44,19 @@ def recipe(*names: str, patched: bool = True, context: Context = CONTEXT, missin
             )
         )  # fmt: skip
         before = (*before, name)
-    return Recipe(context, RowKey.of(context, "anchor", context.anchor), ANCHOR, tuple(parts), (0,))
+    return Recipe(context, RowKey.of(context, "anchor", context.anchor), ANCHOR, tuple(parts))
 
 
 def asked(made: Recipe, tenant: str = "", fingerprint: str = "f"):
     return asked_of({FIELD: made.to_json()}, [*made.ids, 7, 8], tenant, fingerprint)
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.2+cpu"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0+cpu", "0.30.2+cpu"])
 def test_versions_that_the_connector_was_run_on_start(version):
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.29.9", "0.3.0", "0.31.0", "0.32.0+cpu", "0.300.0", "1.30.0", "dev"])
+@pytest.mark.parametrize("version", ["0.29.9", "0.3.0", "0.33.0", "0.300.0", "1.30.0", "dev"])
 def test_other_versions_are_refused_by_name(version):
     with pytest.raises(UnsupportedBackbone, match=re.escape(version)):
         check_version(version)
