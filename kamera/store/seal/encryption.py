@@ -18,7 +18,7 @@ from kamera.store.head import MAX_HEADER, front_size, verified
 from kamera.store.opened import OpenObject
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
-from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
+from kamera.store.seal.preamble import LENGTH, SALT, Preamble
 from kamera.store.sources import ByteSource, BytesSource
 
 try:
@@ -94,8 +94,8 @@ class Encrypted(Sealed):
         groups, cut = verified(front, len(plain), name, self.mac).groups, len(front)
         key_id, key = next(iter(self.keys.items()))
         total = LENGTH + len(plain) + TAG * (1 + sum(len(cuts(group.size)) for group in groups.values()))
-        start = started(key_id, os.urandom(SALT), cut + TAG, total)
-        preamble = parsed(start + self._check(start, name))
+        preamble = Preamble(ENCRYPTED, key_id, os.urandom(SALT), cut + TAG, total)
+        preamble = preamble._replace(check=self._check(preamble.checked, name))
         cipher = Cipher(key, preamble, name)
         tensors = memoryview(plain)[cut:]
         frames = [cipher.encrypt(0, plain[:cut])]
@@ -120,9 +120,9 @@ class Encrypted(Sealed):
 
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
         """The preamble of a file that begins with ``first``; its check has passed and its key is known."""
-        if not is_encrypted(first):
-            raise CorruptChunk(f"{source}: no encrypted object")
-        preamble = parsed(first[:LENGTH])
+        if len(first) < LENGTH:
+            raise CorruptChunk(f"{source}: truncated, {total} bytes are no encrypted object")
+        preamble = Preamble.of(first)
         if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
