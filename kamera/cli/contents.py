@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
+from kamera.store.sources import BytesSource, FileSource
 from kamera.window.file import read_saved
 
 Document = dict[str, Any]
@@ -37,10 +37,9 @@ def files_of(store: Path, start: str) -> list[Path]:
         with (
             contextlib.suppress(CorruptChunk, StoreVersionError, NotAFile),
             Folder.at(path.parent) as folder,
-            folder.reading(path.name) as (descriptor, status),
-            open(descriptor, "rb", closefd=False) as file,
+            contextlib.closing(FileSource(folder.open(path.name))) as file,
         ):
-            names.add(Codec().read_info(file, status.st_size, path.stem, str(path)).chunk_id)
+            names.add(Codec().read_info(file, path.stem, str(path)).chunk_id)
     whole = whole_id(start, (name for names in files.values() for name in names), "object or chunk")
     return [path for path, names in files.items() if whole in names]
 
@@ -67,7 +66,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
     codec = codec or Codec()
     try:
         record = codec.decode(data, name, path)
-        info = codec.read_info(BytesIO(data), len(data), name, path)
+        info = codec.read_info(BytesSource(data), name, path)
     except (CorruptChunk, StoreVersionError, WrongKey) as error:
         return {"path": path, "bytes": len(data), "intact": False, "error": str(error)}
     about = dict(record.info)

@@ -14,51 +14,20 @@ from kamera.cli.store_options import Older, StoreArgument
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
-QUARANTINE = {name: Verb(f"kamera.cli.store_quarantine:{name}") for name in ("ls", "show", "release", "drop")}
+QUARANTINE = {name: Verb(f"kamera.cli.store_quarantine:{name}") for name in ("ls", "drop")}
 quarantine = typer.Typer(
     help="Damaged copies in quarantine; never served, deleted only on demand.",
     cls=group(QUARANTINE),
     no_args_is_help=True,
 )
 
-Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by their file in `ls`.")]
-
 
 @command
 def ls(target: StoreArgument) -> None:
-    """List the copies; `show` tells what is wrong with one."""
+    """List the copies."""
     with target.open() as store:
         copies = StoreAdmin(store).quarantine.copies()
     target.out.show(_document(store, copies, 0))
-
-
-@command
-def show(
-    target: StoreArgument,
-    copy: Annotated[str, typer.Argument(metavar="COPY", help="The copy, by its file in `ls`.")],
-) -> None:
-    """Read every byte of a copy again and report its contents and its state.
-
-    Changes nothing. Exit code 1 if it is damaged.
-    """
-    with target.open() as store:
-        judged = StoreAdmin(store).quarantine.judge(copy)
-    target.out.show({"store": store.url, **asdict(judged)})
-    if not judged.sound:
-        raise typer.Exit(1)
-
-
-@command
-def release(target: StoreArgument, copies: Copies) -> None:
-    """Return sound copies to the store, unless it has the object again. The others stay, with a reason.
-
-    Exit code 1 if one stays.
-    """
-    with target.open() as store:
-        judged = [StoreAdmin(store).quarantine.release(copy) for copy in copies]
-    target.out.show({"store": store.url, "copies": [asdict(j) for j in judged]})
-    if not all(j.released for j in judged):
-        raise typer.Exit(1)
 
 
 @command

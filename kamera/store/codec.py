@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any
 
 from kamera.errors import CorruptChunk
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
 from kamera.store.groups import grouped, laid_out
-from kamera.store.head import DIGEST, front_size, info_of, signed, text_of, trusted, verified, written
+from kamera.store.head import front_size, info_of, signed, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
@@ -26,7 +26,8 @@ from kamera.store.sources import ByteSource, BytesSource
 DIRECTORY_VERSION = 7
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
 
-_FRONT = 64 * 1024  # bytes; the header of most objects is within
+FRONT = 32 * 1024
+"""Bytes within which the headers of most objects are."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,27 @@ class Codec:
         header = written(record, created, {"algorithm": self.digest, "groups": digests})
         return b"".join([signed(text_of(header, entries), self.mac), *parts.values()])
 
-    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
-        """The object ``name`` in ``source``, to be read group by group: its header verified, no tensor read.
-
-        ``where`` names it in errors. Raises as `decode`, and `OSError`.
-        """
-        front = source.read(0, _FRONT)
+    def front(self, source: ByteSource, name: str, where: str) -> bytes:
+        """The length and the header of the object ``name``, plain but unverified. Raises as `open`."""
+        front = source.read(0, FRONT)
         size = front_size(front, source.size, where)
         if size > len(front):
             front += source.read(len(front), size - len(front))
         if len(front) < size:
             raise CorruptChunk(f"{where}: truncated, the header ends at byte {len(front)} of {size}")
-        head = verified(front[:size], source.size, where, self.mac)
-        if size + head.size != source.size:
-            raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {size + head.size}")
-        return self._named(OpenObject(head, Plain(source, size)), name)
+        return front[:size]
+
+    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
+        """The object ``name`` in ``source``, to be read group by group: its header verified, no tensor read.
+
+        ``where`` names it in errors. Raises as `decode`, and `OSError`.
+        """
+        front = self.front(source, name, where)
+        head = verified(front, source.size, where, self.mac)
+        if len(front) + head.size != source.size:
+            told = len(front) + head.size
+            raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {told}")
+        return self._named(OpenObject(head, Plain(source, len(front))), name)
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object ``name``; ``source`` names the bytes in errors.
@@ -87,23 +94,18 @@ class Codec:
         """
         return self.open(BytesSource(data), name, source).read()
 
-    def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
-        """The header of a file of ``size`` bytes, its digest verified first. Raises as `decode`.
+    def read_header(self, source: ByteSource, name: str, where: str) -> Header:
+        """The header of the object ``name`` in ``source``, its digest verified first. Raises as `open`.
 
         No tensor is read: good for listing, never for serving.
         """
-        first = file.read(DIGEST.stop)
-        length = front_size(first, size, source)
-        front = first + file.read(length - len(first))
-        if len(front) < length:
-            raise CorruptChunk(f"{source}: truncated, the header ends at byte {len(front)} of {length}")
-        header = trusted(front, source, self.mac)
-        self._check_name(header["key"], name, source)
+        header = trusted(self.front(source, name, where), where, self.mac)
+        self._check_name(header["key"], name, where)
         return header
 
-    def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
+    def read_info(self, source: ByteSource, name: str, where: str) -> ObjectInfo:
         """What `read_header` says, under the object's name."""
-        return replace(info_of(self.read_header(file, size, name, source), size), key=name)
+        return replace(info_of(self.read_header(source, name, where), source.size), key=name)
 
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""

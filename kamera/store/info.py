@@ -273,7 +273,7 @@ class Quarantined:
     """A damaged object that was set aside.
 
     ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when`` the
-    time it was set aside (seconds since 1970, UTC). The log has the damage found, and `Ward.judge` finds it.
+    time it was set aside (seconds since 1970, UTC). The log has the damage found.
     """
 
     file: str

@@ -207,16 +207,6 @@ class Tiers:
             self.memory.drop(one.key)  # it is read again if it stayed
         return gone
 
-    def adopt(self, info: ObjectInfo, data: bytes) -> bool:
-        """Put the file of an object into the directory, unless an intact one is there; True if it was put."""
-        assert self.disk is not None
-        with self._flights.alone(info.key):
-            if self.disk.adopt(info, data) is None:
-                return False
-        if self.remote is not None:
-            self._uploads.add(info.key)
-        return True
-
     def scrub(self) -> list[str]:
         """Leave no trace of deleted rows in any file beside the objects; list what may be left, and why."""
         why = None if self.disk is None else self.disk.index.scrub()

@@ -94,26 +94,6 @@ def test_quarantined_copies_go_only_on_demand(capsys, root):
     assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
 
 
-def test_only_sound_copies_are_released(capsys, root):
-    good, key = files(root), spoil(root, "a")
-    spoil(root, "b")
-    kamera(capsys, "store", "verify", root)
-    copies = as_json(capsys, "quarantine", "ls", root)[1]["copies"]
-    mended, damaged = sorted(copies, key=lambda copy: copy["name"] != key)
-    (root / "quarantine" / mended["file"]).write_bytes(good[root / "objects" / f"{key}.safetensors"])
-    code, shown = as_json(capsys, "quarantine", "show", root, mended["file"])
-    assert (code, shown["sound"], shown["info"]["chunk_id"]) == (0, True, "a" * 64)
-    code, shown = as_json(capsys, "quarantine", "show", root, damaged["file"])
-    assert (code, shown["sound"]) == (1, False) and "digest" in shown["reason"]
-    code, done = as_json(capsys, "quarantine", "release", root, mended["file"], damaged["file"])
-    assert code == 1 and [copy["released"] for copy in done["copies"]] == [True, False]
-    assert "digest" in done["copies"][1]["reason"]
-    assert key in keys(root) and as_json(capsys, "verify", root)[0] == 0
-    assert as_json(capsys, "quarantine", "ls", root)[1]["copies"] == [damaged]
-    nothing = kamera(capsys, "store", "quarantine", "drop", root)
-    assert (nothing.code, len(nothing.err.splitlines())) == (2, 1)
-
-
 def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
     total = sum(info.bytes for info in objects(root))
     of_a = sum(info.bytes for info in objects(root) if info.chunk_id == "a" * 64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store.codec import Codec
+from kamera.store.sources import BytesSource
 from tests.store.builders import canonical, decode, encode, patch, seal
 
 HERE = "objects/aa/file"
@@ -85,7 +85,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         with pytest.raises(CorruptChunk):
             read(data, "0" * 64)
         with pytest.raises(CorruptChunk):
-            Codec().read_info(io.BytesIO(data), len(data), "0" * 64, HERE)
+            Codec().read_info(BytesSource(data), "0" * 64, HERE)
 
 
 HUGE = (2**63).to_bytes(8, "little")
@@ -106,4 +106,4 @@ def test_a_file_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptChunk, match=HERE):
         read(data, canonical().key)
     with pytest.raises(CorruptChunk, match=HERE):
-        Codec().read_info(io.BytesIO(data), len(data), canonical().key, HERE)
+        Codec().read_info(BytesSource(data), canonical().key, HERE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import random
 import sys
@@ -19,6 +18,7 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops import Blocks, LowRank, LowRanks, Patch
 from kamera.store import PatchRecord
 from kamera.store.codec import Codec
+from kamera.store.sources import BytesSource
 from tests.store.builders import (
     CONTEXT,
     assert_same,
@@ -47,7 +47,7 @@ def test_a_record_comes_back_bit_for_bit(record: Any) -> None:
     data = encode(record, 1.5)
     assert_same(read(data, record.key), record)
     info = Codec().describe(record, 1.5, len(data))
-    assert Codec().read_info(io.BytesIO(data), len(data), record.key, HERE) == info
+    assert Codec().read_info(BytesSource(data), record.key, HERE) == info
     assert info.tokens == record.tokens and info.key == record.key
 
 

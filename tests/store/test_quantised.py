@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.codec import Codec
 from kamera.store.records import kept
+from kamera.store.sources import BytesSource
 from tests.store.builders import (
     CONTEXT,
     assert_same,
@@ -221,7 +221,7 @@ def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
     put = kept(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
     data = encode(put, 1.5)
     assert_same(decode(data, put.key, HERE), put)
-    info = Codec().read_info(io.BytesIO(data), len(data), put.key, HERE)
+    info = Codec().read_info(BytesSource(data), put.key, HERE)
     assert info == Codec().describe(put, 1.5, len(data)) and info.context == put.context
 
 

@@ -11,8 +11,8 @@ from kamera.errors import StoreError
 from kamera.store.admin.copy import Copied, copy
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import collect
+from kamera.store.admin.quarantine import Ward
 from kamera.store.admin.raw import RawObjects
-from kamera.store.admin.release import Ward
 from kamera.store.admin.verify import verify
 from kamera.store.info import (
     Census,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 class StoreAdmin:
     """Upkeep of a `ChunkStore`, for its tenant unless a method says otherwise; closed with the store.
 
-    ``quarantine``: the damaged objects that were set aside, to be judged, released or dropped.
     ``objects``: all objects as stored, for inspection.
 
     Errors are those of the store: `StoreClosed`, `ForkedStore`, `StoreReadOnly`, `StoreError` when the
@@ -46,8 +45,12 @@ class StoreAdmin:
 
     def __init__(self, store: ChunkStore) -> None:
         self.store = store
-        self.quarantine = Ward(store)
         self.objects = RawObjects(store)
+
+    @property
+    def quarantine(self) -> Ward:
+        """The damaged objects that were set aside."""
+        return Ward(self._tiers)
 
     # -- contents ------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class StoreAdmin:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
         self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
         tenant = None if every_tenant else self.store.tenant
-        report = collect(self._tiers, self.quarantine, tenant, limit, quarantine_age, dry_run, progress)
+        report = collect(self._tiers, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
             self.store._search.forget([gone.key for gone in report.removed])
         return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kamera.store.admin.release import Ward
+from kamera.store.admin.quarantine import Ward
 from kamera.store.eviction import choose, value
 from kamera.store.info import Collected, Progress, Removed, untold
 from kamera.store.tiers import Tiers
@@ -15,19 +15,18 @@ _AT_ONCE = 256
 
 def collect(
     tiers: Tiers,
-    ward: Ward,
     tenant: str | None,
     max_bytes: int | None,
     quarantine_age: float | None = None,
     dry_run: bool = False,
     progress: Progress = untold,
 ) -> Collected:
-    """Collect a tenant's objects (None: all tenants'), files of dead writers, and old copies in ``ward``.
+    """Collect a tenant's objects (None: all tenants'), files of dead writers, and old copies in quarantine.
 
     ``quarantine_age`` in seconds; None keeps every copy. ``progress`` is called with objects removed and
     to remove. Raises `RemoteUnavailable`: objects removed by then stay removed; run it again.
     """
-    now = time.time()
+    now, ward = time.time(), Ward(tiers)
     objects = list(tiers.lower[-1].weighed(tenant))
     removed: list[Removed] = []
     victims = list(choose(objects, tiers.pins.kept(), max_bytes, now))

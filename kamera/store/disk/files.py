@@ -84,17 +84,14 @@ class ObjectFiles:
 
     def header(self, key: str) -> tuple[Header, os.stat_result] | None:
         """The header of ``key``, its tensors unverified, and the status of its file. Raises as the codec."""
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                with (
-                    self._folder.reading(file_of(key)) as (descriptor, status),
-                    open(descriptor, "rb", closefd=False) as file,
-                ):
-                    path = str(self.path(key))
-                    return self._codec.read_header(file, status.st_size, key, path), status
-            except NotAFile as error:
-                raise CorruptChunk(str(error)) from error
-        return None
+        try:
+            file = self.open(key)
+        except NotAFile as error:
+            raise CorruptChunk(str(error)) from error
+        if file is None:
+            return None
+        with contextlib.closing(file):
+            return self._codec.read_header(file, key, str(self.path(key))), file.status
 
     def open(self, key: str) -> FileSource | None:
         """``key``'s file, to be closed. `NotAFile` as `load`."""

@@ -26,6 +26,7 @@ from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined, Weighed
 from kamera.store.keys import is_key
 from kamera.store.pins import PinBook
+from kamera.store.sources import FileSource
 
 logger = logging.getLogger(__name__)
 
@@ -155,14 +156,6 @@ class DiskObjects:
         with self._translated("read"):
             return self._described(self._quarantine.made(), file)
 
-    def read_copy(self, file: str) -> bytes:
-        """The bytes of a copy, unverified. Raises `CorruptChunk` for what is no file."""
-        with self._translated("read"):
-            try:
-                return self._quarantine.made().read(file)[0]
-            except NotAFile as error:
-                raise CorruptChunk(str(error)) from error
-
     def unfinished(self) -> dict[str, ObjectInfo | None]:
         """Files that are being written, each with its description, as far as that is written."""
         with self._translated("read"):
@@ -212,8 +205,8 @@ class DiskObjects:
     def _described(self, folder: Folder, file: str) -> ObjectInfo | None:
         """The object in a file whose name begins with its own, by its header; None if it cannot be read."""
         try:
-            with folder.reading(file) as (descriptor, status), open(descriptor, "rb", closefd=False) as data:
-                return self.codec.read_info(data, status.st_size, file.partition(".")[0], file)
+            with contextlib.closing(FileSource(folder.open(file))) as source:
+                return self.codec.read_info(source, file.partition(".")[0], file)
         except (CorruptChunk, *LEFT_IN_PLACE, FileNotFoundError, NotAFile):
             return None
 

@@ -7,17 +7,17 @@ plain or sealed object and the nonces of an encrypted one.
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
+from kamera.store.codec import FRONT, Codec
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import OBJECTS, BlobHead, Blobs
+from kamera.store.sources import BytesSource
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,6 @@ MARK_BYTES = 128
 BOUND = 50_000
 """Most blobs remembered; those beyond are read each time."""
 
-_FRONT = 32 * 1024  # bytes; holds the header of most objects
 _BATCH = 256  # fronts read at a time
 
 
@@ -79,7 +78,7 @@ class Listing:
 
     def at(self, blob: str) -> ObjectInfo | None:
         """The object in a blob whose name begins with its own; None as `of`, but of any tenant."""
-        return self._info(blob, self._blobs.heads([blob], _FRONT)[0])
+        return self._info(blob, self._blobs.heads([blob], FRONT)[0])
 
     def _listed(self) -> dict[str, str | None]:
         start = len(OBJECTS)
@@ -97,7 +96,7 @@ class Listing:
         return {name: held.info for name, held in known.items() if now.get(name) == held.mark}
 
     def _fronts(self, names: Sequence[str]) -> list[BlobHead | None]:
-        return self._blobs.heads([OBJECTS + name for name in names], _FRONT) if names else []
+        return self._blobs.heads([OBJECTS + name for name in names], FRONT) if names else []
 
     def _take(self, name: str, head: BlobHead | None, mark: str | None) -> ObjectInfo | None:
         info = self._own(name, head)
@@ -115,34 +114,31 @@ class Listing:
         if head is None:
             return None
         name = blob.rpartition("/")[2].partition(".")[0]
-        file = cast(BinaryIO, _Front(self._blobs, blob, head))
         try:
-            return self._codec.read_info(file, head.size, name, f"{self._blobs.url} {blob}")
+            return self._codec.read_info(_Front(self._blobs, blob, head), name, f"{self._blobs.url} {blob}")
         except (CorruptChunk, StoreVersionError, WrongKey) as error:
             logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
             self.unreadable.add(name)
             return None
 
 
-class _Front(io.BytesIO):
-    """A blob as a file: its front, and more only if that is too short."""
+class _Front(BytesSource):
+    """A blob by its front, and by more of it only if that is too short."""
 
     def __init__(self, blobs: Blobs, name: str, head: BlobHead) -> None:
         super().__init__(head.data)
+        self.size = head.size
         self._blobs = blobs
         self._name = name
-        self._size = head.size
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        start = self.tell()
-        end = self._size if size is None or size < 0 else min(start + size, self._size)
-        if end > len(self.getbuffer()):
+    def read(self, start: int, length: int) -> bytes:
+        """See `ByteSource`."""
+        end = min(start + length, self.size)
+        if end > len(self._data):
             [more] = self._blobs.heads([self._name], end)
-            if more is not None and more.size == self._size:
-                self.seek(0)
-                self.write(more.data)
-                self.seek(start)
-        return super().read(size)
+            if more is not None and more.size == self.size:
+                self._data = memoryview(more.data)
+        return super().read(start, length)
 
 
 def _mark(head: BlobHead) -> str:

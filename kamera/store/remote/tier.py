@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import re
 import threading
@@ -19,6 +18,7 @@ from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
 from kamera.store.remote.listing import Listing
+from kamera.store.sources import BytesSource
 from kamera.trust import GUARANTEES, outranks
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RemoteTier:
             return None
         try:
             record = self._codec.decode(data, name, self._source(name))
-            info = self._codec.read_info(io.BytesIO(data), len(data), name, self._source(name))
+            info = self._codec.read_info(BytesSource(data), name, self._source(name))
         except CorruptChunk as error:
             self._count("refused")
             raise CorruptChunk(f"{error}; {self._set_aside(name, data)}") from error
@@ -127,7 +127,7 @@ class RemoteTier:
         False, and nothing is stored, if that is a patch formed behind stronger KV. Of two machines that put
         at the same instant, the later one may not see the other's.
         """
-        mine = self._codec.read_info(io.BytesIO(data), len(data), name, self._source(name))
+        mine = self._codec.read_info(BytesSource(data), name, self._source(name))
         if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):
             with contextlib.suppress(CorruptChunk, StoreVersionError, WrongKey):
                 there = self.info(name)
@@ -136,10 +136,6 @@ class RemoteTier:
         self._blobs.put(OBJECTS + name, data)
         self._count("stored")
         return True
-
-    def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """See `DiskTier`."""
-        return "" if self._blobs.replace(OBJECTS + info.key, data, None) else None
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects; absent ones are ignored."""
@@ -159,13 +155,6 @@ class RemoteTier:
     def copy_info(self, file: str) -> ObjectInfo | None:
         """See `DiskTier`."""
         return self._listing.at(QUARANTINE + file)
-
-    def read_copy(self, file: str) -> bytes:
-        """See `DiskTier`."""
-        data = self._blobs.get(QUARANTINE + file)
-        if data is None:
-            raise CorruptChunk(f"{file}: it was deleted meanwhile")
-        return data
 
     def purge(self, file: str) -> None:
         """See `DiskTier`."""

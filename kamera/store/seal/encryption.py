@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
-from kamera.store.fields import Header
 from kamera.store.head import MAX_HEADER, front_size, verified
 from kamera.store.opened import OpenObject
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
-from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
+from kamera.store.seal.preamble import LENGTH, SALT, Preamble
 from kamera.store.sources import ByteSource, BytesSource
 
 try:
@@ -61,26 +59,15 @@ class Encrypted(Sealed):
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
 
+    def front(self, source: ByteSource, name: str, where: str) -> bytes:
+        """As sealed; only the header is read and decrypted."""
+        return self._unlocked(source, name, where)[0]
+
     def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
-        first = source.read(0, LENGTH)
-        if first[:8] != ENCRYPTED:
-            super().open(source, name, where)  # reports the fault, unless the secret's holder wrote it
-            raise _unencrypted(where)
-        preamble = self._preamble(first, source.size, name, where)
-        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
-        front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
-        if front_size(front, len(front), where) != len(front):
-            raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
+        front, preamble, cipher = self._unlocked(source, name, where)
         head = verified(front, source.size, where, self.mac)
         return self._named(OpenObject(head, Frames(source, cipher, preamble, head.groups, where)), name)
-
-    def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
-        """As sealed; only the header is read and decrypted."""
-        preamble = self._preamble(file.read(LENGTH), size, name, source)
-        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
-        front = cipher.decrypt(0, "head", file.read(preamble.head), source)
-        return super().read_header(io.BytesIO(front), size, name, source)
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -103,13 +90,12 @@ class Encrypted(Sealed):
         return AESSIV(self.key_for("kamera.veil.v1", 64))
 
     def _encrypt(self, plain: bytes, name: str) -> bytes:
-        opened = super().open(BytesSource(plain), name, name)
-        groups = opened.head.groups
-        cut = len(plain) - opened.head.size
+        front = super().front(BytesSource(plain), name, name)
+        groups, cut = verified(front, len(plain), name, self.mac).groups, len(front)
         key_id, key = next(iter(self.keys.items()))
         total = LENGTH + len(plain) + TAG * (1 + sum(len(cuts(group.size)) for group in groups.values()))
-        start = started(key_id, os.urandom(SALT), cut + TAG, total)
-        preamble = parsed(start + self._check(start, name))
+        preamble = Preamble(ENCRYPTED, key_id, os.urandom(SALT), cut + TAG, total)
+        preamble = preamble._replace(check=self._check(preamble.checked, name))
         cipher = Cipher(key, preamble, name)
         tensors = memoryview(plain)[cut:]
         frames = [cipher.encrypt(0, plain[:cut])]
@@ -119,11 +105,24 @@ class Encrypted(Sealed):
                 frames.append(cipher.encrypt(len(frames), held[first:last]))
         return b"".join([preamble.raw, *frames])
 
+    def _unlocked(self, source: ByteSource, name: str, where: str) -> tuple[bytes, Preamble, Cipher]:
+        first = source.read(0, LENGTH)
+        if first[:8] != ENCRYPTED:
+            # reports the fault, unless the secret's holder wrote it
+            verified(super().front(source, name, where), source.size, where, self.mac)
+            raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
+        preamble = self._preamble(first, source.size, name, where)
+        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
+        front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
+        if front_size(front, len(front), where) != len(front):
+            raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
+        return front, preamble, cipher
+
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
         """The preamble of a file that begins with ``first``; its check has passed and its key is known."""
-        if not is_encrypted(first):
-            raise CorruptChunk(f"{source}: no encrypted object")
-        preamble = parsed(first[:LENGTH])
+        if len(first) < LENGTH:
+            raise CorruptChunk(f"{source}: truncated, {total} bytes are no encrypted object")
+        preamble = Preamble.of(first)
         if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
@@ -141,10 +140,6 @@ class Encrypted(Sealed):
     def _check(self, start: bytes, name: str) -> bytes:
         key = self.key_for("kamera.preamble.v1")
         return hashlib.blake2b(name.encode() + start, key=key, digest_size=32).digest()
-
-
-def _unencrypted(source: str) -> WrongKey:
-    return WrongKey(f"{source}: it was written without encryption: export it and import it here")
 
 
 def _derive(key: bytes, root: bytes) -> bytes:

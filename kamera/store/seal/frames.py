@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from kamera.errors import CorruptChunk
 from kamera.store.groups import Group
-from kamera.store.seal.preamble import Preamble
+from kamera.store.seal.preamble import LENGTH, Preamble
 from kamera.store.sources import ByteSource
 
 TAG = 16
@@ -61,7 +61,7 @@ class Frames:
         self._cipher = cipher
         self._where = where
         self._places: dict[str, tuple[int, int]] = {}  # group to the index and start of its first frame
-        index, at = 1, len(preamble.raw) + preamble.head
+        index, at = 1, LENGTH + preamble.head
         for group in groups.values():
             self._places[group.name] = index, at
             frames = len(cuts(group.size))

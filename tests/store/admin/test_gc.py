@@ -80,7 +80,7 @@ def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
     pinned = set(data.draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
     budget = data.draw(st.integers(0, 60_000))
     held: Any = Fake(objects, pinned)
-    report, gone = collect(held, held, None, budget), held.gone
+    report, gone = collect(held, None, budget), held.gone
     left = [found for found in objects if found.key not in gone]
     assert len(gone) == len(set(gone))
     assert pinned.isdisjoint(gone)

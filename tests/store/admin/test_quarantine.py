@@ -35,11 +35,26 @@ def test_a_copy_tells_what_it_was_how_large_and_when(root: Path) -> None:
     with ChunkStore.open(root) as store:
         damage(store, root)
         [copy] = StoreAdmin(store).quarantine.copies()
-        assert "digest does not match" in StoreAdmin(store).quarantine.judge(copy.file).reason
     held = root / "quarantine" / copy.file
     assert (copy.name, copy.bytes) == (KEY, held.stat().st_size)
     assert start - 1 < copy.when < time.time() + 1
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(root)} == {0o600}
+
+
+def test_a_sound_file_that_is_moved_back_is_an_object_again(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        store.put(canonical())
+        sound = file_of(root, KEY).read_bytes()
+        flip(file_of(root, KEY))
+        StoreAdmin(store).verify()
+        [copy] = StoreAdmin(store).quarantine.copies()
+        held = root / "quarantine" / copy.file
+        held.rename(file_of(root, KEY))
+        with pytest.raises(CorruptChunk, match="digest"):  # still damaged
+            store.get_canonical(CONTEXT, CHUNK)
+        file_of(root, KEY).write_bytes(sound)
+        assert StoreAdmin(store).verify().ok == 1
+        assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
 def test_one_copy_or_all_of_an_object_can_be_dropped(root: Path) -> None:

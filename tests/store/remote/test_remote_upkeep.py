@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
+from kamera.errors import PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.pins import PinBook, PinEntry
 from kamera.store.remote.blobs import BlobCell
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
-from tests.store.builders import CONTEXT, assert_same, canonical, is_pinned, patch
+from tests.store.builders import CONTEXT, canonical, is_pinned, patch
 
 
 def bytes_of(store: ChunkStore) -> int:
@@ -231,63 +231,6 @@ def objects_of(tmp_path: Path, name: str = "objects") -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     return f"obstore+{(tmp_path / 'far').as_uri()}"
-
-
-def test_a_copy_that_turns_out_sound_is_served_again(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kamera.store.codec import Codec
-
-    with ChunkStore.open(folder) as store:
-        key = store.put(canonical())
-
-    def misread(self: Codec, data: bytes, name: str, source: str) -> Any:
-        raise CorruptChunk(f"{source}: a bad bit on the way")
-
-    with ChunkStore.open(folder) as store:
-        with monkeypatch.context() as patched:
-            patched.setattr(Codec, "decode", misread)
-            with pytest.raises(CorruptChunk):
-                store.get_canonical(CONTEXT, "c" * 64)
-        assert store.get_canonical(CONTEXT, "c" * 64) is None
-        [copy] = StoreAdmin(store).quarantine.copies()
-        assert copy.name == key and copy.bytes > 0 and copy.file.startswith("remote/")
-        assert (
-            StoreAdmin(store).quarantine.judge(copy.file).sound
-            and len(StoreAdmin(store).quarantine.copies()) == 1
-        )
-        done = StoreAdmin(store).quarantine.release(copy.file)
-        assert done.released and done.reason == ""
-        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical())
-        assert StoreAdmin(store).quarantine.copies() == []
-
-
-def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) -> None:
-    with ChunkStore.open(folder) as store:
-        key = store.put(canonical())
-    [blob] = objects_of(tmp_path)
-    good = blob.read_bytes()
-    blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with ChunkStore.open(folder) as store:
-        assert len(StoreAdmin(store).verify().quarantined) == 1
-        [copy] = StoreAdmin(store).quarantine.copies()
-        done = StoreAdmin(store).quarantine.release(copy.file)
-        assert (done.released, done.sound) == (False, False) and "digest" in done.reason
-        assert (
-            StoreAdmin(store).quarantine.copies() == [copy] and store.get_canonical(CONTEXT, "c" * 64) is None
-        )
-        [lying] = objects_of(tmp_path, "quarantine")
-        lying.write_bytes(good)  # the medium was mended
-        put = store.put(canonical(info={"newer": True}))
-        assert put == key
-        kept = StoreAdmin(store).quarantine.release(copy.file)
-        assert (kept.released, kept.sound) == (False, True) and "stands in its place" in kept.reason
-        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical(info={"newer": True}))
-        with pytest.raises(StoreError, match="no copy"):
-            StoreAdmin(store).quarantine.release("remote/../x")
-        assert (
-            StoreAdmin(store).quarantine.drop(copy.file) == 1 and StoreAdmin(store).quarantine.copies() == []
-        )
 
 
 def test_gc_removes_old_copies_of_a_remote_on_request(folder: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import sys
@@ -18,6 +17,7 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
+from kamera.store.sources import BytesSource
 from tests.store.builders import CONTEXT, assert_same, canonical, encode, patch, records
 
 SECRET = b"a secret of acme, 32 bytes long!"
@@ -77,7 +77,7 @@ def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
     name = codec.name(record.key)
     data = codec.encode(record, 7.5)
     assert_same(codec.decode(data, name, "here"), record)
-    info = codec.read_info(io.BytesIO(data), len(data), name, "here")
+    info = codec.read_info(BytesSource(data), name, "here")
     assert info == codec.describe(record, 7.5, len(data))
     assert (info.key, info.bytes, info.context) == (name, len(data), record.context)
 
@@ -109,16 +109,22 @@ def test_an_object_under_the_name_of_another_is_refused(codec: Sealed) -> None:
     with pytest.raises(CorruptChunk):
         codec.decode(data, other, "here")
     with pytest.raises(CorruptChunk):
-        codec.read_info(io.BytesIO(data), len(data), other, "here")
+        codec.read_info(BytesSource(data), other, "here")
 
 
 def test_a_listing_reads_and_decrypts_the_header_alone() -> None:
     record = canonical(context=ACME, tokens=500)
     data = ENCRYPTED.encode(record, 1.0)
-    file = io.BytesIO(data)
-    info = ENCRYPTED.read_info(file, len(data), ENCRYPTED.name(record.key), "here")
+    read = []
+
+    class Seen(BytesSource):
+        def read(self, start: int, length: int) -> bytes:
+            read.append(start + length)
+            return super().read(start, length)
+
+    info = ENCRYPTED.read_info(Seen(data), ENCRYPTED.name(record.key), "here")
     assert info.tokens == 500
-    assert file.tell() < 0.2 * len(data)
+    assert max(read) < 0.2 * len(data)
 
 
 def test_nobody_without_the_secret_can_name_an_object() -> None:
