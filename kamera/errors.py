@@ -116,14 +116,7 @@ class UnknownTurn(UnknownSession):
 
 
 class SessionConflict(KameraError):
-    """A session was continued elsewhere in the meantime; nothing that was answered is lost.
-
-    ``kept_as`` is the id under which a pool keeps this branch, None outside of pools.
-    """
-
-    def __init__(self, message: str, kept_as: str | None = None) -> None:
-        super().__init__(message)
-        self.kept_as = kept_as
+    """A session was continued elsewhere in the meantime; what was answered there stays."""
 
 
 class UnsafeText(KameraError, ValueError):

@@ -61,22 +61,22 @@ LINES = {
     "patches": (2_750, 1_800),
     "window": (8_400, 3_400),
     "reuse": (1_700, 2_000),
-    "edits": (1_500, 1_200),
-    "sessions": (4_650, 2_200),
+    "edits": (1_400, 1_200),
+    "sessions": (4_450, 2_200),
     "certify": (1_700, 1_100),
     "compile": (1_100, 1_300),
     "serve": (1_250, 1_200),
-    "eval": (5_550, 4_600),
+    "eval": (5_400, 4_600),
     "testbed": (950, 900),
-    "cli": (2_900, 2_600),
+    "cli": (2_800, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 160
-"""Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks; the goal is 120."""
+CALLBACKS = 120
+"""Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks."""
 
 AIR = 0.25
 """How far below its bound a count may lie before the bound has to follow it."""

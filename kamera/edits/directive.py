@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Literal, get_args
 
 from kamera.content import Rendered
@@ -80,7 +81,7 @@ def resolve(
     if snap not in get_args(Snap):
         raise ValueError(f"snap {quote(snap)} is none of {', '.join(get_args(Snap))}")
     edits = [_resolve_one(d, rendered, tokenize, snap) for d in directives]
-    edits.sort(key=lambda e: (e.start, e.stop))
+    edits.sort(key=attrgetter("start", "stop"))
     for one, other in pairwise(edits):
         if other.start < one.stop or one.start == other.start:
             raise InvalidDirective(

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 
 import torch
 
@@ -303,7 +304,7 @@ class Later:
         gone: list[LaterPiece] = []
         self._prune()
         while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
-            piece = min((*self._ready, *self._waiting), key=lambda piece: piece.worth)
+            piece = min((*self._ready, *self._waiting), key=attrgetter("worth"))
             (self._waiting if piece in self._waiting else self._ready).remove(piece)
             self._let_go(piece)
             gone.append(piece)

@@ -160,7 +160,7 @@ def encoded(former: Former, chunk: Chunk) -> Facts:
     former.waiting[name] = facts
 
     def keep() -> list[Owed]:
-        return [former.encodings.owed(facts).then(lambda: former.waiting.pop(name, None))]
+        return [former.encodings.owed(facts).then(partial(former.waiting.pop, name, None))]
 
     def dropped(why: str) -> None:
         former.waiting.pop(name, None)

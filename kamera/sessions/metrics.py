@@ -18,8 +18,7 @@ class PoolMetrics:
     ``too_little``: a session shared fewer than ``min_tokens``.
     ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
     ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
-    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``conflicts``: sessions
-    that another process had continued, whose branch here was saved under an id of its own. ``evicted_count``,
+    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
     ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
     by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's later work that
     were dropped over its bytes. ``anticipated``: turns that began with what was prepared for them;
@@ -42,7 +41,6 @@ class PoolMetrics:
     uncached: int = 0
     saved: int = 0
     unsaved: int = 0
-    conflicts: int = 0
     evicted_count: int = 0
     evicted_bytes: int = 0
     evicted_saved: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple, get_args
 
 from kamera.content import Chunk
@@ -124,7 +125,7 @@ def cheapest(
     if not found:
         assert refusal is not None, "exact KV is always admitted"
         raise refusal
-    return min(found, key=lambda one: one[0])[1]
+    return min(found, key=itemgetter(0))[1]
 
 
 def _appends(slots: Sequence[Slot], order: Sequence[Slot | Chunk]) -> bool:

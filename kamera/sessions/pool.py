@@ -54,8 +54,8 @@ class SessionPool:
     ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
     answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds
     those in memory, also those of another process, and evicted ones (docs/sessions.md). If another process
-    continues a session at the same time, the branch that is saved second goes on under another id
-    (`Turn.session_id`), and `flush` raises SessionConflict. Over ``max_saved_bytes`` the sessions saved
+    continues a session at the same time, the branch that is saved second stays in memory alone, and `flush`
+    raises SessionConflict. Over ``max_saved_bytes`` the sessions saved
     longest ago are removed from it.
 
     ``anticipates``: after each answer the session prepares its next prompt (`ChatSession.anticipate`).
@@ -137,7 +137,7 @@ class SessionPool:
         """
         self.backbone.check_sampling(options)
         whose = tenant_of(self._store, tenant)
-        given: dict[str, Any] = {"session_id": self._named(whose, session_id), "after": after, "tools": tools}
+        given: dict[str, Any] = {"session_id": session_id, "after": after, "tools": tools}
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.now(self.backbone):
             known = self._tenants[whose], self.calls, self._options["edit_policy"]
@@ -157,7 +157,7 @@ class SessionPool:
             raise
         if self.anticipates:
             entry.session.anticipate()
-        name = self._publish((asked.tenant, name), entry, turn, asked.hint)
+        self._publish((asked.tenant, name), entry, turn, asked.hint)
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -166,7 +166,6 @@ class SessionPool:
         Raises UnknownSession, and for a saved one the errors of `ChatSession.load`.
         """
         whose = tenant_of(self._store, tenant)
-        session_id = self._named(whose, session_id) or session_id
         let_go(self._entries, self._lock, self._saved, whose, session_id)
         with self._lock:
             entry = self._entries.get((whose, session_id))
@@ -208,8 +207,7 @@ class SessionPool:
         """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""
         whose = tenant_of(self._store, tenant)
         with self._lock:
-            names = {session_id, self._named(whose, session_id)}
-            held = any([self._entries.pop((whose, name), None) for name in names if name is not None])
+            held = self._entries.pop((whose, session_id), None) is not None
         if self._saved is not None:
             held = self._saved.remove(whose, session_id) or held
         if not held:
@@ -219,7 +217,7 @@ class SessionPool:
         """Wait for all later work, and until all sessions are saved.
 
         Raises the first error that kept a session from being saved since the last call; SessionConflict for
-        one that another process had continued: it is saved, under ``error.kept_as``.
+        one that another process had continued.
         """
         later_of(self.backbone).flush()
         if self._saved is not None:
@@ -250,31 +248,18 @@ class SessionPool:
     def _changed(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
         whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
-        name = self._named(whose, session_id) or session_id
         with self._lock:
-            entry = self._entries.setdefault((whose, name), Entry(changed, tools_digest(changed.tools)))
+            entry = self._entries.setdefault((whose, session_id), Entry(changed, tools_digest(changed.tools)))
             if entry.busy:
                 raise SessionConflict(
-                    f"session {quote(name)} is in the midst of an answer: edit it after that"
+                    f"session {quote(session_id)} is in the midst of an answer: edit it after that"
                 )
             entry.busy = True
         try:
-            with self._account.now(self.backbone), turn_of(name):
+            with self._account.now(self.backbone), turn_of(session_id):
                 yield entry.session
         finally:
-            self._publish((whose, name), entry, None, "")
-
-    def _named(self, tenant: str, session_id: str | None) -> str | None:
-        """The id under which a session goes on: another, after a conflict with another process."""
-        if self._saved is None or session_id is None:
-            return session_id
-        name = self._saved.named(tenant, session_id)
-        if name != session_id:
-            with self._lock:
-                entry = self._entries.pop((tenant, session_id), None)
-                if entry is not None:
-                    self._entries.setdefault((tenant, name), entry)
-        return name
+            self._publish((whose, session_id), entry, None, "")
 
     def _reserved(self, asked: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
@@ -355,20 +340,18 @@ class SessionPool:
             return None  # the whole history is here: it is prefilled
         return None if name is None or session is None else (name, session)
 
-    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> str:
-        """End the reservation of a session that has answered, or changed; the id under which it goes on."""
+    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
+        """End the reservation of a session that has answered, or changed."""
         window = entry.session.state.window
-        size, old, state = 0, key, entry.session.state
+        size, state = 0, entry.session.state
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
         owner, tools = (key[0], entry.tools, hint), entry.session.tools
         tails = tails_of(owner, anchor, state.messages, self.calls, tools)
         if self.max_bytes is not None and window is not None:
             size = self._tenants[key[0]].memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order
-            key = key[0], self._saved.save(*key, entry.session.fork(), self._tenants[key[0]])
+            self._saved.save(*key, entry.session.fork(), self._tenants[key[0]])
         with self._lock:
-            if key != old and self._entries.get(old) is entry:
-                self._entries[key] = self._entries.pop(old)
             entry.busy, entry.bytes = False, size
             if turn is not None:  # an edit of messages takes no answer back from its owner
                 entry.tails = tails
@@ -382,4 +365,3 @@ class SessionPool:
                 self._counts[how] += evicted
         if dropped and self._saved is not None:
             self._saved.remove(*key)
-        return key[1]

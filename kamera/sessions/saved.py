@@ -3,7 +3,7 @@
 Each session has a directory of its own, named by a digest of tenant and id, in the format of
 `ChatSession.save`. A session's directory is locked while it is written, read or removed, so several processes
 may use one directory of sessions. A save replaces only what it goes on from: of two processes that continue
-one session at once, the first to save keeps the id, and the other's branch goes on under a new one.
+one session at once, the first to save stays on the disk, and the other's saves are refused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ from kamera.errors import (
     CorruptChunk,
     IncompatibleChunk,
     KameraError,
-    SessionConflict,
     StoreError,
-    StoreVersionError,
     quote,
 )
 from kamera.ops import digest
@@ -79,7 +77,6 @@ class SavedSessions:
         self._lock = forks.Lock()
         self._headers: dict[str, tuple[Stamp, _Header | None]] = {}
         self._written: dict[str, Stamp] = {}  # by directory, what this process wrote last
-        self._moved: dict[tuple[str, str], str] = {}  # by tenant and id, the id after a conflict
         self._start()
         forks.bind(self, SavedSessions._start)
 
@@ -87,33 +84,20 @@ class SavedSessions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
-        self.saved = self.unsaved = self.evicted = self.conflicts = 0
+        self.saved = self.unsaved = self.evicted = 0
 
     @property
     def counts(self) -> dict[str, int]:
         """Its part of `PoolMetrics`."""
-        counts = {"saved": self.saved, "unsaved": self.unsaved}
-        return counts | {"conflicts": self.conflicts, "evicted_saved": self.evicted}
+        return {"saved": self.saved, "unsaved": self.unsaved, "evicted_saved": self.evicted}
 
-    def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> str:
-        """Save a session soon, and the id under which it goes on: another, after a conflict.
-
-        The session must not be written to any more (`ChatSession.fork`).
-        """
-        self._settle(self._path(tenant, name))
-        name = self.named(tenant, name)
-        self._settle(self._path(tenant, name))
+    def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> None:
+        """Save a session soon. It must not be written to any more (`ChatSession.fork`)."""
+        path = self._path(tenant, name)
+        self._settle(path)
         with self._lock:
             self._pending = {p: future for p, future in self._pending.items() if not future.done()}
-            writing = self._thread.submit(self._write, tenant, name, session, anchors)
-            self._pending[self._path(tenant, name)] = writing
-        return name
-
-    def named(self, tenant: str, name: str) -> str:
-        """The id under which a session of this process goes on, after a conflict with another process."""
-        while (tenant, name) in self._moved:
-            name = self._moved[tenant, name]
-        return name
+            self._pending[path] = self._thread.submit(self._write, path, name, session, anchors)
 
     def is_overtaken(self, tenant: str, name: str, changes: Sequence[str]) -> bool:
         """True if the saved session has all of ``changes``, and others after them."""
@@ -146,11 +130,8 @@ class SavedSessions:
 
     def remove(self, tenant: str, name: str) -> bool:
         """Remove a saved session; True if there was one. Raises OSError."""
-        self._settle(self._path(tenant, name))
-        path = self._path(tenant, self.named(tenant, name))
+        path = self._path(tenant, name)
         self._settle(path)
-        with self._lock:
-            self._moved.pop((tenant, name), None)
         if not path.is_dir():
             return False
         _remove(path)
@@ -220,9 +201,11 @@ class SavedSessions:
         if future is not None:
             future.result()
 
-    def _write(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> None:
+    def _write(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
-            path = self._written_to(tenant, name, session, anchors)
+            with locked(path):
+                save_session(path, session, anchors, session.state, name, apart=True)
+                self._written[path.name] = _stamp(path / FILE)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", name, error)
@@ -233,28 +216,6 @@ class SavedSessions:
             with self._lock:
                 self.saved += 1
 
-    def _written_to(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> Path:
-        """Write a session to the directory of its id, or of a new one after a conflict; that directory."""
-        path = self._path(tenant, name)
-        try:
-            return self._put(path, name, session, anchors)
-        except (SessionConflict, StoreVersionError) as error:
-            new = secrets.token_hex(8)
-            path = self._put(self._path(tenant, new), new, session, anchors)
-            conflict = SessionConflict(f"session {name!r} goes on as {new!r}: {error}", new)
-        _log.warning("%s", conflict)
-        with self._lock:
-            self._moved[tenant, name] = new
-            self._failures.append(conflict)
-            self.conflicts += 1
-        return path
-
-    def _put(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> Path:
-        with locked(path):
-            save_session(path, session, anchors, session.state, name, apart=True)
-            self._written[path.name] = _stamp(path / FILE)
-        return path
-
     def _trim(self, latest: Path) -> None:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
         if self.limit is None:
@@ -264,7 +225,7 @@ class SavedSessions:
             with contextlib.suppress(FileNotFoundError):  # another process removed it, here and below
                 found[where.parent] = _stamp(where)[2], _size(where.parent)
         total = sum(size for _, size in found.values())
-        for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
+        for path, (_, size) in sorted(found.items(), key=itemgetter(1)):
             if total <= self.limit:
                 break
             if path != latest:

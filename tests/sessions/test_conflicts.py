@@ -37,11 +37,10 @@ def test_a_turn_goes_on_from_what_another_pool_has_saved(tmp_path):
     for pool in (one, two, opened(tmp_path)):
         assert _said(pool.session("s").messages) == ["hello", "second", "third", "fourth"]
         _agrees(pool.session("s"))
-    assert one.saved() == ["s"] and one.metrics().conflicts == two.metrics().conflicts == 0
+    assert one.saved() == ["s"] and one.metrics().unsaved == two.metrics().unsaved == 0
 
 
-def _both(tmp_path):
-    """Two pools that have answered new messages of one session at once, and the id of the second's branch."""
+def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(tmp_path):
     one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
     one.send(HELLO, "s", **GREEDY)
     one.flush()
@@ -50,73 +49,33 @@ def _both(tmp_path):
     one.send("from one", "s", **GREEDY)
     one.flush()
     gate.set()
-    with pytest.raises(SessionConflict, match="'s' goes on as") as found:
+    with pytest.raises(SessionConflict, match="continued elsewhere"):
         two.flush()
     two.flush()  # told once
-    return one, two, found.value.kept_as
-
-
-def test_of_two_branches_each_goes_on_as_a_session_of_its_own(tmp_path):
-    one, two, kept = _both(tmp_path)
-    assert (two.metrics().conflicts, two.metrics().unsaved) == (1, 0)
-    assert sorted(opened(tmp_path).saved()) == sorted(["s", kept])
-    turn = two.send("and two?", "s", **GREEDY)
-    assert turn.session_id == kept and turn.report.kept > 0
+    assert (two.metrics().unsaved, two.saved()) == (1, ["s"])
+    assert two.send("and two?", "s", **GREEDY).report.kept > 0
+    with pytest.raises(SessionConflict):
+        two.flush()
     one.send("and one?", "s", **GREEDY)
     one.flush()
-    two.flush()
-    later = opened(tmp_path)
-    assert _said(later.session("s").messages) == ["hello", "from one", "and one?"]
-    assert _said(later.session(kept).messages) == ["hello", "from two", "and two?"]
-    for name in ("s", kept):
-        _agrees(later.session(name))
+    assert _said(two.session("s").messages) == ["hello", "from two", "and two?"]
+    _agrees(two.session("s"))
+    assert _said(opened(tmp_path).session("s").messages) == ["hello", "from one", "and one?"]
+    two.drop("s")  # here and on the disk
+    assert two.saved() == opened(tmp_path).saved() == []
 
 
-def test_a_dropped_branch_gives_the_id_back(tmp_path):
-    _, two, kept = _both(tmp_path)
-    two.drop("s")
-    assert two.saved() == ["s"] and _said(two.session("s").messages) == ["hello", "from one"]
-    assert kept not in opened(tmp_path).saved()
-
-
-def test_two_pools_that_open_one_id_at_once_keep_both(tmp_path):
+def test_of_two_pools_that_open_one_id_at_once_the_first_saved_stays(tmp_path):
     one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
     two._saved._thread.submit(gate.wait)
     two.send([{"role": "user", "content": "two"}], "s", **GREEDY)
     one.send([{"role": "user", "content": "one"}], "s", **GREEDY)
     one.flush()
     gate.set()
-    with pytest.raises(SessionConflict) as found:
+    with pytest.raises(SessionConflict):
         two.flush()
-    later = opened(tmp_path)
-    assert _said(later.session("s").messages) == ["one"]
-    assert _said(later.session(found.value.kept_as).messages) == ["two"]
-
-
-def test_a_turn_that_could_not_be_saved_is_not_given_up_for_another_pools(tmp_path, monkeypatch):
-    from kamera.sessions import saved
-
-    one, two = opened(tmp_path), opened(tmp_path)
-    one.send(HELLO, "s", **GREEDY)
-    one.flush()
-
-    def full(*arguments, **named):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as disk:
-        disk.setattr(saved, "save_session", full)
-        one.send("from one", "s", **GREEDY)
-        with pytest.raises(OSError, match="No space left"):
-            one.flush()
-    two.send("from two", "s", **GREEDY)
-    two.flush()
-    turn = one.send("and now?", "s", **GREEDY)
-    with pytest.raises(SessionConflict) as found:
-        one.flush()
-    assert turn.session_id == "s"
-    later = opened(tmp_path)
-    assert _said(later.session("s").messages) == ["hello", "from two"]
-    assert _said(later.session(found.value.kept_as).messages) == ["hello", "from one", "and now?"]
+    assert _said(opened(tmp_path).session("s").messages) == ["one"]
+    assert _said(two.session("s").messages) == ["two"]
 
 
 def test_of_two_loaded_sessions_the_second_to_save_is_refused(tmp_path):
