@@ -15,7 +15,7 @@ import torch
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine, HasEngine
-from kamera.errors import WindowFull
+from kamera.errors import WindowFull, quote
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
@@ -163,12 +163,18 @@ class KameraWindow(Questions):
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `Arrange`."""
-        return self._answered(requests.Insert(index, content, on_leave))[0]
+        here = self.slots
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(here):
+            raise ValueError(f"index {quote(index)} of a window of {len(here)}: give 0..{len(here)}")
+        order = [*here[:index], content, *here[index:]]
+        return self._answered(requests.Arrange(order, on_leave, operation="insert"))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
-        return self._answered(requests.Replace(slot, content, on_leave))[0]
+        index, here = self._state.index(slot), self.slots
+        order = [*here[:index], content, *here[index + 1 :]]
+        return self._answered(requests.Arrange(order, on_leave, operation="replace"))[0]
 
     @serial
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:

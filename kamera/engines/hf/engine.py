@@ -34,7 +34,7 @@ from kamera.ops import KV, kv_bytes
 logger = logging.getLogger(__name__)
 
 _ROWS_BYTES = 256 << 20
-"""Most bytes of KV that the rows of one forward stand behind, of which each may take a copy, and of logits."""
+"""Most bytes of KV that the rows of one forward stand behind (each may take a copy), and of their logits."""
 
 
 class HfEngine(Model):
