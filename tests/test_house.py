@@ -28,11 +28,11 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 58,
-    "KameraWindow": 46,
-    "Engine": 43,
-    "Questions": 31,
-    "Contents": 19,
+    "HfEngine": 57,
+    "KameraWindow": 43,
+    "Engine": 42,
+    "Questions": 30,
+    "Contents": 18,
     "Model": 25,
     "DiskTier": 23,
     "Former": 21,
@@ -58,9 +58,9 @@ LINES = {
     "trust": (1_100, 800),
     "content": (3_650, 2_500),
     "store": (9_500, 7_200),
-    "engines": (9_500, 4_600),
+    "engines": (9_450, 4_600),
     "patches": (2_750, 1_800),
-    "window": (8_400, 3_400),
+    "window": (7_250, 3_400),
     "reuse": (1_700, 2_000),
     "edits": (1_500, 1_200),
     "sessions": (4_650, 2_200),
@@ -69,14 +69,14 @@ LINES = {
     "serve": (1_250, 1_200),
     "eval": (5_550, 4_600),
     "testbed": (950, 900),
-    "cli": (2_900, 2_600),
+    "cli": (2_750, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 160
+CALLBACKS = 130
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks; the goal is 120."""
 
 AIR = 0.25

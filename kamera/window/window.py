@@ -27,7 +27,7 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found
-from kamera.window.opening import WindowParts
+from kamera.window.persist import WindowParts, load_window, save_window
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
@@ -231,8 +231,6 @@ class KameraWindow(Questions):
         load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
-        from kamera.window.persist import save_window
-
         for chunk_id in self._state.chunk_ids:  # other later work goes on
             self._stage.former.settle(chunk_id)
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
@@ -254,8 +252,6 @@ class KameraWindow(Questions):
         Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
         and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
-        from kamera.window.persist import load_window
-
         engine = engine_of(backbone, store)
         window = cls._blank(engine, trace)
         with window._account.now(engine):
