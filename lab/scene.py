@@ -280,7 +280,7 @@ class Scene:
                 ids = torch.stack([questions[i] for i in batch])
                 out = self.backbone.forward_batch(ids, positions, self.backbone.cache([whole]))
                 for i, row in zip(batch, out, strict=True):
-                    answers[i] = row
+                    answers[i] = row[-1]
         return torch.stack(answers)
 
 

@@ -28,9 +28,9 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 58,
+    "HfEngine": 57,
     "KameraWindow": 43,
-    "Engine": 43,
+    "Engine": 42,
     "Questions": 30,
     "Contents": 18,
     "Model": 25,
@@ -57,9 +57,9 @@ LINES = {
     "trust": (1_100, 800),
     "content": (3_650, 2_500),
     "store": (8_850, 7_200),
-    "engines": (9_500, 4_600),
+    "engines": (9_450, 4_600),
     "patches": (2_750, 1_800),
-    "window": (8_400, 3_400),
+    "window": (7_250, 3_400),
     "reuse": (1_700, 2_000),
     "edits": (1_400, 1_200),
     "sessions": (4_450, 2_200),
@@ -68,7 +68,7 @@ LINES = {
     "serve": (1_250, 1_200),
     "eval": (5_400, 4_600),
     "testbed": (950, 900),
-    "cli": (2_800, 2_600),
+    "cli": (2_750, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 

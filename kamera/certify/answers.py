@@ -35,16 +35,12 @@ class Instead:
         return self.window.backbone
 
     def next_token_logits_of(self, texts: Sequence[str]) -> torch.Tensor:
-        """Next-token logits ``[texts, vocabulary]``; questions of one length share a forward."""
+        """Next-token logits ``[texts, vocabulary]``; the questions share forwards."""
         ids = [self._ids(text) for text in texts]
-        rows: dict[int, torch.Tensor] = {}
-        for length in sorted({len(i) for i in ids}):
-            alike = [n for n, i in enumerate(ids) if len(i) == length]
-            questions = torch.stack([ids[n] for n in alike])
-            places = self._positions(questions[0])[:, -length:]
-            logits = self.backbone.ask_each(questions, places, self._behind(length))
-            rows |= dict(zip(alike, logits, strict=True))
-        return torch.stack([rows[n] for n in range(len(ids))])
+        longest = max(ids, key=len)
+        places = self._positions(longest)[:, -len(longest) :]
+        followed = self.backbone.follow(ids, places, self._behind(len(longest)))
+        return torch.stack([row[-1] for row in followed])
 
     def generate(self, text: str, **options: Any) -> str:
         """An answer in words."""

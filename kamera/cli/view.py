@@ -32,10 +32,6 @@ def view(
         typer.Option("--output", dir_okay=False, help="The file to write (default: SOURCE's name, here)."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine; it follows the trace as it grows.")
-    ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --live; 0 takes a free one.")] = 8765,
     quiet: Quiet = False,
 ) -> None:
     """Show a window's life: every chunk over time, what ran, and what a prefix cache would have run.
@@ -44,15 +40,6 @@ def view(
     Trace(FILE, content=True) it also has texts and pictures.
     """
     name = title or re.split(r"[/\\?#]", source.rstrip("/"))[-1]
-    if live:
-        path = Path(source)
-        if not path.is_file() or output is not None:
-            raise typer.BadParameter("--live serves the page of a trace's file, and writes nothing")
-        try:
-            from kamera.cli.view_live import serve_live
-        except ImportError:
-            raise ValueError("--live needs a web server: pip install 'kamera[serve]'") from None
-        return serve_live(path, name, port, Output(quiet=quiet))
     events = _events(source)
     path = output or Path(f"{Path(re.split(r'[/?#]', source.rstrip('/'))[-1]).stem or 'window'}.html")
     path.write_text(page(events, title=name), encoding="utf-8")

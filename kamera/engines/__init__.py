@@ -19,7 +19,7 @@ from kamera.engines.prompt import (
 )
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.showing import LiveExecutor, check_places
+from kamera.engines.showing import LiveExecutor
 from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
 
 __all__ = [
@@ -65,7 +65,6 @@ __all__ = [
     "behind",
     "bytes_of",
     "calls_of",
-    "check_places",
     "checkpoint_fingerprint",
     "is_later",
     "joined",

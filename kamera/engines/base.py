@@ -324,10 +324,6 @@ class Engine(Protocol):
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
         ...
 
-    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """`ask` of rows of text ``ids`` ``[rows, tokens]``, all at ``positions``: ``[rows, vocabulary]``."""
-        ...
-
     def follow(
         self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
     ) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
             return found
         entries, start = _entries(opened.fileno(), before.size, file)
         with ThreadPoolExecutor() as pool:  # hashlib and reads release the GIL
-            digests = pool.map(lambda entry: _hashed(opened.fileno(), start, entry, file), entries)
+            digests = pool.map(partial(_hashed, opened.fileno(), start, file), entries)
             found = tuple((entry["name"], one) for entry, one in zip(entries, digests, strict=True))
         if _stamp(os.fstat(opened.fileno())) != before:
             raise UnsupportedBackbone(
@@ -155,7 +156,7 @@ def _entries(descriptor: int, size: int, file: Path) -> tuple[list[dict[str, Any
     return entries, 8 + length
 
 
-def _hashed(descriptor: int, start: int, entry: Mapping[str, Any], file: Path) -> str:
+def _hashed(descriptor: int, start: int, file: Path, entry: Mapping[str, Any]) -> str:
     hasher = hashlib.sha256(json.dumps([entry["dtype"], entry["shape"]]).encode())
     at, end = (start + place for place in entry["data_offsets"])
     while at < end:

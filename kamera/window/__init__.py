@@ -18,10 +18,8 @@ from kamera.window.requests import (
     Condition,
     Edit,
     Evict,
-    Insert,
     Recall,
     Reorder,
-    Replace,
     Slide,
 )
 from kamera.window.seats import GLUE, SHORTEST_KEPT
@@ -48,7 +46,6 @@ __all__ = [
     "EngineWindow",
     "Event",
     "Evict",
-    "Insert",
     "KameraWindow",
     "Listener",
     "Offer",
@@ -58,7 +55,6 @@ __all__ = [
     "Recall",
     "Recipe",
     "Reorder",
-    "Replace",
     "Report",
     "ShownSpan",
     "Slide",

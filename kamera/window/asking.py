@@ -102,18 +102,12 @@ class Asker:
         return self._backbone.ask(ids, positions, self._stage.live)
 
     def logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
-        """`next_token_logits` of each, ``[questions, vocabulary]``; those of one length share a forward."""
+        """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
         ids = [self.question_ids(question) for question in questions]
-        rows: dict[int, torch.Tensor] = {}
-        for length in sorted({len(i) for i in ids}):
-            alike = [n for n, i in enumerate(ids) if len(i) == length]
-            positions = moved(self.question_positions(ids[alike[0]]), self.state.frame)
-            self._stage.show(self.state, Tally(), length)
-            logits = self._backbone.ask_each(
-                torch.stack([ids[n] for n in alike]), positions, self._stage.live
-            )
-            rows |= dict(zip(alike, logits, strict=True))
-        return torch.stack([rows[n] for n in range(len(ids))])
+        longest = max(ids, key=len)
+        positions = moved(self.question_positions(longest), self.state.frame)
+        self._stage.show(self.state, Tally(), len(longest))
+        return torch.stack([row[-1] for row in self._backbone.follow(ids, positions, self._stage.live)])
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""

@@ -20,8 +20,7 @@ from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
-from kamera.window.opening import stored_state
-from kamera.window.recipe import recipe_of
+from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import Report
 from kamera.window.requests import (
     Recall,

@@ -29,9 +29,6 @@ from kamera.store import Folder, NotAFile
 VERSION = 1
 """The only format of a saved window that is written and read."""
 
-LAYOUT = "blocks"
-"""How its document says that the tensors of equal layers are one; one that does not is of before."""
-
 FILE = "window.safetensors"
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
@@ -77,7 +74,7 @@ def read_saved(path: Path, digest: str | None = None) -> Saved:
     """The window saved in the directory ``path``, every byte verified.
 
     Raises StoreError if there is none or no file in its place, CorruptChunk if it is damaged or another than
-    the one of ``digest``, StoreVersionError if it has another format or layout.
+    the one of ``digest``, StoreVersionError if it has another format.
     """
     where = path / FILE
     try:
@@ -105,11 +102,6 @@ def read_saved(path: Path, digest: str | None = None) -> Saved:
         raise StoreVersionError(
             f"{str(where)!r} is of window format {version}, this version reads {VERSION}: "
             + ("upgrade kamera" if newer else "open it with the version that wrote it and save it again")
-        )
-    if document.get("layout") != LAYOUT:
-        raise StoreVersionError(
-            f"{str(where)!r} holds KV layer by layer, this version reads {LAYOUT} of equal layers: "
-            "open it with the version that wrote it, or remove it"
         )
     try:
         return Saved(document, load(data))

@@ -9,6 +9,7 @@ it comes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from kamera.content import Chunk, common_prefix
@@ -53,7 +54,7 @@ def heads_of(chunk: Chunk, among: Texts) -> Heads:
     ids = chunk.input_ids.tolist()
     others = among.get(tuple(ids[:SHORTEST_HEAD]), ())
     found = [(other, common_prefix(ids, theirs)) for other, theirs in others if other != chunk.id]
-    return tuple(sorted(found, key=lambda head: (-head[1], head[0])))
+    return tuple(sorted(sorted(found), key=itemgetter(1), reverse=True))
 
 
 def head_at(chunk: Chunk, state: WindowState, index: int) -> Heads:
@@ -186,4 +187,4 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
         plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
         if here and plain:
             found.append(TextHead(seat.number, tokens[seat.chunk_id]))
-    return max(found, key=lambda head: head.tokens, default=None)
+    return max(found, key=attrgetter("tokens"), default=None)

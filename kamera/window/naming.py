@@ -21,11 +21,9 @@ from kamera.window.requests import (
     Arrange,
     Condition,
     Evict,
-    Insert,
     Newcomer,
     Recall,
     Reorder,
-    Replace,
     Request,
     Slide,
 )
@@ -84,22 +82,12 @@ class Names:
                 if not isinstance(on, bool):
                     raise ValueError(f"on {quote(on)} is neither True nor False")
                 return NamedRequest(Condition(self._state.index(slot), on))
-            case Insert(index, content, on_leave):
-                count = len(self._state.residents)
-                if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= count:
-                    raise ValueError(f"index {quote(index)} of a window of {count}: give 0..{count}")
-                there = [Here(i) for i in range(count)]
-                return self._arrange([*there[:index], content, *there[index:]], on_leave, (), "insert")
-            case Replace(slot, content, on_leave):
-                index, there = self._state.index(slot), [Here(i) for i in range(len(self._state.residents))]
-                wanted = [*there[:index], content, *there[index + 1 :]]
-                return self._arrange(wanted, on_leave, (), "replace")
-            case Arrange(order, on_leave, among):
+            case Arrange(order, on_leave, among, operation):
                 slots = [s.number for s in order if isinstance(s, Slot)]
                 if len(slots) != len(set(slots)):
                     raise InvalidPermutation("arrange names a slot twice: give each slot once")
                 wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
-                return self._arrange(wanted, on_leave, among, "arrange", request.archive, request.recurring)
+                return self._arrange(wanted, on_leave, among, operation, request.archive, request.recurring)
             case _:
                 return NamedRequest(request)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,18 +16,25 @@ from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, SampleSize, check_groups
 from kamera.patches import Copy, Facts, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
-from kamera.trust import Certificate, Proof, ReusePolicy
+from kamera.trust import Certificate, Proof, ReusePolicy, Terms
 from kamera.window.apart import stage_of
 from kamera.window.certified import agree
-from kamera.window.file import FILE, LAYOUT, VERSION, Saved, Tensors, publish, read_saved, well_formed
+from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import NamedRequest
-from kamera.window.opening import WindowParts
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out
 from kamera.window.seats import PatchName, Seat, Source
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
+
+
+class WindowParts(NamedTuple):
+    """What a window is made of."""
+
+    terms: Terms
+    stage: Stage
+    state: WindowState
 
 
 def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
@@ -40,7 +47,6 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
         "version": VERSION,
-        "layout": LAYOUT,
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
         "policy": asked.to_info(),

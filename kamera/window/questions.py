@@ -130,7 +130,7 @@ class Questions(Contents):
 
     @serial
     def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
-        """`next_token_logits` of each, ``[questions, vocabulary]``; those of one length share a forward."""
+        """`next_token_logits` of each, ``[questions, vocabulary]``; they share forwards."""
         self._check_backbone()
         return self._asker().logits_of(questions)
 

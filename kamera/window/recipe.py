@@ -1,4 +1,4 @@
-"""Recipes of windows, out of seats and rows alone: no tensor, no model, no file."""
+"""Recipes of windows, out of seats and rows alone, and the objects that a recipe needs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kamera.engines import Base, Part, Recipe, RowKey
-from kamera.patches import Catalogue, Copy, Former
-from kamera.store import Context
+from kamera.patches import Catalogue, Copy, Former, canonical_of
+from kamera.store import CanonicalRecord, Context, conditioned
 from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState
 
 _HERE = "its KV was run in its window and stands under no key: window.keep() stores it"
 
@@ -136,3 +136,28 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
     patch = RowKey.of(own, name.kind, chunk_id, name.antecedents, name.base)
     rank = told.rank if shown.proof is None else None
     return kv, replace(patch, formed=name.formed, created=row.created, rank=rank), ""
+
+
+def stored_state(former: Former, state: WindowState) -> WindowState:
+    """``state`` with all KV that it shows stored: canonicals, and what else there is by its content."""
+    made: list[Resident] = []
+    for resident in state.residents:
+        shown, source = resident.shown, resident.seat.shown
+        if source.canonical and source.lossy == former.context.lossy:
+            if shown.patch is None and not former.catalogue.has_canonical(resident.facts.chunk_id):
+                former.archive(resident.facts, shown)
+            made.append(resident)
+            continue
+        record = _conditioned(former, resident)
+        former.store.put(record)
+        made.append(replace(resident, copy=replace(resident.copy, content=record.content)))
+    after = replace(state, residents=tuple(made))
+    after.__dict__["seats"] = state.seats
+    return after
+
+
+def _conditioned(former: Former, resident: Resident) -> CanonicalRecord:
+    source = resident.seat.shown
+    record = canonical_of(former, resident.facts, resident.shown)
+    told = {"formed": resident.seat.formed, **({} if source.sample is None else source.sample.to_info())}
+    return conditioned(replace(record, info={**record.info, **told}), source.antecedents)

@@ -82,24 +82,6 @@ class Reorder:
 
 
 @dataclass(frozen=True)
-class Insert:
-    """See `KameraWindow.insert`; it is planned as an `Arrange`."""
-
-    index: int
-    content: Content | Chunk
-    on_leave: OnLeave = "repair"
-
-
-@dataclass(frozen=True)
-class Replace:
-    """See `KameraWindow.replace`; it is planned as an `Arrange`."""
-
-    slot: Slot | int
-    content: Content | Chunk
-    on_leave: OnLeave = "repair"
-
-
-@dataclass(frozen=True)
 class Arrange:
     """Make the window hold these slots of its own and these new chunks, in this order.
 
@@ -148,7 +130,7 @@ class Restore:
     """The chunks as a policy admits them: those that it does not keep are placed anew."""
 
 
-Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Condition
+Edit = Append | Recall | Slide | Evict | Reorder | Arrange | Condition
 """What users ask for."""
 
 Request = Edit | Without | Restore

@@ -15,7 +15,7 @@ import torch
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine, HasEngine
-from kamera.errors import WindowFull
+from kamera.errors import WindowFull, quote
 from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
@@ -27,7 +27,7 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found
-from kamera.window.opening import WindowParts
+from kamera.window.persist import WindowParts, load_window, save_window
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
@@ -163,12 +163,18 @@ class KameraWindow(Questions):
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `Arrange`."""
-        return self._answered(requests.Insert(index, content, on_leave))[0]
+        here = self.slots
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(here):
+            raise ValueError(f"index {quote(index)} of a window of {len(here)}: give 0..{len(here)}")
+        order = [*here[:index], content, *here[index:]]
+        return self._answered(requests.Arrange(order, on_leave, operation="insert"))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
-        return self._answered(requests.Replace(slot, content, on_leave))[0]
+        index, here = self._state.index(slot), self.slots
+        order = [*here[:index], content, *here[index + 1 :]]
+        return self._answered(requests.Arrange(order, on_leave, operation="replace"))[0]
 
     @serial
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -225,8 +231,6 @@ class KameraWindow(Questions):
         load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
-        from kamera.window.persist import save_window
-
         for chunk_id in self._state.chunk_ids:  # other later work goes on
             self._stage.former.settle(chunk_id)
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
@@ -248,8 +252,6 @@ class KameraWindow(Questions):
         Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
         and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
-        from kamera.window.persist import load_window
-
         engine = engine_of(backbone, store)
         window = cls._blank(engine, trace)
         with window._account.now(engine):

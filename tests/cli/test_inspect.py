@@ -133,23 +133,23 @@ def test_a_damaged_window_is_one_line(capsys, made):
     assert "digest" in done.err
 
 
-def test_what_was_written_before_there_were_blocks_is_refused_in_one_line(capsys, made):
+def test_what_another_format_wrote_is_refused_in_one_line(capsys, made):
     window, marker = made / "w" / "window.safetensors", made / "s" / "kamera-store.json"
     whole, named = window.read_bytes(), marker.read_bytes()
     document, tensors = read_saved(made / "w")
-    document.pop("layout")
+    document["version"] = 0
     publish(made / "w", Saved(document, tensors))
     marker.write_text('{"format": 1}')
     before = files(made)
     try:
         shown = [kamera(capsys, "inspect", made / "w"), kamera(capsys, "store", "ls", made / "s")]
-        with ChunkStore.open("memory://") as store, pytest.raises(StoreVersionError, match="layer by layer"):
+        with ChunkStore.open("memory://") as store, pytest.raises(StoreVersionError, match="window format 0"):
             KameraWindow.load(made / "w", vision_backbone(), store)
         assert files(made) == before
     finally:
         window.write_bytes(whole)
         marker.write_bytes(named)
-    for done, says in zip(shown, ("layer by layer", "a store of format 1"), strict=True):
+    for done, says in zip(shown, ("window format 0", "a store of format 1"), strict=True):
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
         assert says in done.err and "damaged" not in done.err
 

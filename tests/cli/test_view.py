@@ -1,22 +1,17 @@
-"""kamera view: a trace, a saved window or session becomes a page; one that grows is served."""
+"""kamera view: a trace, a saved window or session becomes a page."""
 
 from __future__ import annotations
 
 import json
-import threading
-from http.client import HTTPConnection
 
 import pytest
 
 from kamera import ChunkStore, ReusePolicy, SessionPool
 from kamera.cli.snapshot import saved_events
-from kamera.cli.view_live import Tail
-from kamera.window.view.live import bound, page_server
 from tests.cli.run import kamera
 from tests.sessions.rig import speaking
 from tests.window.rig import make, rig
 from tests.window.told import write_trace
-from tests.window.view.browsing import chromium
 from tests.window.view.test_story import walk
 
 
@@ -92,55 +87,3 @@ def test_what_is_no_trace_is_refused_in_a_line(capsys, tmp_path, monkeypatch, so
     assert (done.code, done.out) == (code, "")
     assert what in done.err and done.err.count("\n") == 1
     assert not list(tmp_path.glob("*.html"))
-
-
-@pytest.fixture
-def server(trace):
-    tail, listening = Tail("walk", trace), bound("127.0.0.1", 0)
-    served = page_server(tail)
-    threading.Thread(target=tail.follow, args=(0.05,), daemon=True).start()
-    thread = threading.Thread(target=served.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield listening.getsockname()[1]
-    served.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()  # although somebody still reads
-
-
-def test_a_live_page_is_told_what_comes(capsys, trace, server):
-    asked = HTTPConnection("127.0.0.1", server, timeout=30)
-    asked.request("GET", "/")
-    assert b'"live":true' in asked.getresponse().read()
-    asked = HTTPConnection("127.0.0.1", server, timeout=30)
-    asked.request("GET", "/events")
-    answer = asked.getresponse()
-
-    def deeds() -> int:
-        line = next(line for line in iter(answer.readline, b"") if line.startswith(b"data: "))
-        return len(json.loads(line.removeprefix(b"data: "))["lives"][0]["deeds"])
-
-    assert deeds() == 5
-    with trace.open("a") as file:
-        file.write(walk()[0].to_json() + "\n")
-        file.flush()
-        assert deeds() == 6
-        file.write('{"half": ')  # is being written
-
-
-def test_a_live_page_goes_on_in_a_browser(trace, server):
-    with chromium() as browser:
-        tab = browser.new_page()
-        tab.goto(f"http://127.0.0.1:{server}/")
-        tab.locator("#when", has_text="5 operations on 3 chunks · live").wait_for()
-        with trace.open("a") as file:
-            file.write(walk()[0].to_json() + "\n")
-        tab.locator("#detail h3", has_text="6. append").wait_for()
-        assert tab.locator("#when").inner_text().startswith("6 operations on ")
-        tab.close()
-
-
-@pytest.mark.parametrize(("host", "path", "status"), [("evil.example", "/", 400), ("127.0.0.1:1", "/x", 404)])
-def test_a_live_page_answers_this_machine_alone(server, host, path, status):
-    asked = HTTPConnection("127.0.0.1", server, timeout=30)
-    asked.request("GET", path, headers={"Host": host})
-    assert asked.getresponse().status == status

@@ -139,7 +139,7 @@ def test_a_cache_of_several_sequences_leaves_the_room():
     ids = torch.tensor([[9, 10], [11, 12]])
     places = torch.arange(2).expand(backbone.axes, -1) + 30
     with live.lent() as cache:
-        both = backbone.forward_batch(ids, places, cache)
+        both = backbone.forward_batch(ids, places, cache)[:, -1]
     for row, logits in zip(ids, both, strict=True):
         with live.lent() as cache:
             assert torch.allclose(backbone.forward(row, places, cache), logits, atol=1e-5, rtol=1e-4)

@@ -182,9 +182,6 @@ class SmallEngine:
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         return self.follow([ids], positions, behind)[0][-1]
 
-    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        return torch.stack([self.ask(row, positions, behind) for row in ids])
-
     def decode(
         self,
         ids: torch.Tensor,

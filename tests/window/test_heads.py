@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import Chunk, ChunkStore, ReusePolicy
-from kamera.window import Arrange, Replace
+from kamera.window import Arrange
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig
@@ -28,6 +28,10 @@ def edited(backbone, head: int = 25, more: int = 7) -> Chunk:
     return text(backbone, WHOLE[:head], samples.text_ids(more, seed=91) if more else WHOLE[:0])
 
 
+def replacing(window, index: int, content) -> Arrange:
+    return Arrange([*window.slots[:index], content, *window.slots[index + 1 :]])
+
+
 def off(window, chunks) -> float:
     return relative(window.next_token_logits(QUESTION), Prefilled(window.backbone, chunks).logits)
 
@@ -38,7 +42,7 @@ def test_an_edited_text_is_prefilled_from_its_first_change(family, policy):
     backbone, (a, b, *_) = rig(family)
     window = make(backbone, None, a, text(backbone, WHOLE), policy=policy)
     new = edited(backbone)
-    planned = window.plan(Replace(1, new))
+    planned = window.plan(replacing(window, 1, new))
     report = window.replace(1, new)
     assert (report.forwards, report.tokens_recomputed) == (planned.cost.forwards, planned.cost.tokens)
     assert report.tokens_recomputed == 7 * (1 if policy is EXACT else 2)  # in context, and for the store
@@ -93,13 +97,15 @@ def test_patched_kv_is_not_taken_and_a_short_head_at_its_own_place_alone():
     window = make(backbone, store, a, b, whole, policy=FORM)
     assert window.slots[2].guarantee == "patched"
     new = edited(backbone)
-    assert window.plan(Replace(2, new)).heads == {}
+    assert window.plan(replacing(window, 2, new)).heads == {}
     window.replace(2, new)
     assert off(window, [a, b, new]) <= 1e-4
     exact = make(backbone, None, a, whole, policy=EXACT)
-    assert list(exact.plan(Replace(1, edited(backbone, head=8))).heads.values()) == [8]
+    assert list(exact.plan(replacing(exact, 1, edited(backbone, head=8))).heads.values()) == [8]
     short = edited(backbone, head=7)
-    assert list(exact.plan(Replace(1, short)).heads.values()) == [7], "at the place of what it replaces"
+    assert list(exact.plan(replacing(exact, 1, short)).heads.values()) == [7], (
+        "at the place of what it replaces"
+    )
     assert exact.plan(Arrange([exact[0], b, short])).heads == {}
 
 
@@ -108,7 +114,7 @@ def test_after_a_slide_a_head_stands_where_it_was_computed():
     window = make(backbone, None, a, b, text(backbone, WHOLE), policy=FORM)
     window.slide()  # the text is a survivor, and still knows a
     new = edited(backbone)
-    assert window.plan(Replace(1, new)).heads == {}
+    assert window.plan(replacing(window, 1, new)).heads == {}
     window.replace(1, new, on_leave="exact")
     assert off(window, [b, new]) <= 1e-4
 

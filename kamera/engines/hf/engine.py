@@ -34,7 +34,7 @@ from kamera.ops import KV, kv_bytes
 logger = logging.getLogger(__name__)
 
 _ROWS_BYTES = 256 << 20
-"""Most bytes of KV that the rows of one forward stand behind: each row may take a copy."""
+"""Most bytes of KV that the rows of one forward stand behind (each may take a copy), and of their logits."""
 
 
 class HfEngine(Model):
@@ -210,9 +210,9 @@ class HfEngine(Model):
     def follow(
         self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
     ) -> tuple[torch.Tensor, ...]:
-        """As `Engine.follow`: texts are filled up to the longest, at most `_ROWS_BYTES` of KV at a time."""
-        held = kv_bytes(behind.tensors)
-        rows = max(1, _ROWS_BYTES // max(1, held))
+        """As `Engine.follow`: texts are filled up to the longest, as many at a time as `_ROWS_BYTES` hold."""
+        said = 4 * self.token_count * max(map(len, texts), default=0)
+        rows = max(1, _ROWS_BYTES // max(1, kv_bytes(behind.tensors), said))
         found: list[torch.Tensor] = []
         for start in range(0, len(texts), rows):
             some = texts[start : start + rows]
@@ -220,14 +220,9 @@ class HfEngine(Model):
             # causal: what fills a row up stands behind the tokens that are asked
             whole = torch.stack([torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in some])
             with self._cache_of(behind) as past:
-                logits = self.forward_batch(whole, positions[:, :longest], past, every=True)
+                logits = self.forward_batch(whole, positions[:, :longest], past)
             found += [row[: len(ids)] for row, ids in zip(logits, some, strict=True)]
         return tuple(found)
-
-    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """As `Engine.ask_each`."""
-        with self._cache_of(behind) as past:
-            return self.forward_batch(ids, positions, past)
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
         """As `Engine.check_sampling`."""

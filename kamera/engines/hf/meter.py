@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any
 
 from torch import nn
 
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.values import Work
-
-Result = TypeVar("Result")
-
 
 _probing: ContextVar[bool] = ContextVar("kamera_probing", default=False)
 _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work", default=())
@@ -62,13 +59,16 @@ class Meter:
         self.add(vision_encodes=1)
 
 
-def as_probe(work: Callable[[], Result]) -> Result:
-    """Run ``work()`` as a probe of the model: `is_probe` tells so inside."""
-    context = copy_context()
-    context.run(_probing.set, True)
-    return context.run(work)
+@contextmanager
+def probing() -> Iterator[None]:
+    """Context of a probe of the model: `is_probe` tells so inside."""
+    token = _probing.set(True)
+    try:
+        yield
+    finally:
+        _probing.reset(token)
 
 
 def is_probe() -> bool:
-    """True inside the work of `as_probe`: a hook may leave it out."""
+    """True inside of `probing`: a hook may leave its work out."""
     return _probing.get()

@@ -192,13 +192,10 @@ class Model:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
         return self.next_logits(ids[None], positions[:, None], past)[0]
 
-    def forward_batch(
-        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, *, every: bool = False
-    ) -> torch.Tensor:
-        """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
+    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Logits ``[rows, tokens, vocabulary]`` after each token of texts ``ids`` ``[rows, tokens]``.
 
-        With ``every``, those after each token: ``[rows, tokens, vocabulary]``. Every row is at the same
-        ``positions`` behind the same ``past``, which must not be used again.
+        Every row is at the same ``positions`` behind the same ``past``, which must not be used again.
         """
         self.check_positions(positions)
         rows = ids.shape[0]
@@ -210,9 +207,9 @@ class Model:
                 position_ids=places.to(self.device),
                 past_key_values=model_cache.spread(past, rows),
                 use_cache=True,
-                logits_to_keep=ids.shape[1] if every else 1,
+                logits_to_keep=ids.shape[1],
             )
-        logits: torch.Tensor = out.logits if every else out.logits[:, -1]
+        logits: torch.Tensor = out.logits
         return logits
 
     def next_logits(

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.hf.batch import has_experts
-from kamera.engines.hf.meter import as_probe
+from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.engines.values import FEATURES, Answers
 from kamera.errors import ComputationChanged, KameraError
@@ -43,7 +43,8 @@ class Prober:
         """
         model = self._model
         fingerprint = model.fingerprint
-        now = as_probe(self._asked)  # as later work it gives way, so it holds nothing that a call waits for
+        with probing():  # as later work it gives way, so it holds nothing that a call waits for
+            now = self._asked()
         if model.fingerprint != fingerprint:
             return self.answers()  # the model was changed meanwhile
         apart = self._apart(fingerprint, now)

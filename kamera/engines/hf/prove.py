@@ -16,7 +16,7 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.engines.hf.live import LiveCache
-from kamera.engines.hf.meter import as_probe
+from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
 from kamera.ops import KV, Patch, apply_patch, form_patch, kv_concat, kv_map, kv_tensors
@@ -216,7 +216,8 @@ def without_rows(model: Model) -> str:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
         )
-    return as_probe(lambda: _rows_apart(model, kind))
+    with probing():
+        return _rows_apart(model, kind)
 
 
 def _rows_apart(model: Model, kind: str) -> str:

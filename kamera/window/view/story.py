@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kamera.window.events import Event, Outcome
@@ -154,7 +155,7 @@ class Lives:
                 life = self._lives[name] = _LifeBuilder(name)
             life.add(event, self.count)
             if len(self._lives) - 1 == self._most:
-                del self._lives[min(self._lives, key=lambda name: self._lives[name].told)]
+                del self._lives[min(self._lives.values(), key=attrgetter("told")).name]
 
     def since(self, count: int = 0) -> list[Life]:
         """Those that were told something after the first ``count`` events, in the order of their birth."""
@@ -219,7 +220,7 @@ class _LifeBuilder:
             self._last.max_tokens,
             tuple(self.lanes),
             tuple(self.deeds),
-            tuple(sorted(spans, key=lambda span: (span.first, span.lane))),
+            tuple(sorted(spans, key=attrgetter("first", "lane"))),
             tuple(self.marks),
             (forwards, tokens),
         )

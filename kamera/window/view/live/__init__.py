@@ -1,5 +1,5 @@
 """The page of lives that go on, served; it needs ``pip install 'kamera[serve]'``."""
 
-from kamera.window.view.live.server import Page, PageServer, bound, page_server
+from kamera.window.view.live.server import Page, PageServer, bound
 
-__all__ = ["Page", "PageServer", "bound", "page_server"]
+__all__ = ["Page", "PageServer", "bound"]

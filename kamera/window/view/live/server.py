@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator
 import anyio
 import uvicorn
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -69,13 +66,6 @@ class PageServer(uvicorn.Server):
         """As uvicorn's."""
         self._shown.stopping = True
         await super().shutdown(sockets)  # type: ignore[arg-type]
-
-
-def page_server(shown: Page) -> PageServer:
-    """A server of a page alone, for this machine: another origin, whose name leads here, does not read it."""
-    own = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    config = uvicorn.Config(Starlette(routes=shown.routes, middleware=[own]), log_level="warning")
-    return PageServer(config, shown)
 
 
 def bound(host: str, port: int) -> socket.socket:
