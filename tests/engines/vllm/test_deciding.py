@@ -44,7 +44,7 @@ def recipe(*names: str, patched: bool = True, context: Context = CONTEXT, missin
             )
         )  # fmt: skip
         before = (*before, name)
-    return Recipe(context, RowKey.of(context, "anchor", context.anchor), ANCHOR, tuple(parts), (0,))
+    return Recipe(context, RowKey.of(context, "anchor", context.anchor), ANCHOR, tuple(parts))
 
 
 def asked(made: Recipe, tenant: str = "", fingerprint: str = "f"):
