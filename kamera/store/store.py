@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -369,6 +369,12 @@ class ChunkStore:
         self._check(context)
         kind = kind or ("canonical" if antecedents is None else "exact")
         return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
+
+
+def present(store: ChunkStore, keys: Iterable[str]) -> set[str]:
+    """Those of ``keys`` that a look-up would find; nothing is read, and a remote is asked once."""
+    named = {store._codec.name(key): key for key in keys}
+    return {named[name] for name in store._tiers.present(list(named))}
 
 
 def signature(store: ChunkStore, text: str) -> str:

@@ -41,4 +41,4 @@ def outranks(formed: str | None, other: str | None) -> bool:
 
 def guarantee_named(name: str | None) -> Guarantee:
     """A stored name as a guarantee; a name unknown to this version counts as the weakest."""
-    return next((g for g in GUARANTEES if g == name), "blind")
+    return name if name in GUARANTEES else "blind"

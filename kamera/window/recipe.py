@@ -133,9 +133,9 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
     row = rows.patch(chunk_id, name.antecedents, name.kind, name.base)
     if row is None or row.formed != name.formed or name.created not in (None, row.created):
         return None, None, "its patch has left the store, or is another by now: recall it"
-    patch = RowKey.of(own, name.kind, chunk_id, name.antecedents, name.base)
     rank = told.rank if shown.proof is None else None
-    return kv, replace(patch, formed=name.formed, created=row.created, rank=rank), ""
+    stamp = name.formed, row.created, rank
+    return kv, RowKey.of(own, name.kind, chunk_id, name.antecedents, name.base, *stamp), ""
 
 
 def stored_state(former: Former, state: WindowState) -> WindowState:

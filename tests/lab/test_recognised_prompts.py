@@ -19,9 +19,9 @@ def test_a_prompt_of_the_store_is_recognised_whole(tmp_path, monkeypatch):
         monkeypatch.setattr(recognised_prompts, name, value)
     model, processor = testbed.load()
     filled = Filled(tmp_path, HfEngine(model, processor))
-    rows = filled.store.ls()
-    table = KnownPrompts(RANKS, [*rows, *(filled.row() for _ in range(20))])
-    assert table.rows >= 6 + 2 * 3 + 20
+    filled.fill(60)
+    table = KnownPrompts(RANKS, filled.store.ls())
+    assert len(filled.store.ls()) == 60 and table.rows >= 6 + 2 * 3 + 20
     for names in filled.prompts:
         ids, media = list(filled.window.recipe().anchor_ids), []
         for name in names:

@@ -66,8 +66,8 @@ class _Behind:
             behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
             if (named, behind) not in self.patches:
                 self.orders[named, chunks_of(behind[-1:])[0]].append(behind)
-            key = RowKey("exact", named, own.anchor, "", behind, "", row.formed, row.created, rank)
-            self.patches[named, behind] = _Patch(key.keyed(own), row.budget)
+            key = RowKey.of(own, "exact", named, behind, "", row.formed, row.created, rank)
+            self.patches[named, behind] = _Patch(key, row.budget)
 
     def recipe(
         self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least, budget: PatchBudget

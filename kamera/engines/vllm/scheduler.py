@@ -18,7 +18,15 @@ from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.serving import PageLoad, RecipeAsked, StoredRows, asked_of, check_places, salt_of
+from kamera.engines.vllm.serving import (
+    PageLoad,
+    RecipeAsked,
+    StoredRows,
+    asked_of,
+    check_places,
+    salt,
+    salt_of,
+)
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import chunk_id
@@ -61,12 +69,12 @@ class _Request:
 
     asked: RecipeAsked
     request: Any
-    positions: torch.Tensor
     local: int = 0
     load: PageLoad | None = None
     failed: bool = False
     harvested: bool = False
     recognised: bool = False
+    salted: bool = False
 
 
 @dataclass
@@ -103,20 +111,21 @@ class SchedulerSide:
             if asked is None:
                 self._plain(request, fingerprint, local)
                 return
-            positions, reason = self.positions.of(request), "place"
-            check_places(asked, positions)
+            reason = "place"
+            check_places(asked, self.positions.lows(request, asked.starts))
         except (KameraError, ValueError) as error:
             self._refuse(reason)
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
             return
-        self._admit(_Request(asked, request, positions))
+        self._admit(_Request(asked, request))
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
         if request.request_id in self._undecided:
-            salt = request.cache_salt
-            if not self._decide(request, computed) or request.cache_salt != salt:
-                return None  # with another salt, what stands in pages is looked up anew
+            if not self._decide(request, computed):
+                return None
+            if (late := self._requests.get(request.request_id)) is not None and late.salted:
+                return None  # what stands in pages is looked up anew
         known = self._requests.get(request.request_id)
         if known is None or known.failed:
             return 0
@@ -159,7 +168,7 @@ class SchedulerSide:
                 continue
             if known.request.num_computed_tokens + tokens >= len(known.asked.recipe.ids):
                 known.harvested = True
-                chunks = _ripe(known)
+                chunks = _ripe(known, self.positions.of(known.request))
                 if chunks:
                     (block_ids,) = pages.get_block_ids(request_id)
                     found.append(PageHarvest(known.asked.recipe, tuple(block_ids), chunks))
@@ -196,12 +205,11 @@ class SchedulerSide:
 
     def _admit(self, known: _Request) -> None:
         """Supply a request, apart from all that are supplied otherwise."""
-        request, salt = known.request, salt_of(known.asked)
-        self._requests[request.request_id] = known
-        if salt != known.asked.tenant:
-            request.cache_salt = salt
-            request.block_hashes.clear()
-            request.update_block_hashes()
+        told = salt_of(known.asked)
+        known.salted = told != known.asked.tenant
+        self._requests[known.request.request_id] = known
+        if known.salted:
+            salt(known.request, told)
 
     def _plain(self, request: Any, fingerprint: str, local: int) -> None:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
@@ -226,13 +234,12 @@ class SchedulerSide:
             asked = RecipeAsked(tenant, recipe, len(recipe.parts))
             if asked.stops[-1] - local < rules.block:
                 return True
-            positions = self.positions.of(request)
-            check_places(asked, positions)
+            check_places(asked, self.positions.lows(request, asked.starts))
         except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
             return True
         self.counts.recognised += 1
-        self._admit(_Request(asked, request, positions, harvested=True, recognised=True))
+        self._admit(_Request(asked, request, harvested=True, recognised=True))
         return True
 
     def _refuse(self, reason: str) -> None:
@@ -240,22 +247,20 @@ class SchedulerSide:
         self.untold.add("refused_requests", reason)
 
 
-def _ripe(known: _Request) -> tuple[Ripe, ...]:
+def _ripe(known: _Request, positions: torch.Tensor) -> tuple[Ripe, ...]:
     """The chunks of a request that vLLM computed, if they are what their ids say."""
     recipe, stop = known.asked.recipe, known.local if known.load is None else known.load.stop
     supplied = sum(part.stop <= stop for part in recipe.parts[: known.asked.supplied])
     names, found, length = names_of(recipe, supplied), list[Ripe](), len(recipe.anchor_ids)
     if stop < length:
-        found.append(
-            Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", known.positions[:, :length])
-        )
+        found.append(Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", positions[:, :length]))
     for i, part in enumerate(recipe.parts[supplied:], supplied):
         if part.start < stop or (seen := _inputs(known.request, recipe, part)) is None:
             continue
         inputs, media = seen
         worths = [p.guarantee for p in recipe.parts[:supplied]]
         formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
-        kind, places = "exact" if i else "canonical", known.positions[:, part.start : part.stop]
+        kind, places = "exact" if i else "canonical", positions[:, part.start : part.stop]
         ripe = Ripe(kind, part.chunk_id, part.start, part.stop, names[:i], formed, places, inputs, media)
         found.append(ripe)
     return tuple(found)

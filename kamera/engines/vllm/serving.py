@@ -6,22 +6,23 @@ on, up to the first one that has to be computed; vLLM computes the rest, and rea
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-import numpy as np
-import torch
-
-from kamera.engines.recipe import Recipe, RowKey
+from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.counts import origin_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
 from kamera.ops import digest
+from kamera.store import present
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,11 @@ class RecipeAsked:
         """Where a supplied span may end: behind the anchor, and behind each supplied part."""
         return (len(self.recipe.anchor_ids), *(part.stop for part in self.recipe.parts[: self.supplied]))
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each supplied part begins."""
+        return tuple(part.start for part in self.recipe.parts[: self.supplied])
+
     def origins(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Where tokens ``start`` up to ``stop`` come from: an origin and a number of tokens each."""
         named = [("anchor", 0, len(self.recipe.anchor_ids))]
@@ -80,17 +86,9 @@ def asked_of(
     return RecipeAsked(tenant, recipe, len(recipe.leading.parts))
 
 
-def check_places(asked: RecipeAsked, positions: torch.Tensor) -> None:
-    """Raise IncompatibleChunk unless the supplied parts stand where the engine counts them.
-
-    ``positions`` ``[axes, tokens]`` are the engine's own, of the prompt.
-    """
-    parts = asked.recipe.parts[: asked.supplied]
-    if not parts:
-        return
-    whole, starts = positions[:, : parts[-1].stop].numpy(), [part.start for part in parts]
-    lows = np.minimum.reduceat(whole, starts, axis=1).T.tolist()
-    for part, low in zip(parts, map(tuple, lows), strict=True):
+def check_places(asked: RecipeAsked, starts: Sequence[tuple[int, ...]]) -> None:
+    """Raise IncompatibleChunk unless the supplied parts stand where the engine counts them: at ``starts``."""
+    for part, low in zip(asked.recipe.parts, starts, strict=False):
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
@@ -110,12 +108,46 @@ def salt_of(asked: RecipeAsked) -> str:
     )
     if plain or not parts:
         return asked.tenant
-    facts = [asked.tenant, own.fingerprint, own.anchor, own.kv]
-    for part in parts:
-        patch = part.patch
-        rows = (part.kv and part.kv.key, patch and (patch.key, patch.formed, patch.created, patch.rank))
-        facts.append(repr((part.start, part.position, part.offset, rows)))
-    return digest("kamera.vllm.salt.v2", *facts)[:32]
+    rows = [(part.kv, part.patch) for part in parts]
+    facts = [
+        [part.start, part.position, part.offset, kv and kv.key, patch and patch.key]
+        + ([patch.formed, patch.created, patch.rank] if patch else [])
+        for part, (kv, patch) in zip(parts, rows, strict=True)
+    ]
+    said = asked.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
+    return digest("kamera.vllm.salt.v3", *said)[:32]
+
+
+class SaltedBlocks:
+    """Hashes of a request's blocks under a salt, in the place of vLLM's, of which they are made.
+
+    vLLM hashes a prompt before a connector sees it. To change its ``cache_salt`` then would hash all of it
+    again.
+    """
+
+    def __init__(self, hasher: Callable[[Any], list[bytes]], salt: str) -> None:
+        self._hasher, self._salt = hasher, salt.encode()
+        self._plain: list[bytes] = []
+
+    def __call__(self, request: Any) -> list[bytes]:
+        """The hashes of blocks that have become full, as `Request.update_block_hashes` asks for them."""
+        salted, request.block_hashes = request.block_hashes, self._plain
+        try:
+            return self.under(self._hasher(request))
+        finally:
+            request.block_hashes = salted
+
+    def under(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """vLLM's next ``hashes``, salted."""
+        self._plain += hashes
+        return [hashlib.blake2b(h, key=self._salt, digest_size=len(h)).digest() for h in hashes]
+
+
+def salt(request: Any, text: str) -> None:
+    """Keep the pages of a request apart from all requests but those that are salted with the same text."""
+    if request._block_hasher is not None:  # else there is no prefix cache
+        request._block_hasher = blocks = SaltedBlocks(request._block_hasher, text)
+        request.block_hashes[:] = blocks.under(request.block_hashes)
 
 
 class StoredRows:
@@ -158,28 +190,24 @@ class StoredRows:
         self._pending.pop(request_id, None)
 
     def _count(self, asked: RecipeAsked) -> int:
+        parts = asked.recipe.parts[: asked.supplied]
+        each = [(asked.recipe.anchor,), *((part.kv, part.patch) for part in parts)]
+        keys = [[row.key for row in rows if row is not None] for rows in each]
+        if not keys[0]:
+            return -1
+        with self._lock:
+            unseen = {key for named in keys for key in named if key not in self._seen}
         try:
-            anchor = asked.recipe.anchor
-            if anchor is None or not self._there(asked, anchor):
-                return -1
-            for i, part in enumerate(asked.recipe.parts[: asked.supplied]):
-                if not all(self._there(asked, row) for row in (part.kv, part.patch) if row is not None):
-                    return i
+            there = present(self._stores.of(asked.tenant), unseen) if unseen else set()
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1
-        return asked.supplied
-
-    def _there(self, asked: RecipeAsked, row: RowKey) -> bool:
         with self._lock:
-            if row.key in self._seen:
-                self._seen.move_to_end(row.key)
-                return True
-        store, context = self._stores.of(asked.tenant), row.context(asked.recipe.context)
-        there = store.has(context, row.chunk_id, row.antecedents, row.kind, row.base)
-        if there:
-            with self._lock:
-                self._seen[row.key] = None
-                if len(self._seen) > _REMEMBERED:
-                    self._seen.popitem(last=False)
-        return there
+            self._seen.update(dict.fromkeys(there))
+            for key in chain.from_iterable(keys):
+                if key in self._seen:
+                    self._seen.move_to_end(key)
+            while len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        lost = unseen - there
+        return next((i for i, named in enumerate(keys) if not lost.isdisjoint(named)), len(keys)) - 1

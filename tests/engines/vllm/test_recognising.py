@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -197,14 +198,18 @@ class Request(SimpleNamespace):
 
     def __init__(self, request_id: str, ids: Sequence[int] = TOKENS, salt: str | None = None, **given: Any):
         facts = {"kv_transfer_params": None, "skip_reading_prefix_cache": False, "resumable": False}
-        facts |= {"mm_features": [], "block_hashes": ["stale"], **given}
+        facts |= {"mm_features": [], "block_hashes": [b"first"], **given}
         super().__init__(
             request_id=request_id, prompt_token_ids=list(ids), num_prompt_tokens=len(ids), cache_salt=salt,
             **facts,
         )  # fmt: skip
 
-    def update_block_hashes(self) -> None:
-        self.block_hashes.append(f"under {self.cache_salt}")
+    def _block_hasher(self, request: Request) -> list[bytes]:
+        return [b"behind " + b" ".join(self.block_hashes)]
+
+
+def under(salt: str, hashed: bytes) -> bytes:
+    return hashlib.blake2b(hashed, key=salt.encode(), digest_size=len(hashed)).digest()
 
 
 MODEL = SimpleNamespace(of=lambda request: "f")
@@ -239,7 +244,7 @@ def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
     request = Request("r")
     made.arrive(request)
     assert made.match(request, 0) == 5 and made.match(request, 4) == 1
-    assert (request.cache_salt, request.block_hashes, made.counts.recognised) == (None, ["stale"], 1)
+    assert (request.cache_salt, request.block_hashes, made.counts.recognised) == (None, [b"first"], 1)
 
 
 def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
@@ -249,12 +254,14 @@ def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     request.mm_features = [picture]
     made.arrive(request)
-    assert request.cache_salt == salt_of(RecipeAsked("", recognised(), 3)) != ""
-    assert request.block_hashes == [f"under {request.cache_salt}"]
+    own = salt_of(RecipeAsked("", recognised(), 3))
+    assert own != "" == request.cache_salt and request.block_hashes == [under(own, b"first")]
+    request.block_hashes.extend(request._block_hasher(request))  # as vLLM does when a block is full
+    assert request.block_hashes[1:] == [under(own, b"behind first")]
     assert made.match(request, 0) == 12
     other = Request("s", mm_features=[picture])
     made.arrive(other, local=12)  # all of it stands in pages as it is: they are exact
-    assert (other.cache_salt, made.match(other, 12)) == (None, 0)
+    assert (other.block_hashes, made.match(other, 12)) == ([b"first"], 0)
 
 
 def test_no_block_more_than_the_prefix_cache_has_is_no_reason_to_load(tmp_path):
@@ -275,11 +282,11 @@ def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp
     one, exact = Request("one", mm_features=[picture]), Request("exact")
     for request in (one, exact):
         made.arrive(request)
-        assert made.match(request, 0) is None and request.cache_salt is None
+        assert made.match(request, 0) is None and request.block_hashes == [b"first"]
     tenant.table = table
-    assert made.match(one, 0) is None and one.cache_salt  # its pages are looked up anew
+    assert made.match(one, 0) is None and one.block_hashes != [b"first"]  # its pages are looked up anew
     assert made.match(one, 0) == 12
-    assert made.match(exact, 0) == 5 and exact.cache_salt is None
+    assert made.match(exact, 0) == 5 and exact.block_hashes == [b"first"]
     made.leave("one")
     assert made.match(one, 0) == 0
 
@@ -287,9 +294,9 @@ def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp
 def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
-    made.positions = SimpleNamespace(of=lambda request: torch.arange(len(TOKENS))[None] + 1)
+    made.positions = SimpleNamespace(lows=lambda request, starts: [(at + 1,) for at in starts])
     made.arrive(request := Request("r"))
-    assert made.match(request, 0) == 0 and request.cache_salt is None
+    assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
 
 
 def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
@@ -311,7 +318,7 @@ def test_tenants_do_not_see_each_others(tmp_path):
         settle(made.prompts.tables, tenant or "")
         request = Request(f"r {tenant}", salt=tenant)
         made.arrive(request)
-        assert made.match(request, 0) == supplied and request.cache_salt == tenant
+        assert made.match(request, 0) == supplied and request.block_hashes == [b"first"]
 
 
 def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path):
