@@ -59,13 +59,19 @@ class KameraConnector(KVConnectorBase_V1):
     ``rank`` and ``patch_bytes`` of the patches that are formed of it and served to recognised prompts, as in
     `ReusePolicy`; ``recognise``, the least guarantee of these prompts ("", the default: none is recognised).
     Raises UnsupportedBackbone at start for another vLLM, for a model whose KV does not move as a whole, for
-    pages in 8 bits, and for more than one kind of page.
+    pages in 8 bits or shared out by tokens, and for more than one kind of page.
     """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         check_version(vllm_version)
+        parallel = vllm_config.parallel_config
+        if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
+            raise UnsupportedBackbone(
+                "pages that workers share out by tokens: start vLLM without decode_context_parallel_size and "
+                "prefill_context_parallel_size"
+            )
         super().__init__(vllm_config, role, kv_cache_config)
         config = self._kv_transfer_config
         if not config.get_from_extra_config("store", ""):

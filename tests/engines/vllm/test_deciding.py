@@ -62,6 +62,16 @@ def test_other_versions_are_refused_by_name(version):
         check_version(version)
 
 
+@pytest.mark.parametrize("decode, prefill", [(2, 1), (1, 2)])
+def test_pages_that_workers_share_out_by_tokens_are_refused_by_name(decode, prefill):
+    pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
+    from kamera.engines.vllm.connector import KameraConnector
+
+    parallel = SimpleNamespace(decode_context_parallel_size=decode, prefill_context_parallel_size=prefill)
+    with pytest.raises(UnsupportedBackbone, match="start vLLM without decode_context_parallel_size"):
+        KameraConnector(SimpleNamespace(parallel_config=parallel), None, None)
+
+
 def test_the_layout_of_a_configuration_is_that_of_the_model():
     model, _ = testbed.load()
     mine = layout_of(model.config.text_config)
