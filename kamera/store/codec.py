@@ -64,7 +64,7 @@ class Codec:
         header = written(record, created, {"algorithm": self.digest, "groups": digests})
         return b"".join([signed(text_of(header, entries), self.mac), *parts.values()])
 
-    def front(self, source: ByteSource, name: str, where: str) -> bytes:
+    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
         """The length and the header of the object ``name``, plain but unverified. Raises as `open`."""
         front = source.read(0, FRONT)
         size = front_size(front, source.size, where)
@@ -79,7 +79,7 @@ class Codec:
 
         ``where`` names it in errors. Raises as `decode`, and `OSError`.
         """
-        front = self.front(source, name, where)
+        front = self._front(source, name, where)
         head = verified(front, source.size, where, self.mac)
         if len(front) + head.size != source.size:
             told = len(front) + head.size
@@ -99,7 +99,7 @@ class Codec:
 
         No tensor is read: good for listing, never for serving.
         """
-        header = trusted(self.front(source, name, where), where, self.mac)
+        header = trusted(self._front(source, name, where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kamera.errors import quote
 from kamera.store.info import BY_AGE, MemoryStats, ObjectInfo
-from kamera.store.pins import MemoryCell, PinBook
+from kamera.store.pins import PinBook, PinCell
 from kamera.store.records import Record
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
@@ -46,7 +46,7 @@ class MemoryTier:
     def __init__(self, limit: int, held: Container[str] = ()) -> None:
         self.limit = limit
         self._held = held
-        self.pins = PinBook(MemoryCell(), most=limit // 2)  # so that the rest works on
+        self.pins = PinBook(PinCell(), most=limit // 2)  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
         self._lock = threading.Lock()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kamera.errors import PinsFull, StoreError
 
@@ -78,29 +77,11 @@ class Pages:
         return pages
 
 
-class PinCell(Protocol):
-    """Where the text of a book is. Safe to use from several threads, and whoever else has it."""
+class PinCell:
+    """The text of a book, here of this process alone. Safe to use from several threads.
 
-    @property
-    def where(self) -> str:
-        """Its place, for messages."""
-        ...
-
-    def get(self) -> bytes | None:
-        """The present text; None if there is none."""
-        ...
-
-    def replace(self, data: bytes, expected: bytes | None) -> bool:
-        """Write ``data`` if the text still is ``expected``; True if it was, and ``data`` is safe now."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Exclude others from changing the text or deleting by it, where that is possible."""
-        ...
-
-
-class MemoryCell:
-    """A text of this process."""
+    Other cells are safe for whoever else has the text, too. ``where``: its place, for messages.
+    """
 
     where = "in memory"
 
@@ -109,18 +90,18 @@ class MemoryCell:
         self._data: bytes | None = None
 
     def get(self) -> bytes | None:
-        """See `PinCell`."""
+        """The present text; None if there is none."""
         return self._data
 
     def replace(self, data: bytes, expected: bytes | None) -> bool:
-        """See `PinCell`."""
+        """Write ``data`` if the text still is ``expected``; True if it was, and ``data`` is safe now."""
         with self._lock:
             fits = self._data == expected
             self._data = data if fits else self._data
         return fits
 
     def alone(self) -> AbstractContextManager[None]:
-        """See `PinCell`."""
+        """Exclude others from changing the text or deleting by it, where that is possible: here not."""
         return contextlib.nullcontext()
 
 

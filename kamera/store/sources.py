@@ -5,40 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import Protocol
-
-
-class ByteSource(Protocol):
-    """Bytes that can be read in any order, by several threads at once.
-
-    Both methods raise `EOFError` if the bytes end early, and `OSError` as the system does.
-    """
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start`` on; fewer at the end."""
-        ...
-
-    def into(self, start: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``start`` on."""
-        ...
 
 
 class BytesSource:
-    """Bytes in memory."""
+    """Bytes in memory. As any source, they can be read in any order, by several threads at once.
+
+    Both methods raise `EOFError` if the bytes end early, and `OSError` as the system does.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
         self._data = memoryview(data)
 
     def read(self, start: int, length: int) -> bytes:
-        """See `ByteSource`."""
+        """``length`` bytes from ``start`` on; fewer at the end."""
         return bytes(self._data[start : start + length])
 
     def into(self, start: int, view: memoryview) -> None:
-        """See `ByteSource`."""
+        """Fill ``view`` with the bytes from ``start`` on."""
         if start + len(view) > self.size:
             raise EOFError(f"{self.size} bytes end before {start + len(view)}")
         view[:] = self._data[start : start + len(view)]
@@ -63,7 +47,7 @@ class FileSource:
         return self.status.st_size
 
     def read(self, start: int, length: int) -> bytes:
-        """See `ByteSource`."""
+        """See `BytesSource`."""
         parts: list[bytes] = []
         length = min(length, self.size - start)
         while length > 0 and (part := os.pread(self._descriptor, length, start)):
@@ -72,7 +56,7 @@ class FileSource:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, start: int, view: memoryview) -> None:
-        """See `ByteSource`."""
+        """See `BytesSource`."""
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptor, [view[done:]], start + done)
@@ -84,3 +68,6 @@ class FileSource:
         """Close the file; may be called again, and nothing is read afterwards."""
         with contextlib.suppress(OSError):  # an error here says nothing about the bytes read
             self._close()
+
+
+ByteSource = BytesSource | FileSource

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kamera.errors import StoreError
 from kamera.files import locked, published
+from kamera.store.pins import PinCell
 
 KEEP = "keep.json"
 """Name of the file in a store directory."""
@@ -21,7 +22,7 @@ KEEP = "keep.json"
 _LOCK_SECONDS = 60.0
 
 
-class KeepFile:
+class KeepFile(PinCell):
     """The text of the book in ``root``; see `PinCell`. Safe to use from several threads and processes.
 
     The file appears with the first change. Raises `StoreError` when it cannot be read or written.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from kamera.errors import ForkedStore
+from kamera.store.pins import PinCell
 
 OBJECTS = "objects/"
 QUARANTINE = "quarantine/"
@@ -73,8 +72,8 @@ class Blobs(Protocol):
         ...
 
 
-class BlobCell:
-    """The text of a book of pins in a blob (`pins.PinCell`): every client that collects there honours it."""
+class BlobCell(PinCell):
+    """The text of a book of pins in a blob: every client that collects there honours it."""
 
     def __init__(self, blobs: Blobs) -> None:
         self.where = f"{blobs.url} {BOOK}"
@@ -87,10 +86,6 @@ class BlobCell:
     def replace(self, data: bytes, expected: bytes | None) -> bool:
         """See `PinCell`."""
         return self._blobs.replace(BOOK, data, expected)
-
-    def alone(self) -> AbstractContextManager[None]:
-        """See `PinCell`: nobody is excluded."""
-        return contextlib.nullcontext()
 
 
 _users: dict[str, int] = {}  # by library: the process that has its threads

@@ -51,12 +51,12 @@ class Sealed(Codec):
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
-    def front(self, source: ByteSource, name: str, where: str) -> bytes:
+    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
         """See `Codec`; `ForeignObject` for an intact object written without the secret, `WrongKey` for an
         encrypted one."""
         if source.read(0, 8) == ENCRYPTED:
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
-        return super().front(source, name, where)
+        return super()._front(source, name, where)
 
     def sign(self, text: str) -> str:
         """See `Codec`; nobody can make one without the secret."""

@@ -59,7 +59,7 @@ class Encrypted(Sealed):
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
 
-    def front(self, source: ByteSource, name: str, where: str) -> bytes:
+    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
         """As sealed; only the header is read and decrypted."""
         return self._unlocked(source, name, where)[0]
 
@@ -90,7 +90,7 @@ class Encrypted(Sealed):
         return AESSIV(self.key_for("kamera.veil.v1", 64))
 
     def _encrypt(self, plain: bytes, name: str) -> bytes:
-        front = super().front(BytesSource(plain), name, name)
+        front = super()._front(BytesSource(plain), name, name)
         groups, cut = verified(front, len(plain), name, self.mac).groups, len(front)
         key_id, key = next(iter(self.keys.items()))
         total = LENGTH + len(plain) + TAG * (1 + sum(len(cuts(group.size)) for group in groups.values()))
@@ -109,7 +109,7 @@ class Encrypted(Sealed):
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
             # reports the fault, unless the secret's holder wrote it
-            verified(super().front(source, name, where), source.size, where, self.mac)
+            verified(super()._front(source, name, where), source.size, where, self.mac)
             raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
         preamble = self._preamble(first, source.size, name, where)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)

@@ -17,7 +17,7 @@ from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
 from kamera.store.eviction import choose, value
 from kamera.store.info import Weighed
-from kamera.store.pins import MemoryCell, PinBook
+from kamera.store.pins import PinBook, PinCell
 from tests.store.builders import CONTEXT, canonical, patch
 
 NOW = 1e9
@@ -59,7 +59,7 @@ class Fake:
 
     def __init__(self, objects: list[Weighed], pinned: set[str]) -> None:
         self.lower = [self]
-        self.pins = PinBook(MemoryCell())
+        self.pins = PinBook(PinCell())
         self.pins.pin([(name, 1) for name in pinned])
         self.gone: list[str] = []
         self._objects = objects
