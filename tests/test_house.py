@@ -67,7 +67,7 @@ LINES = {
     "serve": (1_250, 1_200),
     "eval": (5_400, 4_600),
     "testbed": (950, 900),
-    "cli": (2_750, 2_600),
+    "cli": (2_700, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 

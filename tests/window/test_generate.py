@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import WindowFull
+from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import (
     GREEDY,
@@ -247,3 +248,15 @@ def test_a_kept_answer_has_its_stop_token_once(spoken):
     tail = window.input_ids[length:].tolist()
     asked = window._asker().question_ids("where").tolist()
     assert tail == [*asked, 2, 5]  # … </t> <|user|>
+
+
+def test_questions_of_several_lengths_share_a_forward_and_have_the_logits_of_each():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:3])
+    window.slide()
+    asked = [torch.tensor(ids) for ids in ([3, 4, 5], [7], [9, 2])]
+    each = torch.stack([window.next_token_logits(ids) for ids in asked])
+    with watching(backbone) as seen:
+        together = window.next_token_logits_of(asked)
+    assert seen.forwards == 1
+    assert relative(together, each) <= 1e-5
