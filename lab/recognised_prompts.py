@@ -1,4 +1,4 @@
-"""What it costs vLLM's scheduler that prompts are recognised: 64 chunks in a prompt, a table of 50,000 rows.
+"""What a request costs vLLM's scheduler: 64 chunks in a prompt, 50,000 objects in the store.
 
 It runs the connector inside vLLM (the environment of `.ci/vllm`), over a directory of 50,000 objects: what
 the prompts need, and small canonicals that no prompt leads to. Each prompt comes without a recipe, and later
