@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -44,9 +43,9 @@ class Recognised:
     def __init__(self, context: Context, rows: Iterable[ObjectInfo] = ()) -> None:
         self.context = context
         self._rows: dict[_Name, ObjectInfo] = {}
-        self._texts: dict[tuple[int, ...], Counter[int]] = {}  # lengths, by how texts begin
-        self._pictures: dict[str, Counter[int]] = {}  # lengths, by the first picture
-        self._short: Counter[int] = Counter()  # lengths of texts that are no longer than an opening
+        self._texts: dict[tuple[int, ...], set[int]] = {}  # lengths, by how texts begin
+        self._pictures: dict[str, set[int]] = {}  # lengths, by the first picture
+        self._short = set[int]()  # lengths of texts that are no longer than an opening
         for row in rows:
             self.add(row)
 
@@ -60,16 +59,11 @@ class Recognised:
         for name in _names(row):
             if name not in self._rows:
                 self._rows[name] = row
-                self._count(row, name, 1)
+                table: dict[Any, set[int]] = self._pictures if name[1] else self._texts
+                table.setdefault(name[1][0] if name[1] else row.outline.opening, set()).add(row.tokens)
+                if len(row.outline.opening) == row.tokens:
+                    self._short.add(row.tokens)
         return True
-
-    def drop(self, row: ObjectInfo) -> None:
-        """Forget a canonical that has left its store."""
-        for name in _names(row):
-            known = self._rows.get(name)
-            if known is not None and known.key == row.key:
-                del self._rows[name]
-                self._count(row, name, -1)
 
     def longest(
         self, ids: np.ndarray, at: int, media: Sequence[Placeholder], coming: int
@@ -93,18 +87,6 @@ class Recognised:
             if row is not None:
                 return row
         return None
-
-    def _count(self, row: ObjectInfo, name: _Name, step: int) -> None:
-        assert row.outline is not None
-        table: dict[Any, Counter[int]] = self._pictures if name[1] else self._texts
-        key = name[1][0] if name[1] else row.outline.opening
-        lengths = table.setdefault(key, Counter())
-        for counter in (lengths, self._short) if len(row.outline.opening) == row.tokens else (lengths,):
-            counter[row.tokens] += step
-            if counter[row.tokens] <= 0:
-                del counter[row.tokens]
-        if not lengths:
-            del table[key]
 
 
 def match(

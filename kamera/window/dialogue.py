@@ -117,19 +117,11 @@ class DialogueWindow(EngineWindow):
         super()._run_later(seats)
         self._prefilled.update(seat.chunk_id for seat in seats)
 
-    def _prompt(
-        self,
-        shown: Recipe,
-        chunks: Sequence[HeldChunk],
-        question: str,
-        asked: tuple[int, ...],
-        tokens: int,
-        later: bool = False,
-    ) -> EnginePrompt:
+    def _later_prompt(self, shown: Recipe, chunks: Sequence[HeldChunk]) -> EnginePrompt:
         """A chunk behind the system prompt: a picture as a message, a text, which may be none, as tokens."""
         pictures = tuple(PromptPicture(held.chunk_id, image) for held in chunks for image in held.images)
         alone = (*self._head.messages, {"role": "user", "content": [{"type": "image"} for _ in pictures]})
-        made = EnginePrompt(shown.ids, alone if pictures else (), pictures, shown, tokens, later)
+        made = EnginePrompt(shown.ids, alone if pictures else (), pictures, shown, 1, later=True)
         return replace(made, tools=self._head.tools)
 
     def condition(self, slot: EngineSlot, on: bool) -> NoReturn:

@@ -244,7 +244,7 @@ class EngineWindow:
     def _run_later(self, seats: Sequence[Seat]) -> None:
         """Have the engine prefill chunks for what it then stores."""
         chunks = [self._held[seat.chunk_id] for seat in seats]
-        done = self.engine.complete(self._prompt(self._recipe(seats), chunks, "", (), 1, later=True))
+        done = self.engine.complete(self._later_prompt(self._recipe(seats), chunks))
         self.usage.later_forwards += 1
         self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
 
@@ -343,7 +343,6 @@ class EngineWindow:
         question: str,
         asked: tuple[int, ...],
         tokens: int,
-        later: bool = False,
     ) -> EnginePrompt:
         said = [part for held in chunks for part in held.parts]
         user = {
@@ -354,7 +353,11 @@ class EngineWindow:
             [{"role": "system", "content": [{"type": "text", "text": self._system}]}] if self._system else []
         )
         pictures = [picture for held in chunks for picture in _pictures(held)]
-        return EnginePrompt((*shown.ids, *asked), (*system, user), tuple(pictures), shown, tokens, later)
+        return EnginePrompt((*shown.ids, *asked), (*system, user), tuple(pictures), shown, tokens)
+
+    def _later_prompt(self, shown: Recipe, chunks: Sequence[HeldChunk]) -> EnginePrompt:
+        """A prompt that no answer waits for: it has an engine prefill chunks."""
+        return replace(self._prompt(shown, chunks, "", (), 1), later=True)
 
     def _over(self, seats: Sequence[Seat], more: int) -> bool:
         whole = len(self._anchor) + sum(seat.length for seat in seats) + more

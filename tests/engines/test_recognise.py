@@ -114,15 +114,6 @@ def test_an_alias_counts_only_with_the_chunks_own_tokens():
     assert match([1, PAD, 2], [], known, 0) == ()  # a text that spells a placeholder
 
 
-def test_a_chunk_that_has_left_is_no_longer_found():
-    gone = row("c", [1, 2])
-    known = Recognised(OWN, [gone, row("d", [1, 2, 3])])
-    known.drop(row("d", [1, 2, 3]))
-    assert [m.stop for m in match([1, 2, 3], [], known, 0)] == [2]
-    known.drop(gone), known.drop(gone)
-    assert match([1, 2, 3], [], known, 0) == () and len(known) == 0
-
-
 def test_a_windows_prompt_is_recognised_from_the_rows_of_its_store(tmp_path):
     """No tensor is read: the objects are gone, their rows are enough."""
     backbone, made = rig("qwen2_5_vl", 4)
