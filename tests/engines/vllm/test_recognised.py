@@ -133,13 +133,14 @@ def _coarse(tables: Any) -> Any:
     return made
 
 
-def test_no_other_prompt_meets_pages_of_a_recognised_one(bed):
-    assert poisoned(bed, range(4100, 4120)) == [False] * 20
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_other_prompt_meets_pages_of_a_recognised_one(bed, count):
+    assert poisoned(bed, range(10_000, 10_000 + count)) == [False] * count
 
 
 def test_without_a_salt_others_would(bed, monkeypatch):
     monkeypatch.setattr(scheduling, "salt_of", lambda asked: asked.tenant)
-    assert sum(poisoned(bed, range(4120, 4130))) >= 5
+    assert sum(poisoned(bed, range(10_300, 10_310))) >= 5
 
 
 def test_prompts_of_others_are_computed(bed):
