@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -100,11 +98,8 @@ def _converter() -> cattrs.Converter:
         made.register_structure_hook(
             kind, make_dict_structure_fn(kind, made, _cattrs_forbid_extra_keys=True, **given)
         )
-    named: Any = functools.reduce(operator.or_, _NAMES)
-    configure_tagged_union(named, made)
+    configure_tagged_union(Request, made)
     configure_tagged_union(Step, made)
-    made.register_structure_hook(Request, lambda value, _: made.structure(value, named))
-    made.register_unstructure_hook(Request, lambda value: made.unstructure(value, named))
     return made
 
 

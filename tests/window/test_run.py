@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.errors import KameraError, StalePlan, UnknownChunk
+from kamera.errors import KameraError, StalePlan, UnknownChunk, UnknownSlot
 from kamera.window import Append, Arrange, Evict, Plan, Reorder, Slide, requests
 from tests.engines.compare import worst
 from tests.window.rig import FULL_RANK, QUESTION, make
@@ -23,6 +23,17 @@ from tests.window.test_planned import OPERATIONS, POLICIES, asked, pieces
 def facts(window: KameraWindow) -> list[tuple[Any, ...]]:
     """All that a window says of its slots, but their numbers."""
     return [tuple(replace(slot, number=0).__dict__.values()) for slot in window.slots]
+
+
+def requested(window: KameraWindow, verb: str, *given_: Any, **options: Any) -> requests.Request:
+    """The request of an operation; an insertion and a replacement are arrangements."""
+    if verb not in ("insert", "replace"):
+        return getattr(requests, verb.title())(*given_, **options)
+    (index, chunk), here = given_, list(window.slots)
+    if index + (verb == "replace") > len(here):
+        raise ValueError(index) if verb == "insert" else UnknownSlot(index)
+    here[index : index + (verb == "replace")] = [chunk]
+    return requests.Arrange(here, operation=verb, **options)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -36,7 +47,7 @@ def test_a_plan_that_is_run_leaves_what_its_operation_leaves(name, operations, w
         verb, given_, options = asked(here, chunks, operation)
         here.flush(), there.flush()
         try:
-            plan = there.plan(getattr(requests, verb.title())(*given_, **options))
+            plan = there.plan(requested(there, verb, *given_, **options))
         except (KameraError, ValueError, IndexError) as error:
             with pytest.raises(type(error)):
                 getattr(here, verb)(*given_, **options)
