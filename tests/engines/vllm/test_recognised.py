@@ -135,7 +135,7 @@ def _coarse(tables: Any) -> Any:
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_other_prompt_meets_pages_of_a_recognised_one(bed, count):
-    assert poisoned(bed, range(10_000, 10_000 + count)) == [False] * count
+    assert poisoned(bed, range(50 * count, 51 * count)) == [False] * count
 
 
 def test_without_a_salt_others_would(bed, monkeypatch):
