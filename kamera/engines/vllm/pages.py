@@ -67,15 +67,14 @@ class EnginePages:
 
     def read(self, slots: torch.Tensor) -> KV:
         """KV of ``slots`` ``[tokens]`` as stores hold it, with all workers' heads: a copy, on the CPU."""
-        blocks, within = slots // self._block, slots % self._block
-        first, second = self._packing()
+        blocks, row = (slots // self._block).unique(return_inverse=True)
+        size = self._layers[0].kv_cache[0].numel()
+        places = [row[:, None, None] * size + packed[slots % self._block] for packed in self._packing()]
         found: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers:
-            flat = layer.kv_cache[blocks.unique()].reshape(-1, layer.kv_cache[0].numel()).cpu()
-            row = torch.searchsorted(blocks.unique(), blocks)
-            for name, places in zip(self._names, (first, second), strict=True):
-                taken = flat[row[:, None], places[within].flatten(1)].unflatten(1, places.shape[1:])
-                found.setdefault(name, []).append(taken.transpose(0, 1))
+            flat = layer.kv_cache[blocks].cpu().flatten()
+            for name, taken in zip(self._names, places, strict=True):
+                found.setdefault(name, []).append(flat[taken].transpose(0, 1))
         whole = {name: self._gathered(torch.stack(parts)) for name, parts in found.items()}
         if self._layout.paired:
             whole["k_pe"] = torch.cat((whole["k_pe"][..., 0::2], whole["k_pe"][..., 1::2]), dim=-1)
