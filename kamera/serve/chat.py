@@ -42,7 +42,7 @@ class Chat(Dialect):
         calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _noted(said)}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _logprobs(said)}
         return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
 
     def opening(self) -> Events:
@@ -56,7 +56,7 @@ class Chat(Dialect):
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
         calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
-        last = [self._chunk({}, _reason(said), _noted(said), kamera=said.kamera)]
+        last = [self._chunk({}, _reason(said), _logprobs(said), kamera=said.kamera)]
         usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
         return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
 
@@ -75,7 +75,7 @@ def _reason(said: Said) -> str:
     return "tool_calls" if said.calls else said.turn.finish_reason
 
 
-def _noted(said: Said) -> dict[str, Any] | None:
+def _logprobs(said: Said) -> dict[str, Any] | None:
     return None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
 
 

@@ -155,7 +155,7 @@ def shown(
         prompt = prompt.cut_as(before.prompt)
     orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
     prompt = orders.prompt
-    report, admissions, answer = arranged(window, choice, reuse, question_ids(prompt), options)
+    report, admissions, answer = run_arrangement(window, choice, reuse, question_ids(prompt), options)
     discovery = discovery_for(anchors, window, reuse)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
@@ -220,7 +220,7 @@ def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     return before
 
 
-def arranged(
+def run_arrangement(
     window: KameraWindow,
     choice: Choice,
     reuse: bool,

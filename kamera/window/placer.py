@@ -207,7 +207,7 @@ class Placer:
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
         head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
-        joined = head is None and self._follows(before)
+        joined = head is None and self._shares_forward_behind(before)
         step = Prefill(seat, before, new, () if head is None else (head,), joined, reason)
         self.steps.append(step)
         self.price.ran(chunk, step.held, joined)
@@ -306,7 +306,7 @@ class Placer:
         stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
         return stored <= (0 if held is None else held.tokens)
 
-    def _follows(self, before: Seats) -> bool:
+    def _shares_forward_behind(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
         last = self.steps[-1] if self.steps and self.limits.joins else None
         if not isinstance(last, Prefill) or last.held == last.seat.length:

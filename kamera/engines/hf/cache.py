@@ -371,7 +371,7 @@ def _canonical(tensor: torch.Tensor, row: int) -> torch.Tensor:
     return tensor[row : row + 1] if tensor.dim() == 3 else tensor[row]
 
 
-def held(cache: ModelCache) -> list[torch.Tensor]:
+def cache_tensors(cache: ModelCache) -> list[torch.Tensor]:
     """The tensors of all layers."""
     return [tensor for layer in cache.layers for tensor in _tensors(layer).values()]
 

@@ -60,7 +60,7 @@ def is_transformers(function: FunctionType) -> bool:
     return f"{os.sep}transformers{os.sep}" in function.__code__.co_filename
 
 
-def is_followed(module: str) -> bool:
+def includes_dependencies(module: str) -> bool:
     """True if functions and classes of a module count with what they use, and not by their own code alone."""
     if not module.startswith(_LOADING):
         return True

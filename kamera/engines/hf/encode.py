@@ -118,7 +118,7 @@ def text_tensors(
     return _content(_at_the_door(model, door, ids, positions, {}))
 
 
-def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
+def mask_input_name(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
     """The per-token input from which the outer model builds the attention mask itself, if it does.
 
     Such a model (bidirectional picture blocks: Gemma 3, Gemma 4) hands its decoder a finished mask.

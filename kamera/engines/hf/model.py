@@ -75,10 +75,10 @@ class Model:
             before = probe.module_state(model)
             cache = self._decoded(probed, places, None)
             self.quiet = probe.module_state(model) == before
-            self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
+            self._mask_input = encoding.mask_input_name(self.model, self._door, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         self.identity = ModelIdentity(model, self.decoder, processor, self.layout, limit)
-        probe.refuse_wrapped(model, model_cache.held(cache))
+        probe.refuse_wrapped(model, model_cache.cache_tensors(cache))
         devices = model_cache.layer_devices(cache)
         self.groups = layer_groups(self.layout, devices)
         self._devices = [devices[layers[0]] for layers in self.groups]

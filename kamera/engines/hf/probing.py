@@ -76,9 +76,9 @@ class Prober:
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
         shown = self._shown()
         if shown is None:
-            return {"text": _answer(model, Encoded(ids[:-2], {}, {}), ids[-2:])}
+            return {"text": _probe_logits(model, Encoded(ids[:-2], {}, {}), ids[-2:])}
         features = [t.float().cpu().reshape(-1) for _, t in sorted(shown.tensors.items())]
-        told = {"picture": _answer(model, shown, ids)}
+        told = {"picture": _probe_logits(model, shown, ids)}
         return told | ({FEATURES: _few(torch.cat(features))} if features else {})
 
     def _shown(self) -> Encoded | None:
@@ -114,7 +114,7 @@ def _marks(config: Any) -> set[int]:
     return own.union(*(_marks(part) for part in told.values() if isinstance(part, PreTrainedConfig)))
 
 
-def _answer(model: Model, span: Encoded, question: torch.Tensor) -> list[float]:
+def _probe_logits(model: Model, span: Encoded, question: torch.Tensor) -> list[float]:
     """A few logits after a span and a question, in a forward each."""
     ids, inputs = [span.input_ids, question], [span.position_inputs, {}]
     places, length = model.positions(ids, inputs), span.num_tokens

@@ -31,7 +31,7 @@ from transformers.utils.generic import GeneralInterface
 
 from kamera.engines.hf.code import (
     code_digest,
-    is_followed,
+    includes_dependencies,
     is_librarys,
     is_transformers,
     name_of,
@@ -258,7 +258,7 @@ class Reader:
             return [name_of(function), *wrapped] if wrapped else name_of(function)
         if not is_transformers(function):
             self.foreign.append(name_of(function))
-        if is_followed(str(function.__globals__.get("__name__", ""))):
+        if includes_dependencies(str(function.__globals__.get("__name__", ""))):
             self._functions[id(function)] = function
             self._names |= names_in(function.__code__)
         defaults = [self.value(function.__defaults__), self.value(function.__kwdefaults__)]
@@ -284,7 +284,7 @@ class Reader:
         if isinstance(held, ModuleType | BuiltinFunctionType) or is_librarys(held):
             return True
         kind = held if isinstance(held, type) else type(held)
-        return not is_followed(str(kind.__module__))
+        return not includes_dependencies(str(kind.__module__))
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
@@ -325,7 +325,7 @@ class Reader:
             return False
         if self._classes[cls]:
             return True
-        return name in (self._names if is_followed(cls.__module__) else _CALLED)
+        return name in (self._names if includes_dependencies(cls.__module__) else _CALLED)
 
     def _attribute(self, held: Any) -> Any:
         """The text of an attribute of a class; None for one that is a library's own."""

@@ -49,7 +49,7 @@ class Chooser:
         self._drawn: frozenset[str] | None = None
         if selection.sample is not None:
             ids: list[str] = []
-            for _ in task.load(data, selection.limit, partial(_noted, ids)):
+            for _ in task.load(data, selection.limit, partial(_take_id, ids)):
                 pass
             ranked = sorted(set(ids), key=partial(_rank, selection.seed))
             self._drawn = frozenset(ranked[: selection.sample])
@@ -70,7 +70,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _noted(ids: list[str], id: str) -> bool:
+def _take_id(ids: list[str], id: str) -> bool:
     ids.append(id)
     return False
 
