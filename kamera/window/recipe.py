@@ -139,7 +139,7 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
 
 
 def stored_state(former: Former, state: WindowState) -> WindowState:
-    """``state`` with all KV that it shows stored: canonicals, and what else there is by its content."""
+    """Store all KV that ``state`` shows. Returns ``state`` with the digests of KV that is no canonical."""
     made: list[Resident] = []
     for resident in state.residents:
         shown, source = resident.shown, resident.seat.shown

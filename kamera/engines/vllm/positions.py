@@ -14,8 +14,8 @@ _TEXT = 3  # tokens of text before, between and behind pictures under test
 class Positions:
     """Positions of prompts under one model configuration of vLLM; no weights are loaded.
 
-    The model class walks a whole prompt. A scheduler wants a few places of it: they follow from how far each
-    picture sets back what is behind it, of which the class is asked once for each size.
+    The model class walks a whole prompt to count it. A scheduler needs the positions of a few tokens alone.
+    They follow from the gap that each picture leaves, and the class is asked for it once per picture size.
     """
 
     def __init__(self, config: Any) -> None:

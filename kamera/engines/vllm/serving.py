@@ -119,9 +119,9 @@ def salt_of(asked: RecipeAsked) -> str:
 
 
 class SaltedBlocks:
-    """Hashes of a request's blocks under a salt, in the place of vLLM's, of which they are made.
+    """Salted hashes of a request's blocks. They are made from vLLM's own hashes, and replace them.
 
-    vLLM hashes a prompt before a connector sees it. To change its ``cache_salt`` then would hash all of it
+    vLLM hashes a prompt before a connector sees it. A new ``cache_salt`` would have it hash the whole prompt
     again.
     """
 

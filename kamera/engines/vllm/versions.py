@@ -7,7 +7,7 @@ import re
 from kamera.errors import UnsupportedBackbone, quote
 
 KNOWN = ("0.30", "0.31", "0.32")
-"""Minor versions; a patch release is as its minor one. The first runs all tests, the others one file."""
+"""Minor versions. All tests run on the first one, and one file of them on the others."""
 
 
 def check_version(version: str) -> None:
@@ -15,6 +15,6 @@ def check_version(version: str) -> None:
     parsed = re.match(r"\d+\.\d+(?!\d)", version)
     if parsed is None or parsed[0] not in KNOWN:
         raise UnsupportedBackbone(
-            f"vLLM {quote(version)}: Kamera's connector was run on {', '.join(KNOWN)} alone; install it, "
-            "or start vLLM without a kv_transfer_config"
+            f"vLLM {quote(version)}: Kamera's connector was run on {', '.join(KNOWN)} alone: install "
+            "one of them, or start vLLM without a kv_transfer_config"
         )

@@ -18,10 +18,10 @@ _SLACK = 0.9  # share of a cache's limit left after an eviction, so that not eve
 class DiskBounds:
     """Keeps ``disk`` at or below ``limit`` bytes (None: no bound).
 
-    Pinned objects stay, and so does the canonical of a pinned patch; a canonical is removed with its patches,
-    an encoding after the canonicals that refer to it. In a ``cache`` of a remote only what that has may
-    leave, and what finds no room is kept all the same. Safe to use from threads and processes; each process
-    counts the others' bytes before it writes.
+    Pinned objects stay, and so does the canonical of a pinned patch. A canonical is removed with its patches,
+    and an encoding after the canonicals that refer to it. In a ``cache`` of a remote, only objects that the
+    remote has may leave; an object that finds no room is kept all the same. Safe to use from threads and
+    processes; each process counts the others' bytes before it writes.
     """
 
     def __init__(
