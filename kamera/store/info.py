@@ -231,10 +231,14 @@ class Collected:
 
 
 class Put(NamedTuple):
-    """What became of a record that was put: its key, and the error that refused it, if any."""
+    """What became of a record that was put: its key, and the error that refused it, if any.
+
+    ``stored``: False if an object that was there already is kept instead.
+    """
 
     key: str
     error: Exception | None
+    stored: bool = False
 
 
 @dataclass(frozen=True)

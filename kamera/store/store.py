@@ -338,20 +338,21 @@ class ChunkStore:
         remote = self._tiers.remote
         return remote is not None and remote.stats().reads != "closed"
 
-    def _put_many(self, records: Sequence[Record]) -> list[Put]:
+    def _put_many(self, records: Sequence[Record], *, replace: bool = True) -> list[Put]:
         puts: dict[int, Put] = {}
         orders: dict[int, PutOrder] = {}
         for i, record in enumerate(records):
             try:
                 self._check(record.context)
                 names = [key and self._codec.name(key) for key in (record.key, needed(record))]
-                orders[i] = PutOrder(names[0], record, record.kind in PATCH_KINDS, names[1])
+                orders[i] = PutOrder(names[0], record, replace and record.kind in PATCH_KINDS, names[1])
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in turns(orders):
             found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, own in found.items():
-                puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
+                error = own if isinstance(own, Exception) else None
+                puts[i] = Put(orders[i].name, error, own is not None and error is None)
         return [puts[i] for i in range(len(records))]
 
     def _named(

@@ -145,10 +145,17 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
     record = replace(record, context=replace(context, kv=kv) if kv and coded else context)
     if target._tiers.has(target._codec.name(record.key)):
         return "present"
+    loss = None
     if coded and isinstance(record, CanonicalRecord):
         record = kept(record)
-        losses.append(0.0 if record.loss is None else record.loss.relative)
-    target.put(record)
+        loss = 0.0 if record.loss is None else record.loss.relative
+    [put] = target._put_many([record], replace=False)
+    if put.error is not None:
+        raise put.error
+    if not put.stored:  # another writer was faster
+        return "present"
+    if loss is not None:
+        losses.append(loss)
     return "patches" if record.kind in PATCH_KINDS else f"{record.kind}s"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,25 @@ def test_what_is_in_the_store_is_never_replaced_by_a_copy(tmp_path: Path, export
         assert (done.canonicals, done.patches, done.present) == (1, 0, 2)
         assert_same(store.get_canonical(CONTEXT, A), canonical(A, seed=9))
         assert_same(store.get_patch(CONTEXT, B, (A,)), patch(B, antecedents=(A,), rank=5, seed=9))
+
+
+def test_each_object_is_new_to_one_of_several_copies(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "source") as source:
+        for record in records():
+            put(source, record)
+        ready = threading.Barrier(8)
+
+        def run(_: int) -> Any:
+            ready.wait()
+            return StoreAdmin(source).copy(tmp_path / "target")
+
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(run, range(8)))
+    assert [one.refused for one in done] == [()] * 8
+    assert sum(one.canonicals for one in done) == 3 and sum(one.patches for one in done) == 3
+    assert sum(one.present for one in done) == 8 * 6 - 6
+    with ChunkStore.open(tmp_path / "target") as target:
+        assert_holds(target, records())
 
 
 def test_a_canonical_in_codes_stays_the_same_codes(tmp_path: Path) -> None:
