@@ -351,8 +351,8 @@ class ChunkStore:
         for turn in turns(orders):
             found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, own in found.items():
-                error = own if isinstance(own, Exception) else None
-                puts[i] = Put(orders[i].name, error, own is not None and error is None)
+                refused = own if isinstance(own, Exception) else None
+                puts[i] = Put(orders[i].name, refused, own is not None and refused is None)
         return [puts[i] for i in range(len(records))]
 
     def _named(
