@@ -23,6 +23,9 @@ from kamera.store import answers_apart
 _LOGITS = 16
 _TOKENS = 12
 _SIDE = 56  # pixels
+_TRIES = 4
+"""How often a model is asked that changes meanwhile."""
+
 _STEADY = 0.02
 """Largest distance between two answers in one process, as a share of `tolerance`: rounding hardly varies."""
 
@@ -39,21 +42,27 @@ class Prober:
         """Ask the model now, in two forwards; returns its first answers.
 
         If they are others than the first ones, the tensors are digested again, since a write may have missed
-        the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
+        the witness: then the fingerprint is another. Raises ComputationChanged if it is not, and for a model
+        whose fingerprint changes with each forward.
         """
         model = self._model
-        fingerprint = model.fingerprint
-        with probing():  # as later work it gives way, so it holds nothing that a call waits for
-            now = self._asked()
-        if model.fingerprint != fingerprint:
-            return self.answers()  # the model was changed meanwhile
-        apart = self._apart(fingerprint, now)
-        if apart is not None:
+        for _ in range(_TRIES):
+            fingerprint = model.fingerprint
+            with probing():  # as later work it gives way, so it holds nothing that a call waits for
+                now = self._asked()
+            if model.fingerprint != fingerprint:
+                continue  # the model was changed meanwhile
+            apart = self._apart(fingerprint, now)
+            if apart is None:
+                return self._first.setdefault(fingerprint, now)
             model.identity.digest_anew()
             if model.fingerprint == fingerprint:
                 raise ComputationChanged(apart)
-            return self.answers()
-        return self._first.setdefault(fingerprint, now)
+        raise ComputationChanged(
+            f"the fingerprint of this {type(model.model).__name__} changes with each forward, so no KV of it "
+            "can be used again: a hook or a module in it writes what it reads; register a hook that only "
+            "counts as an Observer (kamera.engines.hf)"
+        )
 
     def _apart(self, fingerprint: str, now: Answers) -> str | None:
         """How answers differ from the first ones under a fingerprint; None if they do not."""
