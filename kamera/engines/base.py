@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kamera.content import Chunk, Content, Encoded, Seams, Spoken
+from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.extent import Extent
-from kamera.engines.values import Continuation, ModelName, PositionLimits, Probe, Work
+from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, Work
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
@@ -132,6 +132,39 @@ class HasEngine(Protocol):
     def engine(self) -> Engine: ...
 
 
+class Identity(Protocol):
+    """Looks at a model and asks it a probe, a fixed text or picture, for a change that its user made."""
+
+    @property
+    def moves(self) -> int:
+        """The number of changes seen in the model."""
+        ...
+
+    @property
+    def tolerance(self) -> float:
+        """Most that answers of one model on two machines differ by, as a share of their norm."""
+        ...
+
+    def vision(self) -> str:
+        """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
+        ...
+
+    def vocabulary(self) -> str:
+        """Digest of every token and its id; "" for an engine without a tokenizer."""
+        ...
+
+    def answers(self) -> Answers:
+        """The model's first answers to the probe in this process, asked now in two small forwards.
+
+        They are not counted as work. Raises ComputationChanged if it answers otherwise now.
+        """
+        ...
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
+        ...
+
+
 class Engine(Protocol):
     """A model that prefills, and answers behind a live KV that it made.
 
@@ -160,13 +193,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def named(self) -> ModelName:
-        """The model's name for messages."""
-        ...
-
-    @property
-    def no_reuse(self) -> str:
-        """Why no KV of the model can be used again; "" if it can."""
+    def facts(self) -> ModelFacts:
+        """What else the model is."""
         ...
 
     @property
@@ -175,32 +203,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def vision_fingerprint(self) -> str:
-        """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
-        ...
-
-    def steady(self) -> AbstractContextManager[None]:
-        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
-        ...
-
-    @property
-    def probe(self) -> Probe:
-        """A test that the model computes as its fingerprint says."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Digest of every token and its id; "" for an engine without a tokenizer."""
-        ...
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of a token's KV, all layers."""
-        ...
-
-    @property
-    def phased_bytes_per_token(self) -> int:
-        """Bytes of a token's phased channels, which are rotated when the token moves."""
+    def identity(self) -> Identity:
+        """What shows that the model computes as its fingerprint says."""
         ...
 
     # -- content -------------------------------------------------------------------------------
@@ -211,13 +215,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def accepted(self) -> Sequence[str]:
-        """Names of the inputs that the model's forward takes."""
-        ...
-
-    @property
-    def vision_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens that picture features replace."""
+    def builder(self) -> ChunkBuilder:
+        """Token ids of system prompts and questions, and the names of what the model's forward takes."""
         ...
 
     def chunk(self, content: Content) -> Chunk:
@@ -228,18 +227,6 @@ class Engine(Protocol):
         self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
     ) -> Chunk:
         """A chunk of token ids and the model's own inputs; ``picture`` is one to be looked at only."""
-        ...
-
-    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
-        """Token ids ``[tokens]`` of the anchor under this system prompt."""
-        ...
-
-    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
-        """Token ids ``[tokens]`` of a question; ``tail`` is appended to text."""
-        ...
-
-    def seams(self, system: str | None) -> Seams:
-        """The chat template's text before the first chunk, after a question, and after an answer."""
         ...
 
     def tokenize(self, text: str) -> torch.Tensor:
@@ -292,17 +279,13 @@ class Engine(Protocol):
         """
         ...
 
-    @property
-    def joins(self) -> bool:
-        """True if adjacent spans of any kind share a forward; False if `prefill_run` may need several."""
-        ...
-
     def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
     ) -> tuple[KV, ...]:
-        """`prefill` of spans that follow each other, each behind those before it: one forward if it `joins`.
+        """`prefill` of spans that follow each other, each behind those before it.
 
-        ``positions`` ``[axes, tokens]`` of each. The caller owns the KVs. Raises as `prefill`.
+        It is one forward if the model joins them. ``positions`` ``[axes, tokens]`` of each. The caller owns
+        the KVs. Raises as `prefill`.
         """
         ...
 
@@ -348,7 +331,7 @@ class Engine(Protocol):
         """New tokens after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``, ``spans`` follow it.
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of
-        ``ids``, the question, if the engine `joins` and makes one sequence. Each ``logits_processor`` of
+        ``ids``, the question, if the model joins them and makes one sequence. Each ``logits_processor`` of
         ``sampling``, a list, is called with the tokens and the next one's logits, each of its
         ``stopping_criteria`` with the tokens, and ends the answer where it says True. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
@@ -377,5 +360,5 @@ class Engine(Protocol):
         ...
 
     def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
-        """Count the work of this thread inside the block; with ``probes`` those of `probe`, too."""
+        """Count the work of this thread inside the block; with ``probes`` those of `identity`, too."""
         ...

@@ -134,7 +134,7 @@ def test_a_hook_that_counts_and_is_no_observer_is_refused_by_name_in_later_work_
     backbone = HfEngine(tiny.build(FAMILY))
     backbone.model.model.language_model.layers[0].register_forward_hook(_count)
     with pytest.raises(ComputationChanged, match=r"changes with each forward.*as an Observer"):
-        backbone.probe.answers()
+        backbone.identity.answers()
     with pytest.raises(IncompatibleChunk, match="or its code, settings, hooks"):
         make(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
     with suppress(ComputationChanged):

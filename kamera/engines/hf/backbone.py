@@ -59,15 +59,14 @@ class Backbone:
         if place is not None:
             model = model.to(place)
         backbone = cls(model, load_processor(name))
-        of_files = None if files is None else files.fingerprint(backbone.engine.named.dtype)
+        of_files = None if files is None else files.fingerprint(backbone.engine.facts.dtype)
         if of_files is not None:
             backbone.engine.identity.name(of_files)
         return backbone
 
     def __repr__(self) -> str:
-        return (
-            f"Backbone({type(self.model).__name__}, {self.engine.family}, {len(self.engine.layout)} layers)"
-        )
+        facts = self.engine.facts
+        return f"Backbone({facts.kind}, {facts.family}, {len(self.engine.layout)} layers)"
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class Backbone:
     @property
     def no_reuse(self) -> str:
         """Why no KV of the model can be used again; "" if it can."""
-        return self.engine.no_reuse
+        return self.engine.facts.no_reuse
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""

@@ -271,8 +271,8 @@ class LiveCache:
         """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
         serve(into, held, span.patch, model.layout, span.offset, phased_only=turns)
-        phased = span.length * model.phased_bytes_per_token
-        whole = phased if turns else span.length * model.bytes_per_token
+        phased = span.length * model.facts.phased_bytes_per_token
+        whole = phased if turns else span.length * model.facts.bytes_per_token
         turned = phased if any(span.offset) else 0
         return Written(turned, 0 if span.patch is None else span.patch.nbytes, whole - turned)
 

@@ -5,7 +5,7 @@ It detects changes that no digest can: a kernel that computes wrongly, a write t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from kamera.engines.values import FEATURES, Answers
 from kamera.errors import ComputationChanged, KameraError
 from kamera.store import answers_apart
 
+if TYPE_CHECKING:
+    from kamera.engines.hf.identity import ModelIdentity
+
 _LOGITS = 16
 _TOKENS = 12
 _SIDE = 56  # pixels
@@ -33,8 +36,8 @@ _STEADY = 0.02
 class Prober:
     """Asks a model the probe; its own first answers under a fingerprint are what later ones must equal."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, identity: ModelIdentity) -> None:
+        self._model, self._identity = model, identity
         self._first: dict[str, Answers] = {}
         self._picture: tuple[str, Chunk] | None = None
 
@@ -55,11 +58,11 @@ class Prober:
             apart = self._apart(fingerprint, now)
             if apart is None:
                 return self._first.setdefault(fingerprint, now)
-            model.identity.digest_anew()
+            self._identity.digest_anew()
             if model.fingerprint == fingerprint:
                 raise ComputationChanged(apart)
         raise ComputationChanged(
-            f"the fingerprint of this {type(model.model).__name__} changes with each forward, so no KV of it "
+            f"the fingerprint of this {model.facts.kind} changes with each forward, so no KV of it "
             "can be used again: a hook or a module in it writes what it reads; register a hook that only "
             "counts as an Observer (kamera.engines.hf)"
         )

@@ -77,7 +77,7 @@ class Steps:
 
     def __init__(self, model: Model, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
         self._model = model
-        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.bytes_per_token))
+        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.facts.bytes_per_token))
         self._begin()
         forks.bind(self, Steps._begin)
 
