@@ -40,7 +40,6 @@ _ORIGIN = frozenset(
 )
 """Settings of where files come from; engines write them over without computing otherwise."""
 
-_AGAIN = "compute its fingerprint again"
 _BLOCK = 8 << 20
 _SETTLED = 2_000_000_000  # ns: a file that changed less ago may change again within one tick of its clock
 _MOST_HEADER = 100 << 20  # bytes: what safetensors itself takes

@@ -36,17 +36,14 @@ class HfContents:
         raise NotImplementedError
 
     def chunk(self, content: Content) -> Chunk:
-        """As `Backbone.chunk`."""
         return self.builder.from_content(content, self.fingerprint)
 
     def chunk_from_tensors(
         self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
     ) -> Chunk:
-        """As `Backbone.chunk_from_tensors`."""
         return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
 
     def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
-        """As `Backbone.tokenize`."""
         return self.builder.tokenize(text, special=special)
 
     def detokenize(self, ids: torch.Tensor) -> str | None:
@@ -59,11 +56,9 @@ class HfContents:
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
-        """As `Engine.positions`."""
         joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
         sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
         return positioning.model_positions(self.model, self.axes, sequence, joined)
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
-        """As `Engine.check_sampling`."""
         check_options(self.model, sampling)

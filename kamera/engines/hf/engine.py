@@ -68,7 +68,6 @@ class HfEngine(Model):
 
     @property
     def engine(self) -> HfEngine:
-        """As `Engine.engine`."""
         return self
 
     @property
@@ -106,13 +105,11 @@ class HfEngine(Model):
         return LiveCache(self, holds)
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
-        """As `Engine.prefill`."""
         return self.prefill_run([encoded], [positions], behind)[0]
 
     def prefill_run(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
     ) -> tuple[KV, ...]:
-        """As `Engine.prefill_run`."""
         lengths = [span.num_tokens for span in spans]
         if not sum(lengths):
             return tuple(self.room(0) for _ in spans)
@@ -126,7 +123,6 @@ class HfEngine(Model):
             return self._kept(behind, cache, start, lengths)
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """As `Engine.ask`."""
         with self._cache_of(behind) as cache:
             return self.forward(ids, positions, cache)
 
@@ -176,30 +172,24 @@ class HfEngine(Model):
         return self._steps.serial
 
     def can_sample(self, span: Encoded) -> bool:
-        """As `Engine.can_sample`."""
         return can_sample(self, span)
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
-        """As `Engine.sample`."""
         with self._cache_of(behind) as cache:
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """As `Engine.ask_whole`."""
         return whole.logits_after(self, inputs)
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        """As `Engine.answer_whole`."""
         return whole.tokens_after(self, inputs, sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
-        """As `Engine.batch_form`."""
         return batch.form(self, span)
 
     def prefill_batch(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
     ) -> tuple[KV, ...]:
-        """As `Engine.prefill_batch`."""
         return batch.prefill(self, spans, positions, past)
 
     # -- inside --------------------------------------------------------------------------------

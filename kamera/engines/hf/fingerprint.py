@@ -78,27 +78,28 @@ def vocabulary_digest(processor: Any | None) -> str:
 
 
 def processor_digest(processor: Any | None) -> str:
-    """Digest of `processor_settings`."""
-    with exclusive_of(getattr(processor, "tokenizer", processor)).alone():
-        return digest("kamera.processor.v1", _json(processor_settings(processor)))
+    """Digest of all that decides a processor's output for a picture or a text."""
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    with exclusive_of(tokenizer).alone():
+        settings = processor_settings(processor)
+        if settings:
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            # the last call's padding and truncation are no settings
+            settings["tokenizer"] = (
+                sorted(tokenizer.get_vocab().items())
+                if backend is None
+                else json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            )
+        return digest("kamera.processor.v1", _json(settings or None))
 
 
-def processor_settings(processor: Any | None) -> Any:
-    """All that decides a processor's output for a picture or a text, JSON-able."""
-    if processor is None:
-        return None
-    settings = processor_state(processor)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        settings["tokenizer"] = sorted(tokenizer.get_vocab().items())
-    else:  # the last call's padding and truncation are no settings
-        settings["tokenizer"] = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    return settings
+def settings_state(processor: Any | None) -> bytes:
+    """Cheap witness of the processor's settings."""
+    return _json(processor_settings(processor))
 
 
-def processor_state(processor: Any | None) -> dict[str, Any]:
-    """All of `processor_settings` but the vocabulary: cheap enough to look at every time."""
+def processor_settings(processor: Any | None) -> dict[str, Any]:
+    """A processor's settings but the vocabulary, JSON-able: cheap enough to look at every time."""
     if processor is None:
         return {}
     settings: dict[str, Any] = {"class": type(processor).__name__}
@@ -122,11 +123,6 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and bound_buffer(module, name):
                 yield f"{path}.{name}", buffer
-
-
-def settings_state(processor: Any | None) -> bytes:
-    """Cheap witness of the processor's settings."""
-    return _json(processor_state(processor))
 
 
 def _json(value: Any) -> bytes:

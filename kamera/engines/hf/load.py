@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,28 +159,22 @@ def folder_of(name: str | Path) -> Path:
     return Path(str(cached_file(str(name), "config.json", local_files_only=True))).parent
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The folder that a model is loaded from, and the state of its files before that."""
+def files_behind(name: str | Path, options: Mapping[str, Any]) -> tuple[Path, Any] | None:
+    """The folder that a model is loaded from, and the state of its files.
 
-    folder: Path
-    state: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, name: str | Path, options: Mapping[str, Any]) -> Loaded | None:
-        """The files of a model; None if ``options`` load something else, or if they are not here."""
-        if options.keys() - _PLACING:
-            return None
-        try:
+    None if ``options`` load something else, or if they are not here.
+    """
+    with suppress(OSError):
+        if not options.keys() - _PLACING:
             folder = folder_of(name)
-            return cls(folder, files_of(folder))
-        except OSError:
-            return None
+            return folder, files_of(folder)
+    return None
 
-    def fingerprint(self, dtype: str) -> str | None:
-        """`checkpoint_fingerprint` of the files; None if they have changed since, or have none."""
-        try:
-            found = checkpoint_fingerprint(self.folder, dtype=dtype)
-            return found if files_of(self.folder) == self.state else None
-        except (OSError, UnsupportedBackbone):
-            return None
+
+def fingerprint_of(files: tuple[Path, Any] | None, dtype: str) -> str | None:
+    """`checkpoint_fingerprint` of `files_behind` a model; None if they have changed since, or have none."""
+    with suppress(OSError, UnsupportedBackbone):
+        if files is not None:
+            found = checkpoint_fingerprint(files[0], dtype=dtype)
+            return found if files_of(files[0]) == files[1] else None
+    return None

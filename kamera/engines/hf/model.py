@@ -48,7 +48,7 @@ class Model(HfContents):
         super().__init__(given, processor)
         model: nn.Module = self.model
         self.meter = Meter(self.decoder, self.towers)
-        self._turns = Pauses(calls_of(self), model, self.decoder)
+        self.turns = Pauses(calls_of(self), model, self.decoder)
         self.quiet = False  # not known yet
         self.door = encoding.Door(self.decoder)
         self.layout: Layout = ()
@@ -148,20 +148,9 @@ class Model(HfContents):
 
         Every row is at the same ``positions`` behind the same ``past``, which must not be used again.
         """
-        self.limits.check_tokens(positions)
         rows = ids.shape[0]
-        places = encoding.batched(positions)
-        places = places.expand(*places.shape[:-2], rows, -1)
-        with torch.no_grad(), self._asking():
-            out = self.model(
-                input_ids=ids.to(self.device),
-                position_ids=places.to(self.device),
-                past_key_values=model_cache.spread(past, rows),
-                use_cache=True,
-                logits_to_keep=ids.shape[1],
-            )
-        logits: torch.Tensor = out.logits
-        return logits
+        places = positions[:, None].expand(-1, rows, -1)
+        return self._logits(ids, places, model_cache.spread(past, rows), ids.shape[1])
 
     def next_logits(
         self,
@@ -175,20 +164,10 @@ class Model(HfContents):
         ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
         ``coming``, its content if that is not all text; several have one token each.
         """
-        self.limits.check_tokens(positions)
         past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, self.device)
         content = {} if coming is None else encoding.decoder_arguments(coming, self.device)
-        with torch.no_grad(), self._asking(), self.door.bearing(content) if content else nullcontext():
-            out = self.model(
-                input_ids=ids.to(self.device),
-                attention_mask=seen,
-                position_ids=(positions if len(positions) > 1 else positions[0]).to(self.device),
-                past_key_values=past,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        with self.door.bearing(content) if content else nullcontext():
+            return self._logits(ids, positions, past, 1, seen)[:, -1]
 
     def generate(
         self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
@@ -269,21 +248,38 @@ class Model(HfContents):
 
         Code that runs the model other than by the methods of this class must hold it. Re-entrant.
         """
-        return self._turns.alone()
-
-    @property
-    def is_held(self) -> bool:
-        """True in a thread that is `alone` on the model."""
-        return self._turns.mine
+        return self.turns.alone()
 
     def turn(self) -> AbstractContextManager[None]:
         """Context of one forward, alone on the model; one of later work gives way to calls between layers."""
-        return self._turns.turn(alone=True, pauses=self.quiet)
+        return self.turns.turn(alone=True, pauses=self.quiet)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _asking(self) -> AbstractContextManager[None]:
-        return self._turns.turn(alone=not self.quiet, pauses=self.quiet)
+        return self.turns.turn(alone=not self.quiet, pauses=self.quiet)
+
+    def _logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        past: ModelCache,
+        keep: int,
+        seen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
+        self.limits.check_tokens(positions)
+        with torch.no_grad(), self._asking():
+            out = self.model(
+                input_ids=ids.to(self.device),
+                attention_mask=seen,
+                position_ids=(positions if len(positions) > 1 else positions[0]).to(self.device),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        logits: torch.Tensor = out.logits
+        return logits
 
     def _decoded(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
         cache = model_cache.new_cache(self.model.config) if past is None else past

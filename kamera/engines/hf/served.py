@@ -40,11 +40,9 @@ class ServedModel(HfContents):
 
     @property
     def fingerprint(self) -> str:
-        """As `HfContents.fingerprint`."""
         return self._fingerprint
 
     def steady(self) -> AbstractContextManager[None]:
-        """As `Identity.steady`."""
         return nullcontext()
 
     @contextmanager
