@@ -12,8 +12,8 @@ from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.base import LiveKV, Sampling
-from kamera.engines.extent import Extent, Extents
-from kamera.engines.hf import batch, whole
+from kamera.engines.extent import Extent, Extents, refuse_touching
+from kamera.engines.hf import batch
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
@@ -24,7 +24,6 @@ from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.steps import Steps
-from kamera.engines.touching import refuse_touching
 from kamera.engines.values import Continuation
 from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, kv_bytes
@@ -179,10 +178,15 @@ class HfEngine(Model):
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return whole.logits_after(self, inputs)
+        with self.alone(), torch.no_grad():
+            logits: torch.Tensor = self.model(**self._accepted(inputs)).logits[0, -1]
+        return logits
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        return whole.tokens_after(self, inputs, sampling)
+        with self.alone(), torch.no_grad():
+            out = self.model.generate(**self._accepted(inputs), **sampling)
+        tokens = out if isinstance(out, torch.Tensor) else out.sequences
+        return tokens[:, inputs["input_ids"].shape[1] :].cpu()
 
     def batch_form(self, span: Encoded) -> Hashable | None:
         return batch.form(self, span)
@@ -193,6 +197,11 @@ class HfEngine(Model):
         return batch.prefill(self, spans, positions, past)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _accepted(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A processor's output without arguments that the model's forward lacks, on its device."""
+        names = inputs.keys() & {*self.builder.accepted}
+        return {name: inputs[name].to(self.device) for name in names}
 
     def _kept(
         self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
