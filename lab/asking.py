@@ -33,7 +33,7 @@ def ask_side_by_side(
             f"{attention!r}, or sliding layers): ask with HfEngine.forward_batch"
         )
     places = torch.cat(list(positions), dim=1)
-    backbone.check_positions(places)
+    backbone.limits.check_tokens(places)
     lengths = torch.tensor([q.shape[0] for q in questions])
     owner = torch.arange(len(questions)).repeat_interleave(lengths)
     asked = owner.numel()

@@ -25,7 +25,7 @@ def attention_mass(
     An eager twin of the decoder runs this one forward, which extends ``past``. Raises
     UnsupportedBackbone if a layer returns no weights.
     """
-    backbone.check_positions(positions)
+    backbone.limits.check_tokens(positions)
     held = model_cache.cache_length(past)
     masses: list[torch.Tensor] = [torch.empty(0)] * len(backbone.decoder.layers)
 

@@ -77,7 +77,7 @@ def run(items: int, family: str) -> list[Row]:
         encoded = backbone.encode(made)
         tokens = {VISION_TOKENS: [*backbone.builder.vision_tokens]}
         where = backbone.positions([made.input_ids], [made.position_inputs()])
-        seen = encoding_context(backbone.vision_fingerprint, store.tenant)
+        seen = encoding_context(backbone.identity.vision(), store.tenant)
         store.put(EncodingRecord(made.id, seen, made.num_tokens, encoded.tensors))
         vision = seen.fingerprint
         store.put(CanonicalRecord(made.id, context, made.input_ids, where, NO_KV, {}, tokens, vision))

@@ -32,7 +32,7 @@ def prefill_hiding(
     Extends ``past`` in place. Raises UnsupportedBackbone if one mask cannot hold for every layer (past
     a sliding window, or with pictures that see their own later tokens), or if the model reads none.
     """
-    backbone.check_positions(positions)
+    backbone.limits.check_tokens(positions)
     held, tokens = cache_length(past), encoded.num_tokens
     _refuse(backbone, encoded, held + tokens)
     dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())

@@ -128,7 +128,7 @@ def recompute(
     if not 0 <= start < len(backbone.layout):
         raise ValueError(f"layer {start} is outside a model of {len(backbone.layout)}")
     refuse_unmaskable(backbone, encoded)
-    backbone.check_positions(positions)
+    backbone.limits.check_tokens(positions)
     nothing = rows[:0]
     fresh: list[torch.Tensor] = [nothing] * len(backbone.layout)
     if rows.numel() == 0:

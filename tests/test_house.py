@@ -28,9 +28,9 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 57,
+    "HfEngine": 41,
     "KameraWindow": 43,
-    "Engine": 42,
+    "Engine": 31,
     "Questions": 30,
     "Contents": 18,
     "Model": 25,

@@ -51,7 +51,7 @@ class Instead:
         return self.backbone.detokenize(row) or ""
 
     def _ids(self, text: str) -> torch.Tensor:
-        return self.backbone.question_ids(text, self.window.anchor.tail)
+        return self.backbone.builder.question_ids(text, self.window.anchor.tail)
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of the window and a question behind it, ``[axes, tokens]``."""

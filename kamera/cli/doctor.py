@@ -57,7 +57,7 @@ def doctor(
     reason = None
     if failed is not None:
         proof = proofs[failed]
-        reason = backbone.no_reuse or (
+        reason = backbone.facts.no_reuse or (
             f"{failed} is off by {proof.error:.1e} at {proof.worst}, over the tolerance "
             f"of {proof.tolerance:.0e}: its KV cannot be served elsewhere"
         )
@@ -126,7 +126,9 @@ def _anchor_tokens(backbone: HfEngine, system: str | None) -> int | None:
     template = backbone.builder.format
     if template is None:
         return None
-    return int(backbone.tokenize(backbone.seams(system).prefix, special=not template.has_template).shape[0])
+    return int(
+        backbone.tokenize(backbone.builder.seams(system).prefix, special=not template.has_template).shape[0]
+    )
 
 
 def _certificate(backbone: HfEngine) -> str:

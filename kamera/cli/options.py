@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kamera.engines.hf import HfEngine
+    from kamera.engines.hf import HfEngine, ServedModel
 
 
 class Format(str, Enum):
@@ -97,22 +97,30 @@ class Loading:
     device: Device = None
     dtype: Precision = Dtype.auto
 
-    def load(self, model: str, *, show_progress: bool, by_files: bool = False) -> HfEngine:
+    def load(self, model: str, *, show_progress: bool) -> HfEngine:
         """The engine of a model: a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
-        ``by_files`` as in `Backbone.from_pretrained`. Raises UnsupportedBackbone, with the reason, if it does
-        not load or is refused.
+        Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
         """
         from kamera.engines.hf import Backbone, hide_progress
 
         if not show_progress:
             hide_progress()
-        if model == "testbed" and not Path(model).exists():
-            from kamera import testbed
+        return Backbone.from_pretrained(_named(model), device=self.device, dtype=self.dtype.value).engine
 
-            model = str(testbed.weights_dir())
-        dtype = self.dtype.value
-        return Backbone.from_pretrained(model, device=self.device, dtype=dtype, by_files=by_files).engine
+    def served(self, model: str) -> ServedModel:
+        """As `load`, for a model that another engine runs: no weight is loaded."""
+        from kamera.engines.hf import ServedModel
+
+        return ServedModel(_named(model), dtype=self.dtype.value)
+
+
+def _named(model: str) -> str:
+    if model == "testbed" and not Path(model).exists():
+        from kamera import testbed
+
+        return str(testbed.weights_dir())
+    return model
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from kamera.content.chunk import TOKEN_TYPES, Chunk
 from kamera.content.items import as_turns, text_turns
 from kamera.content.media import load_image
-from kamera.content.prompt import PromptFormat, PromptText
+from kamera.content.prompt import PromptFormat, PromptText, Seams
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
 from kamera.content.turns import Turn, as_messages
 from kamera.content.video import Clip, load_clip, processor_media
@@ -118,6 +118,10 @@ class ChunkBuilder:
         opening = template.opening(text_turns(messages, "system prompt") if messages else system)  # type: ignore[arg-type]
         # without a template the tokenizer's own BOS opens the sequence
         return template.ids(opening, special=not template.has_template)
+
+    def seams(self, system: str | None) -> Seams:
+        """The chat template's text before the first chunk, after a question, and after an answer."""
+        return Seams(system or "", "", "") if self.format is None else self.format.seams(system)
 
     def checked_ids(self, given: Any) -> torch.Tensor:
         """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError unless they are ids of this model."""

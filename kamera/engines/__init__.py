@@ -1,11 +1,11 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
-from kamera.engines.base import Engine, HasEngine, LiveKV, Sampling, Span, Written
+from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.materials import StoredPart, read_anchor, read_part
-from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
+from kamera.engines.moves import Move, Stand, Written, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
     Completes,
@@ -20,14 +20,13 @@ from kamera.engines.prompt import (
 from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor
-from kamera.engines.values import FEATURES, Answers, Continuation, ModelName, PositionLimits, Probe, Work
+from kamera.engines.values import FEATURES, Answers, Continuation, ModelFacts, PositionLimits, Work
 
 __all__ = [
     "FEATURES",
     "Account",
     "Answers",
     "Base",
-    "Bytes",
     "Calls",
     "Completes",
     "Continuation",
@@ -38,15 +37,15 @@ __all__ = [
     "Executor",
     "Extent",
     "HasEngine",
+    "Identity",
     "LiveExecutor",
     "LiveKV",
-    "ModelName",
+    "ModelFacts",
     "Move",
     "Offset",
     "Part",
     "Placeholder",
     "PositionLimits",
-    "Probe",
     "PromptPicture",
     "Recipe",
     "Recognised",

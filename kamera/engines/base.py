@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from kamera.content import Chunk, Content, Encoded, Seams, Spoken
+from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.extent import Extent
-from kamera.engines.values import Continuation, ModelName, PositionLimits, Probe, Work
+from kamera.engines.moves import Written
+from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, Work
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
@@ -43,26 +44,6 @@ class Span:
         return self.kv is other.kv and self.patch is other.patch
 
 
-@dataclass(frozen=True)
-class Written:
-    """Bytes written by one `LiveKV.show`.
-
-    ``bytes_turned`` are KV bytes of phased channels at an offset other than zero, ``bytes_patched`` bytes of
-    the patch factors that were applied, ``bytes_copied`` KV bytes that were written unchanged.
-    """
-
-    bytes_turned: int = 0
-    bytes_patched: int = 0
-    bytes_copied: int = 0
-
-    def __add__(self, other: Written) -> Written:
-        return Written(
-            self.bytes_turned + other.bytes_turned,
-            self.bytes_patched + other.bytes_patched,
-            self.bytes_copied + other.bytes_copied,
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Sampling:
     """A chunk of which `Engine.sample` runs some tokens: at ``positions`` ``[axes, tokens]``.
@@ -87,7 +68,6 @@ class LiveKV(Protocol):
     @property
     def shown(self) -> tuple[Span, ...]:
         """The spans of the last `show`; none after an error."""
-        ...
 
     @property
     def standing(self) -> tuple[Span, ...]:
@@ -95,12 +75,10 @@ class LiveKV(Protocol):
 
         They may be those of a fork, if forks share memory.
         """
-        ...
 
     @property
     def tensors(self) -> KV:
         """Its memory as tensors, free places included; forks may share it. None before the first show."""
-        ...
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
         """Show ``spans`` one after another, with room for ``room`` more tokens behind them.
@@ -109,20 +87,16 @@ class LiveKV(Protocol):
         patched. After an error it shows nothing, and the next call is correct after any error. Neither the
         spans' KV nor their patches are modified.
         """
-        ...
 
     def read(self, index: int) -> KV:
         """The shown KV of the span at ``index``, for reading; valid until the next `show` of this live KV
         or a fork of it."""
-        ...
 
     def fork(self) -> LiveKV:
         """Another view that shows the same spans; a later `show` of one does not change the other."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise AssertionError if its records of spans and places contradict each other; reads no KV."""
-        ...
 
 
 class HasEngine(Protocol):
@@ -130,6 +104,33 @@ class HasEngine(Protocol):
 
     @property
     def engine(self) -> Engine: ...
+
+
+class Identity(Protocol):
+    """Looks at a model and asks it a probe, a fixed text or picture, for a change that its user made."""
+
+    @property
+    def moves(self) -> int:
+        """The number of changes seen in the model."""
+
+    @property
+    def tolerance(self) -> float:
+        """Most that answers of one model on two machines differ by, as a share of their norm."""
+
+    def vision(self) -> str:
+        """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
+
+    def vocabulary(self) -> str:
+        """Digest of every token and its id; "" for an engine without a tokenizer."""
+
+    def answers(self) -> Answers:
+        """The model's first answers to the probe in this process, asked now in two small forwards.
+
+        They are not counted as work. Raises ComputationChanged if it answers otherwise now.
+        """
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
 
 
 class Engine(Protocol):
@@ -142,113 +143,54 @@ class Engine(Protocol):
     @property
     def engine(self) -> Engine:
         """Itself: whatever takes a backbone takes its engine, too."""
-        ...
 
     @property
     def layout(self) -> Layout:
         """The channels of every layer."""
-        ...
 
     @property
     def axes(self) -> int:
         """Position axes: one, or three for M-RoPE."""
-        ...
 
     @property
     def limits(self) -> PositionLimits:
         """Limits of the model's positions."""
-        ...
 
     @property
-    def named(self) -> ModelName:
-        """The model's name for messages."""
-        ...
-
-    @property
-    def no_reuse(self) -> str:
-        """Why no KV of the model can be used again; "" if it can."""
-        ...
+    def facts(self) -> ModelFacts:
+        """What else the model is."""
 
     @property
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV, of the model as it is now. Raises ComputationChanged."""
-        ...
 
     @property
-    def vision_fingerprint(self) -> str:
-        """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
-        ...
-
-    def steady(self) -> AbstractContextManager[None]:
-        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
-        ...
-
-    @property
-    def probe(self) -> Probe:
-        """A test that the model computes as its fingerprint says."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Digest of every token and its id; "" for an engine without a tokenizer."""
-        ...
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of a token's KV, all layers."""
-        ...
-
-    @property
-    def phased_bytes_per_token(self) -> int:
-        """Bytes of a token's phased channels, which are rotated when the token moves."""
-        ...
+    def identity(self) -> Identity:
+        """What shows that the model computes as its fingerprint says."""
 
     # -- content -------------------------------------------------------------------------------
 
     @property
     def processor(self) -> Any:
         """The model's processor, or its tokenizer, as transformers loads it; None without one."""
-        ...
 
     @property
-    def accepted(self) -> Sequence[str]:
-        """Names of the inputs that the model's forward takes."""
-        ...
-
-    @property
-    def vision_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens that picture features replace."""
-        ...
+    def builder(self) -> ChunkBuilder:
+        """Token ids of system prompts and questions, and the names of what the model's forward takes."""
 
     def chunk(self, content: Content) -> Chunk:
         """A chunk of content, in any form a user may give."""
-        ...
 
     def chunk_from_tensors(
         self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
     ) -> Chunk:
         """A chunk of token ids and the model's own inputs; ``picture`` is one to be looked at only."""
-        ...
-
-    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
-        """Token ids ``[tokens]`` of the anchor under this system prompt."""
-        ...
-
-    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
-        """Token ids ``[tokens]`` of a question; ``tail`` is appended to text."""
-        ...
-
-    def seams(self, system: str | None) -> Seams:
-        """The chat template's text before the first chunk, after a question, and after an answer."""
-        ...
 
     def tokenize(self, text: str) -> torch.Tensor:
         """Token ids ``[tokens]`` of trusted text."""
-        ...
 
     def detokenize(self, ids: torch.Tensor) -> str | None:
         """Text of token ids; None for an engine without a tokenizer."""
-        ...
 
     # -- positions -----------------------------------------------------------------------------
 
@@ -256,7 +198,6 @@ class Engine(Protocol):
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
         """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
-        ...
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
         """Extents of consecutive chunks, given as ``(chunk id, encoding)``.
@@ -264,7 +205,6 @@ class Engine(Protocol):
         None if positions are no sum of extents: use `positions` of the whole sequence then. Raises
         IncompatibleChunk if two pictures would touch that the model takes for one.
         """
-        ...
 
     # -- running -------------------------------------------------------------------------------
 
@@ -274,15 +214,12 @@ class Engine(Protocol):
         If it ``holds``, KV that is prefilled behind it may be kept in its memory alone, as long as it stands
         there as the model computed it: for whoever goes on showing it.
         """
-        ...
 
     def place(self, kv: KV) -> KV:
         """``kv`` on the devices of the model's KV; ``kv`` itself if it is there already. Codes stay codes."""
-        ...
 
     def encode(self, chunk: Chunk) -> Encoded:
         """The encoding of a chunk: one run of the vision tower, none for text."""
-        ...
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
         """One forward of a span at ``positions`` ``[axes, tokens]`` behind the spans ``behind`` shows.
@@ -290,25 +227,18 @@ class Engine(Protocol):
         The caller owns the returned KV. ``behind`` shows the same spans afterwards. Raises NonFiniteKV, and
         NotRelocatable past a limit.
         """
-        ...
-
-    @property
-    def joins(self) -> bool:
-        """True if adjacent spans of any kind share a forward; False if `prefill_run` may need several."""
-        ...
 
     def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
     ) -> tuple[KV, ...]:
-        """`prefill` of spans that follow each other, each behind those before it: one forward if it `joins`.
+        """`prefill` of spans that follow each other, each behind those before it.
 
-        ``positions`` ``[axes, tokens]`` of each. The caller owns the KVs. Raises as `prefill`.
+        It is one forward if the model joins them. ``positions`` ``[axes, tokens]`` of each. The caller owns
+        the KVs. Raises as `prefill`.
         """
-        ...
 
     def batch_form(self, span: Encoded) -> Hashable | None:
         """A key, equal for spans that `prefill_batch` may take together; None for a span that runs alone."""
-        ...
 
     def prefill_batch(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
@@ -318,11 +248,9 @@ class Engine(Protocol):
         ``past`` stands where it was computed. Raises ValueError for spans of different forms, and as
         `prefill`.
         """
-        ...
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
-        ...
 
     def follow(
         self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
@@ -331,11 +259,9 @@ class Engine(Protocol):
 
         Each text stands alone at the beginning of ``positions`` ``[axes, tokens]``; else as `ask`.
         """
-        ...
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
         """Raise ValueError for an option that `decode` does not take; nothing runs."""
-        ...
 
     def decode(
         self,
@@ -348,16 +274,14 @@ class Engine(Protocol):
         """New tokens after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``, ``spans`` follow it.
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of
-        ``ids``, the question, if the engine `joins` and makes one sequence. Each ``logits_processor`` of
+        ``ids``, the question, if the model joins them and makes one sequence. Each ``logits_processor`` of
         ``sampling``, a list, is called with the tokens and the next one's logits, each of its
         ``stopping_criteria`` with the tokens, and ends the answer where it says True. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
         """
-        ...
 
     def can_sample(self, span: Encoded) -> bool:
         """True if `sample` may run some tokens of a span without the others."""
-        ...
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
         """KV of chunks, in the order of their places, of which some tokens run in one forward.
@@ -366,16 +290,12 @@ class Engine(Protocol):
         other tokens of their chunks are completed before the layer attends. The caller owns the KVs. Raises
         as `prefill`, and UnsupportedBackbone if tokens cannot run apart from their chunk.
         """
-        ...
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Logits ``[vocabulary]`` after a whole prompt, from its processor's output, without reuse."""
-        ...
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
         """New tokens ``[sequences, new]`` after a whole prompt, as `ask_whole`; ``sampling`` as `decode`."""
-        ...
 
     def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
-        """Count the work of this thread inside the block; with ``probes`` those of `probe`, too."""
-        ...
+        """Count the work of this thread inside the block; with ``probes`` those of `identity`, too."""

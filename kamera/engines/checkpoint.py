@@ -18,7 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kamera.errors import UnsupportedBackbone, quote
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kamera.errors import UnsupportedBackbone, first_line, quote
 from kamera.ops import digest
 
 _PIXELS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -40,10 +43,7 @@ _ORIGIN = frozenset(
 )
 """Settings of where files come from; engines write them over without computing otherwise."""
 
-_AGAIN = "compute its fingerprint again"
-_BLOCK = 8 << 20
 _SETTLED = 2_000_000_000  # ns: a file that changed less ago may change again within one tick of its clock
-_MOST_HEADER = 100 << 20  # bytes: what safetensors itself takes
 
 
 class _Stamp(NamedTuple):
@@ -117,56 +117,29 @@ def _weights(folder: Path) -> str:
 
 def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
     """Name and digest of each tensor of a file. Each state of a file is hashed once."""
-    with open(file, "rb") as opened:
-        before = _stamp(os.fstat(opened.fileno()))
-        with _lock:
-            found = _known.get(before)
-        if found is not None:
-            return found
-        entries, start = _entries(opened.fileno(), before.size, file)
-        with ThreadPoolExecutor() as pool:  # hashlib and reads release the GIL
-            digests = pool.map(partial(_hashed, opened.fileno(), start, file), entries)
-            found = tuple((entry["name"], one) for entry, one in zip(entries, digests, strict=True))
-        if _stamp(os.fstat(opened.fileno())) != before:
-            raise UnsupportedBackbone(
-                f"{quote(file)} changed while it was read: compute its fingerprint again"
-            )
+    before = _stamp(os.stat(file))
+    with _lock:
+        found = _known.get(before)
+    if found is not None:
+        return found
+    try:
+        with safe_open(file, "pt") as opened, ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+            names = list(opened.keys())
+            found = tuple(zip(names, pool.map(partial(_hashed, opened), names), strict=True))
+    except (SafetensorError, ValueError, TypeError, AttributeError) as error:
+        raise UnsupportedBackbone(f"{quote(file)} is no safetensors file: {first_line(error)}") from None
+    if _stamp(os.stat(file)) != before:
+        raise UnsupportedBackbone(f"{quote(file)} changed while it was read: compute its fingerprint again")
     if time.time_ns() - before.changed > _SETTLED:
         with _lock:
             _known[before] = found
     return found
 
 
-def _entries(descriptor: int, size: int, file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The tensors of a safetensors file as its header lists them, and where their bytes begin."""
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    try:
-        if not 0 < length <= min(size - 8, _MOST_HEADER):
-            raise ValueError(f"a header of {length} bytes in {size}")
-        header = json.loads(os.pread(descriptor, length, 8))
-        entries = [{"name": name, **entry} for name, entry in header.items() if name != "__metadata__"]
-        for entry in entries:
-            first, last = entry["data_offsets"]
-            if not (
-                0 <= first <= last <= size - 8 - length and entry["dtype"] and entry["shape"] is not None
-            ):
-                raise ValueError(f"tensor {entry['name']!r} outside of it")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UnsupportedBackbone(f"{quote(file)} is no safetensors file: {error}") from None
-    return entries, 8 + length
-
-
-def _hashed(descriptor: int, start: int, file: Path, entry: Mapping[str, Any]) -> str:
-    hasher = hashlib.sha256(json.dumps([entry["dtype"], entry["shape"]]).encode())
-    at, end = (start + place for place in entry["data_offsets"])
-    while at < end:
-        block = os.pread(descriptor, min(_BLOCK, end - at), at)
-        if not block:
-            raise UnsupportedBackbone(
-                f"{quote(file)} changed while it was read: compute its fingerprint again"
-            )
-        hasher.update(block)
-        at += len(block)
+def _hashed(opened: Any, name: str) -> str:
+    told = opened.get_slice(name)
+    hasher = hashlib.sha256(json.dumps([told.get_dtype(), told.get_shape()]).encode())
+    hasher.update(opened.get_tensor(name).reshape(-1).view(torch.uint8).numpy())
     return hasher.hexdigest()
 
 

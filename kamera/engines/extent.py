@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from kamera import forks
+from kamera.content import TOKEN_TYPES, Encoded
+from kamera.errors import IncompatibleChunk
 
 _HELD = 4096  # chunks: 24 bytes a token each
 _TEXT = 5  # tokens of text in front of a chunk under test
@@ -101,3 +104,24 @@ def behind(before: int, extents: Sequence[Extent]) -> torch.Tensor:
     if not extents:
         return torch.tensor([[before]])
     return before + torch.cat([e.advance for e in extents], dim=1).sum(1, keepdim=True)
+
+
+def refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
+    """Raise IncompatibleChunk if pictures of neighbours ``(chunk id, encoding)`` are one to this ``kind``.
+
+    A model whose pictures see their own later tokens takes a run of picture tokens for one picture. Of two
+    that touch the first one's KV depends on the tokens behind it: no chunk with it could be stored or moved.
+    """
+    for (left, before), (right, behind) in pairwise(spans):
+        if _is_picture(before, -1) and _is_picture(behind, 0):
+            raise IncompatibleChunk(
+                f"chunk {left[:12]} ends and chunk {right[:12]} begins with a picture, which "
+                f"{kind} takes for one: begin or end chunks with text, or put text between them"
+            )
+
+
+def _is_picture(encoded: Encoded, token: int) -> bool:
+    if not encoded.tensors:
+        return False  # no picture was encoded: the model masks it as text
+    kinds = (encoded.position_inputs.get(name) for name in TOKEN_TYPES)
+    return any(kind is not None and bool(kind[token]) for kind in kinds)

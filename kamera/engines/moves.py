@@ -34,14 +34,23 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """Bytes of phased channels that are turned, and of patches that are applied."""
+class Written:
+    """Bytes written by one `LiveKV.show`.
 
-    turned: int = 0
-    patched: int = 0
+    ``bytes_turned`` are KV bytes of phased channels at an offset other than zero, ``bytes_patched`` bytes of
+    the patch factors that were applied, ``bytes_copied`` KV bytes that were written unchanged.
+    """
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(self.turned + other.turned, self.patched + other.patched)
+    bytes_turned: int = 0
+    bytes_patched: int = 0
+    bytes_copied: int = 0
+
+    def __add__(self, other: Written) -> Written:
+        return Written(
+            self.bytes_turned + other.bytes_turned,
+            self.bytes_patched + other.bytes_patched,
+            self.bytes_copied + other.bytes_copied,
+        )
 
 
 def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
@@ -67,11 +76,11 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
     return out
 
 
-def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Bytes:
-    """Bytes that ``made`` writes: ``phased`` of phased channels a token, ``patches`` of each span's patch."""
+def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Written:
+    """Bytes that ``made`` turns and patches: ``phased`` of a token, ``patches`` of each span's patch."""
     writing = [i for i, move in enumerate(made) if move.writes]
     turned = sum(wanted[i].length for i in writing if any(wanted[i].offset))
-    return Bytes(turned * phased, sum(patches[i] for i in writing))
+    return Written(turned * phased, sum(patches[i] for i in writing))
 
 
 def _in_order(found: Sequence[int | None]) -> set[int]:

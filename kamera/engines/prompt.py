@@ -71,7 +71,6 @@ class Completes(Protocol):
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
         """Answer a prompt."""
-        ...
 
 
 @runtime_checkable
@@ -80,7 +79,6 @@ class Streams(Protocol):
 
     def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
         """The pieces of an answer as they come."""
-        ...
 
 
 def pieces_of(engine: Completes, prompt: EnginePrompt) -> Iterator[EngineCompletion]:

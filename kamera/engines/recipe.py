@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from kamera.engines.base import Written
+from kamera.engines.moves import Written
 from kamera.errors import IncompatibleChunk, InvalidRecipe, quote
 from kamera.ops import digest, ids_digest
 from kamera.store import Context, object_key
@@ -236,7 +236,6 @@ class Executor(Protocol):
         tenant or form), NotTransferable (a part whose KV its own window has alone), StaleRecipe (an object is
         gone, or another by now), CorruptChunk.
         """
-        ...
 
 
 def _contradiction(recipe: Recipe) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.engines.base import Engine, LiveKV, Span, Written
+from kamera.engines.base import Engine, LiveKV, Span
 from kamera.engines.materials import StoredPart, read_anchor, read_part
+from kamera.engines.moves import Written
 from kamera.engines.recipe import Recipe
 from kamera.store import ChunkStore, Context
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +36,11 @@ class PositionLimits:
         """The first position that cannot be used."""
         return min((end for end in (self.trained, self.below) if end is not None), default=2**31)
 
+    def check_tokens(self, positions: torch.Tensor) -> None:
+        """As `check`, for each of ``positions``."""
+        if positions.numel():
+            self.check(int(positions.max()))
+
     def check(self, highest: int) -> None:
         """Raise NotRelocatable for a position at which the model rotates keys differently."""
         if self.below is not None and highest >= self.below:
@@ -45,25 +50,23 @@ class PositionLimits:
             )
 
 
-class ModelName(NamedTuple):
-    """The name of a model in messages: its class, its checkpoint ("" for none), and its dtype."""
+class ModelFacts(NamedTuple):
+    """What a model is, apart from its layout.
+
+    ``kind`` is its class, ``checkpoint`` its name ("" for none), ``family`` that of its attention (MHA, GQA,
+    MQA, MLA or MLA_EXPANDED, or several joined by "+"), ``no_reuse`` why no KV of it can be used
+    again ("" if it can). It ``joins`` if adjacent spans of any kind share a forward. Bytes are those of a
+    token's KV in all layers; its phased channels are rotated when the token moves.
+    """
 
     kind: str
     checkpoint: str
+    family: str
     dtype: str
-
-
-class Probe(NamedTuple):
-    """A test that a model computes as its fingerprint says.
-
-    ``moves`` counts the changes seen in the model. ``answers()`` asks it (two small forwards, that are not
-    counted as work) and raises ComputationChanged if it answers otherwise than at first in this process; the
-    answers of one model on two machines differ by at most ``tolerance``, a share of their norm.
-    """
-
-    moves: int
-    answers: Callable[[], Answers]
-    tolerance: float
+    bytes_per_token: int
+    phased_bytes_per_token: int
+    joins: bool = True
+    no_reuse: str = ""
 
 
 class Continuation(NamedTuple):

@@ -116,7 +116,7 @@ class Desk:
             live.show([self.anchor_span(), *behind], room=new.length)
             kv = self.backbone.prefill(new.encoded, positions, live)
             behind.append(Span(kv, None, (0,) * self.backbone.axes))
-        ids = self.backbone.question_ids(query.text, self.anchor.tail)
+        ids = self.backbone.builder.question_ids(query.text, self.anchor.tail)
         positions = text_positions(self.backbone, self.anchor.input_ids, facts, ids)
         live.show([self.anchor_span(), *behind], room=ids.shape[0] + query.max_new_tokens)
         logits = self.backbone.ask(ids, positions, live).cpu()  # on a GPU, time ends when it is here

@@ -126,7 +126,7 @@ def _asked(adapter: Adapter, case: Case) -> tuple[Reply, float, float]:
 
 
 def _priced(trial: Trial, desk: Desk, case: Case, reply: Reply) -> Trial:
-    per_token = desk.backbone.bytes_per_token
+    per_token = desk.backbone.facts.bytes_per_token
     arriving = () if trial.arm == NATIVE else case.query.live  # its window holds them
     live = sum(desk.chunk(unit).num_tokens for unit in arriving)
     inside = desk.tokens([name for name in case.windows[-1] if case.units[name].live])

@@ -58,7 +58,7 @@ def prefill_anchor(
 
     ``store``, ``losses`` and ``later`` as in `anchor_of`.
     """
-    seams = backbone.seams(system if isinstance(system, str) else None)
+    seams = backbone.builder.seams(system if isinstance(system, str) else None)
     ids = anchor_ids(backbone, system)
     return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses, later=later)
 
@@ -68,7 +68,7 @@ def anchor_ids(backbone: Engine, system: Spoken | None) -> torch.Tensor:
 
     Without a processor, None gives an anchor of no tokens and text raises ProcessorRequired.
     """
-    return backbone.anchor_ids(system)
+    return backbone.builder.anchor_ids(system)
 
 
 def anchor_of(

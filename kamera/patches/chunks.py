@@ -90,7 +90,7 @@ def _of_whole(
         return backbone.positions(ids, inputs)
     except (StopIteration, IndexError, RuntimeError, TypeError) as error:
         raise IncompatibleChunk(
-            f"{backbone.named.kind} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
+            f"{backbone.facts.kind} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
             f"{len(chunks) - 1} others: a picture right behind another is one to the model; begin or end "
             "chunks with text"
         ) from error

@@ -50,9 +50,9 @@ class Asking:
 
     def ask(self, backbone: Engine) -> None:
         """Ask the model now. Raises ComputationChanged; then the next operation asks again."""
-        fingerprint, probe = backbone.fingerprint, backbone.probe
+        fingerprint, identity = backbone.fingerprint, backbone.identity
         try:
-            answers = probe.answers()
+            answers = identity.answers()
         except BaseException:
             self._doubted = True
             raise
@@ -60,15 +60,15 @@ class Asking:
             self.ask(backbone)
             return
         with self._lock:
-            self._answers, self._moves = (fingerprint, answers), probe.moves
+            self._answers, self._moves = (fingerprint, answers), identity.moves
             self._calls, self._pending, self._doubted = 0, False, False
 
     def begin(self, backbone: Engine) -> None:
         """A new window is made: ask now if something has moved or is doubted, else as later work."""
         _ = backbone.fingerprint  # a look: it sees what has moved
         if self._moves is None:
-            self._moves = backbone.probe.moves
-        if self._doubted or backbone.probe.moves != self._moves:
+            self._moves = backbone.identity.moves
+        if self._doubted or backbone.identity.moves != self._moves:
             self.ask(backbone)
         else:
             self._ask_later(backbone)
@@ -78,7 +78,7 @@ class Asking:
         with self._lock:
             self._calls += 1
             calls, pending = self._calls, self._pending
-        if self._doubted or backbone.probe.moves != self._moves or calls >= 2 * EVERY:
+        if self._doubted or backbone.identity.moves != self._moves or calls >= 2 * EVERY:
             self.ask(backbone)
             return True
         if calls >= EVERY and not pending:
@@ -139,18 +139,18 @@ def identify(backbone: Engine, *, later: bool = False) -> StoredIdentity:
     moved in it, it is asked again as later work. Raises ComputationChanged, and UnsupportedBackbone for a
     model of which no KV can be used again.
     """
-    if backbone.no_reuse:
-        raise UnsupportedBackbone(backbone.no_reuse)
+    if backbone.facts.no_reuse:
+        raise UnsupportedBackbone(backbone.facts.no_reuse)
     asking = asking_of(backbone)
     if later:
         asking.begin(backbone)
     else:
         asking.ask(backbone)
-    fingerprint, vision = backbone.fingerprint, backbone.vision_fingerprint  # the probe may have seen more
+    fingerprint, vision = backbone.fingerprint, backbone.identity.vision()  # the probe may have seen more
 
     def text(of_features: bool) -> str:
         told = asking.answers(backbone, fingerprint)
         some = {name: answer for name, answer in told.items() if (name == FEATURES) is of_features}
-        return probe_text(some, backbone.probe.tolerance)
+        return probe_text(some, backbone.identity.tolerance)
 
     return StoredIdentity(fingerprint, vision, Unasked(lambda: text(False)), Unasked(lambda: text(True)))

@@ -179,14 +179,14 @@ class Prover:
     @cached_property
     def _tail(self) -> torch.Tensor:
         """Token ids that close every question of text; none without a tokenizer."""
-        if not self._backbone.vocabulary:
+        if not self._backbone.identity.vocabulary():
             return torch.empty(0, dtype=torch.int64)
-        return self._backbone.question_ids("", self._anchor.tail)
+        return self._backbone.builder.question_ids("", self._anchor.tail)
 
     def _questions(self, facts: Facts, before: Before) -> list[torch.Tensor]:
         tail = self._anchor.tail
-        if self._backbone.vocabulary:
-            generic = [self._backbone.question_ids(text, tail) for text in QUESTIONS]
+        if self._backbone.identity.vocabulary():
+            generic = [self._backbone.builder.question_ids(text, tail) for text in QUESTIONS]
         elif facts.encoded.tensors:
             generic = []  # what a picture shows cannot be asked in tokens that are not known
         else:

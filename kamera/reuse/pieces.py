@@ -43,7 +43,7 @@ def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) ->
     if prompt.media:
         raise ValueError("a Prompt has no pixels, only digests of media: give the conversation's messages")
     ids = torch.from_numpy(prompt.ids.astype(np.int64))
-    placeholder = np.isin(prompt.ids, backbone.vision_tokens)
+    placeholder = np.isin(prompt.ids, backbone.builder.vision_tokens)
     if placeholder.any():
         place = int(placeholder.argmax())
         raise UnidentifiedMedia(
@@ -105,7 +105,7 @@ def _chunk(
 ) -> Chunk:
     segment = next(s for s in reversed(rendered.segments) if s.start <= start)
     given = {} if segment.media is None else dict(media[segment.media])
-    accepted = set(backbone.accepted)
+    accepted = set(backbone.builder.accepted)
     inputs = {name: value for name, value in given.items() if name in accepted}
     return backbone.chunk_from_tensors(rendered.ids[start:stop], label=segment.role, **inputs)
 

@@ -38,7 +38,6 @@ class Chat(Dialect):
         super().__init__(body, asked)
 
     def whole(self, said: Said) -> dict[str, Any]:
-        """A ``chat.completion``."""
         calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
@@ -46,11 +45,9 @@ class Chat(Dialect):
         return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
 
     def opening(self) -> Events:
-        """The role."""
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def piece(self, text: str) -> Events:
-        """A delta."""
         return [self._chunk({"content": text})]
 
     def closing(self, said: Said) -> Events:

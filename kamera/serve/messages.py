@@ -44,7 +44,6 @@ class Messages(Dialect):
         self._open = False  # the text, which is the first block
 
     def whole(self, said: Said) -> dict[str, Any]:
-        """A ``message``."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
         uses = [{**_use(c), "input": json.loads(c["function"]["arguments"])} for c in said.calls]
         return {**self._head([*text, *uses], _usage(said)), **_end(said), **_edits_and_worth(said)}
@@ -74,7 +73,6 @@ class Messages(Dialect):
         return [*events, _event("message_stop")]
 
     def failing(self, refusal: Refusal) -> Events:
-        """As `Dialect.failing`."""
         return [event(refusal.anthropic())]
 
     def _head(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,6 @@ class Responses(Dialect):
         ]
 
     def piece(self, text: str) -> Events:
-        """A delta."""
         return [self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
 
     def closing(self, said: Said) -> Events:
@@ -113,7 +112,6 @@ class Responses(Dialect):
         return [*events, self._event(whole["status"], response=whole)]
 
     def failing(self, refusal: Refusal) -> Events:
-        """As `Dialect.failing`."""
         error = {"code": refusal.type, "message": refusal.message}
         return [self._event("failed", response={**self._document("failed", []), "error": error})]
 

@@ -14,7 +14,7 @@ from typing import Any
 from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.edits import Cleared
 from kamera.engines import Completes
-from kamera.engines.hf import Backbone, HfEngine
+from kamera.engines.hf import Backbone, HfEngine, ServedModel
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
@@ -37,12 +37,12 @@ class Service:
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
     bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
     pool of their own, which serves exact KV only, and takes half of the bytes. Over an ``engine`` no session
-    is saved or seen.
+    is saved or seen, and of the model a `ServedModel` is enough.
     """
 
     def __init__(
         self,
-        backbone: Backbone | HfEngine,
+        backbone: Backbone | HfEngine | ServedModel,
         policy: ReusePolicy,
         *,
         mode: SessionMode = "auto",
@@ -51,6 +51,7 @@ class Service:
         engine: Completes | None = None,
     ) -> None:
         self.backbone, self.store = backbone.engine, store
+        self._config = backbone.model.generation_config
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(self.backbone.processor)
         self.calls = call_form(self.backbone)
@@ -147,7 +148,7 @@ class Service:
 
     def _options(self, asked: Asked) -> dict[str, Any]:
         """Options of ``generate``. Each request draws from a seed of its own."""
-        config = self.backbone.model.generation_config
+        config = self._config
         tokens = asked.max_tokens or config.max_new_tokens or ANSWER
         options = {"max_new_tokens": min(tokens, self.backbone.limits.trained or tokens)}
         default = (config.temperature or 1.0) if config.do_sample else 0.0

@@ -370,5 +370,5 @@ class ChatSession:
     ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old = replace(old or self._state, ahead=self._ahead.take())
-        with self.backbone.steady():
+        with self.backbone.identity.steady():
             return shown_over(old, shaped, modes, self._anchors, self.tools, self._reuse, options)

@@ -64,7 +64,7 @@ class Orders:
         first, (start, stop) = self.prompt.segments[run[0]], self._extent(run)
         backbone = self.anchors.backbone
         shown = None if first.media is None else self.media[first.media]
-        inputs, accepted = {} if shown is None else shown.inputs, set(backbone.accepted)
+        inputs, accepted = {} if shown is None else shown.inputs, set(backbone.builder.accepted)
         given = {name: value for name, value in inputs.items() if name in accepted}
         picture = None if shown is None else shown.picture
         return backbone.chunk_from_tensors(

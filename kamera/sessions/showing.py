@@ -245,7 +245,7 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
     if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
         return
     shown = [media[s.media].inputs for s in prompt.segments if s.media is not None]
-    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.accepted)]
+    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.builder.accepted)]
     joined = {name: torch.cat([one[name] for one in shown]) for name in names}
     whole = backbone.chunk_from_tensors(prompt.ids, label="prompt", **joined)
     used = int(backbone.positions([prompt.ids], [whole.position_inputs()]).max()) + 1

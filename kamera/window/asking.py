@@ -84,7 +84,7 @@ class Asker:
 
     def question_ids(self, question: Question) -> torch.Tensor:
         """Token ids of a question; text and messages get the chat template's closing."""
-        ids = self._backbone.question_ids(question, self._anchor.tail)
+        ids = self._backbone.builder.question_ids(question, self._anchor.tail)
         if ids.shape[0] == 0:
             raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
         return ids

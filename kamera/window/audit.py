@@ -152,7 +152,7 @@ def audited(stage: Stage, served: Served) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
     former, resident = stage.former, served.state.residents[served.index]
     worth = served.state.worths[served.index]
-    rounding = former.backbone.probe.tolerance
+    rounding = former.backbone.identity.tolerance
     found = [_anchor(former, resident, worth, rounding)] if served.index == 0 else []
     shown = resident.seat.shown
     if shown.canonical:
@@ -222,7 +222,7 @@ def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float 
             left += float((got[name].double() - tensor.double()).square().sum())
             size += float(tensor.double().square().sum())
     # a deficit of rounding size says nothing about a patch
-    floor = former.backbone.probe.tolerance**2 * size
+    floor = former.backbone.identity.tolerance**2 * size
     return None if deficit <= floor else max(0.0, left - floor) / deficit
 
 

@@ -45,7 +45,7 @@ def agree(
         return Terms(policy, replace(policy, tolerance=None))
     else:
         permit = find_certificate(grounds_of(backbone, policy.budget), folders(store))
-    terms = terms_of(policy, permit, backbone.named.kind, _command(backbone, policy.budget))
+    terms = terms_of(policy, permit, backbone.facts.kind, _command(backbone, policy.budget))
     if terms.warning and terms.warning not in _said:
         _said.add(terms.warning)
         warnings.warn(terms.warning, UncertifiedBackbone, stacklevel=3)
@@ -89,7 +89,7 @@ def home() -> Path | None:
 
 
 def _command(backbone: Engine, budget: PatchBudget) -> str:
-    named = backbone.named
+    named = backbone.facts
     # the fingerprint includes the dtype; by default the command takes the checkpoint's
     command = f"kamera certify {named.checkpoint or 'MODEL'} --dtype {named.dtype}"
     command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
@@ -105,8 +105,8 @@ def grounds_of(backbone: Engine, budget: PatchBudget) -> Grounds:
     last = min(ends) if ends else None
     return Grounds(
         backbone.fingerprint,
-        backbone.named.dtype,
-        backbone.vocabulary,
+        backbone.facts.dtype,
+        backbone.identity.vocabulary(),
         last,
         budget,
         library_versions(),

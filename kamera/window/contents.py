@@ -118,7 +118,7 @@ class Contents:
         """The chunks in order, with their places and guarantees."""
         state = self._state
         if self._shown is None or self._shown[0] is not state:
-            self._shown = (state, state.slots(self.anchor.length, self.backbone.bytes_per_token))
+            self._shown = (state, state.slots(self.anchor.length, self.backbone.facts.bytes_per_token))
         return self._shown[1]
 
     @property
@@ -161,7 +161,7 @@ class Contents:
         ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
         of single chunks themselves (`kamera.reuse`).
         """
-        with self.backbone.steady():
+        with self.backbone.identity.steady():
             self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
             self._go_apart()
             with self._stage.former.operation():

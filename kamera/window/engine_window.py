@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from PIL import Image
 
-from kamera.content import Chunk, Content, Seams
+from kamera.content import Chunk, ChunkBuilder, Content, Seams
 from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull, quote
 from kamera.ops import ids_digest
@@ -33,10 +33,9 @@ one stored for what stood before it once; or a prefill by the engine."""
 class EngineContents(Protocol):
     """Makes chunks and token ids of content: a `Backbone`, of which the model is never run."""
 
+    @property
+    def builder(self) -> ChunkBuilder: ...
     def chunk(self, content: Content) -> Chunk: ...
-    def anchor_ids(self, system: Any) -> torch.Tensor: ...
-    def question_ids(self, question: Any, tail: str) -> torch.Tensor: ...
-    def seams(self, system: str | None) -> Seams: ...
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,10 @@ class EngineWindow:
         self.usage = EngineUsage()
         self.engine, self._contents, self._store, self._system = engine, contents, store, system
         self._max_tokens = max_tokens
-        self._seams = Seams("", "", "") if isinstance(system, torch.Tensor) else contents.seams(system)
-        self._anchor = tuple(contents.anchor_ids(system).tolist())
+        self._seams = (
+            Seams("", "", "") if isinstance(system, torch.Tensor) else contents.builder.seams(system)
+        )
+        self._anchor = tuple(contents.builder.anchor_ids(system).tolist())
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
         self._held: dict[str, HeldChunk] = {}
@@ -161,7 +162,7 @@ class EngineWindow:
     def generate(self, question: str, max_new_tokens: int = 64) -> EngineAnswer:
         """Answer a question behind the chunks; the window is as it was."""
         slots = self.look()
-        asked = tuple(self._contents.question_ids(question, self._seams.tail).tolist())
+        asked = tuple(self._contents.builder.question_ids(question, self._seams.tail).tolist())
         chunks = [self._held[seat.chunk_id] for seat in self._seats]
         done = self.engine.complete(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
         computed = done.prompt_tokens - done.cached_tokens

@@ -94,4 +94,4 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
 
 
 def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
-    return mean_features(input_ids, tensors, former.backbone.vision_tokens)
+    return mean_features(input_ids, tensors, former.backbone.builder.vision_tokens)

@@ -41,7 +41,7 @@ class Planner(Placer):
             self.before,
             after.saying(None),
             (*self.steps, *self.owed, *[Keep(seat) for seat in after.seats if seat.number not in moved]),
-            self.price.now(encodes, written.turned, written.patched),
+            self.price.now(encodes, written.bytes_turned, written.bytes_patched),
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),

@@ -259,9 +259,7 @@ class _PlanRun(Keeping):
         if not tokens:
             return (NO_KV,)
         self.tally.add(live.show(spans, room=tokens))
-        if len(encoded) > 1:
-            return engine.prefill_run(encoded, places, live)
-        return (engine.prefill(encoded[0], places[0], live),)
+        return engine.prefill_run(encoded, places, live)
 
     def _ask(
         self,

@@ -71,8 +71,8 @@ class Stage:
             lossy=former.context.lossy,
             places=_Places(self, facts),
             standing=standing(self.live, former.anchor.kv, state),
-            phased=former.backbone.phased_bytes_per_token,
-            joins=former.backbone.joins,
+            phased=former.backbone.facts.phased_bytes_per_token,
+            joins=former.backbone.facts.joins,
             glue=glue,
             samples=Sampler(former, state, policy, facts, glue) if policy.samples else None,
         )

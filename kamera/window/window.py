@@ -332,7 +332,7 @@ class KameraWindow(Questions):
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        with self.backbone.steady():
+        with self.backbone.identity.steady():
             self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
             with counting(self.backbone) as tally:
                 self._go_apart()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from kamera.engines import Bytes, LiveKV, Stand, bytes_of, moves
+from kamera.engines import LiveKV, Stand, Written, bytes_of, moves
 from kamera.ops import KV
 from kamera.window.seats import Seats
 from kamera.window.state import WindowState
@@ -33,7 +33,7 @@ def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
     )
 
 
-def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Bytes:
+def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Written:
     """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one."""
     walk = _Shows(limits, before)
     group: list[Prefill | Sample] = []
@@ -45,7 +45,7 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
                 if not (step.joined or group):  # what is joined runs behind the same show
                     walk.show(step.before)
                 moved = sum(head.tokens for head in step.heads if any(head.offset))
-                walk.written += Bytes(moved * limits.phased)
+                walk.written += Written(moved * limits.phased)
                 walk.copies[step.seat.number] = ("new", i)
             case Sample() if step is group[-1]:  # what is placed between the samples stands there by now
                 walk.show(step.before.joined(step.seat), group)
@@ -67,7 +67,7 @@ class _Shows:
         self.here: Sequence[Stand] = limits.standing
         self.copies: dict[int, Hashable] = {s.number: ("copy", s.number) for s in before.seats}
         self.cleans: dict[int, Hashable] = {s.number: ("clean", s.number) for s in before.seats}
-        self.written = Bytes()
+        self.written = Written()
 
     def show(self, seats: Seats, group: Sequence[Prefill | Sample] = ()) -> None:
         """As `Stage.show`; of a ``group`` the bases of samples, and nothing of what is prefilled."""

@@ -59,7 +59,7 @@ def texts(
             getattr(getattr(backbone.processor, "tokenizer", backbone.processor), "all_special_ids", ())
         )
         usable = torch.tensor(
-            sorted(set(range(min(3, size - 1), size)) - special - {*backbone.vision_tokens})
+            sorted(set(range(min(3, size - 1), size)) - special - {*backbone.builder.vision_tokens})
         )
         return [usable[torch.randint(len(usable), (length,), generator=generator)] for _ in range(count)]
     ids = backbone.tokenize(text)

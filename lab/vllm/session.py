@@ -100,7 +100,7 @@ class Arm:
         self._ran = counted(self._llm)
         self._backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
         self._store = ChunkStore.open(where)
-        self._engine = _Timed(Offline(self._llm, self._backbone.vision_tokens))
+        self._engine = _Timed(Offline(self._llm, self._backbone.builder.vision_tokens))
         self.begin()
 
     def begin(self) -> None:

@@ -34,7 +34,7 @@ def shares(backbone: HfEngine, least: int) -> Iterator[Share]:
         def share(name: str) -> Share:
             window.flush()
             tokens, held = len(window.input_ids), window.memory()
-            plain = tokens * backbone.bytes_per_token
+            plain = tokens * backbone.facts.bytes_per_token
             parts = (round(part / plain, 3) for part in (held.live, held.copies, held.encodings))
             return Share(name, tokens, *parts)
 

@@ -39,7 +39,7 @@ def test_the_engine_has_the_whole_contract_and_is_its_own(backbone):
 
 def test_what_it_tells_is_what_its_engine_tells(backbone):
     engine = backbone.engine
-    assert (backbone.fingerprint, backbone.no_reuse) == (engine.fingerprint, engine.no_reuse)
+    assert (backbone.fingerprint, backbone.no_reuse) == (engine.fingerprint, engine.facts.no_reuse)
     assert backbone.model is engine.model and backbone.processor is engine.processor
     assert backbone.describe() == engine.describe()
     ids = torch.arange(1, 9)

@@ -52,7 +52,7 @@ def test_a_row_is_the_span_alone(family):
 def test_rows_without_an_anchor_stand_alone():
     backbone = tiny.backbone("qwen2_vl")
     spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
-    rows = backbone.prefill_batch(spans, [where, where], backbone.no_kv())
+    rows = backbone.prefill_batch(spans, [where, where], backbone.room(0))
     for row, span in zip(rows, spans, strict=True):
         assert worst(row, backbone.run(span, where)[0]) <= 1e-5
 
@@ -64,7 +64,7 @@ def test_a_decoder_with_experts_takes_no_batch(family):
     assert [batch.form(backbone, span) for span in spans] == [None, None]
     where = torch.arange(5).expand(backbone.axes, -1)
     with pytest.raises(ValueError, match="cannot share a forward"):
-        backbone.prefill_batch(spans, [where, where], backbone.no_kv())
+        backbone.prefill_batch(spans, [where, where], backbone.room(0))
 
 
 def test_a_picture_whose_mask_the_outer_model_makes_goes_alone():
@@ -80,13 +80,13 @@ def test_other_shapes_have_another_form():
     assert len(forms) == 3
     where = [torch.arange(n).expand(3, -1) for n in (5, 6)]
     with pytest.raises(ValueError, match="2 spans of different forms"):
-        backbone.prefill_batch([text(5), text(6)], where, backbone.no_kv())
+        backbone.prefill_batch([text(5), text(6)], where, backbone.room(0))
     with pytest.raises(ValueError, match="0 spans"):
-        backbone.prefill_batch([], [], backbone.no_kv())
+        backbone.prefill_batch([], [], backbone.room(0))
 
 
 def test_a_row_past_the_models_limit_is_refused():
     backbone = tiny.backbone("dynamic_ntk")
     below = torch.arange(5).expand(1, -1)
     with pytest.raises(NotRelocatable):
-        backbone.prefill_batch([text(5), text(5, 1)], [below, below + 10**6], backbone.no_kv())
+        backbone.prefill_batch([text(5), text(5, 1)], [below, below + 10**6], backbone.room(0))

@@ -216,15 +216,15 @@ def test_a_model_that_is_not_what_its_files_say_has_one_of_its_own(folder, how, 
         real = modeling_llama.LlamaMLP.forward
         monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: real(self, x) * 1.5)
     else:
-        from kamera.engines.hf import load
+        from kamera.engines.hf import backbone as loading
 
-        real_load = load.load_processor
+        real_load = loading.load_processor
 
         def meanwhile(name):
             _byte(folder)
             return real_load(name)
 
-        monkeypatch.setattr(load, "load_processor", meanwhile)
+        monkeypatch.setattr(loading, "load_processor", meanwhile)
     backbone = Backbone.from_pretrained(folder, dtype="float32", **options, by_files=True).engine
     assert backbone.fingerprint != of(folder) and len(backbone.fingerprint) == 64
 

@@ -67,8 +67,8 @@ def _mlps(family: str, dtype: torch.dtype) -> nn.Module:
 def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog):
     with caplog.at_level(logging.WARNING, "kamera"):
         backbone = HfEngine(build("llava", dtype))
-    assert "depends on how its tokens are cut" in backbone.no_reuse
-    assert backbone.no_reuse in caplog.text
+    assert "depends on how its tokens are cut" in backbone.facts.no_reuse
+    assert backbone.facts.no_reuse in caplog.text
     with pytest.raises(UnsupportedBackbone, match="no KV of it can be used again"):
         KameraWindow(backbone, ChunkStore.open("memory://"), torch.tensor([5, 6]))
 
@@ -76,14 +76,14 @@ def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scales_of_a_token_are_no_cut(dtype):
     backbone = HfEngine(_as(tiny.build("llava", dtype), PerToken, "language_model"))
-    assert backbone.no_reuse == ""
+    assert backbone.facts.no_reuse == ""
     assert prove_cuts(backbone).holds
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "deepseek_v32", "gemma3", "longrope"])
 def test_rounding_is_no_cut(family, dtype):
-    assert tiny.backbone(family, dtype).no_reuse == ""
+    assert tiny.backbone(family, dtype).facts.no_reuse == ""
 
 
 def test_a_session_answers_by_the_plain_model_and_says_why():
@@ -107,6 +107,6 @@ def test_doctor_refuses_it_with_the_reason(capsys, monkeypatch):
     monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *_, **__: backbone)
     done = kamera(capsys, "doctor", "any", "--format", "json")
     assert done.code == 1
-    assert done.document["reason"] == backbone.no_reuse
+    assert done.document["reason"] == backbone.facts.no_reuse
     assert not done.document["proofs"][0]["holds"]
     assert json.dumps(done.document)

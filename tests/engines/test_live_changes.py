@@ -11,6 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf.witness import Witness
 from kamera.errors import ComputationChanged, IncompatibleChunk
+from kamera.patches import later_of
 from kamera.patches.identity import EVERY
 from tests.engines import changes
 from tests.engines.compare import relative
@@ -119,3 +120,23 @@ def test_a_kernel_that_computes_otherwise_is_refused_by_name(found, monkeypatch)
         with pytest.raises(ComputationChanged, match="answers the text probe otherwise than before"):
             use()
     assert backbone.fingerprint == before
+
+
+_seen = 0
+
+
+def _count(*_):
+    global _seen
+    _seen += 1
+
+
+def test_a_hook_that_counts_and_is_no_observer_is_refused_by_name_in_later_work_too(caplog):
+    backbone = HfEngine(tiny.build(FAMILY))
+    backbone.model.model.language_model.layers[0].register_forward_hook(_count)
+    with pytest.raises(ComputationChanged, match=r"changes with each forward.*as an Observer"):
+        backbone.identity.answers()
+    with pytest.raises(IncompatibleChunk, match="or its code, settings, hooks"):
+        make(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
+    with suppress(ComputationChanged):
+        later_of(backbone).flush()
+    assert "changes with each forward" in caplog.text and "recursion" not in caplog.text

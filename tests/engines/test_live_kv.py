@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.engines import LiveKV, Span, Written
-from kamera.engines.moves import Bytes, Stand, bytes_of, moves
+from kamera.engines.moves import Stand, bytes_of, moves
 from kamera.ops import (
     KV,
     NO_KV,
@@ -57,7 +57,7 @@ class Reference:
         self.tensors = kv_concat(made) if made else NO_KV
         self.shown = wanted
         told = expected_bytes(self.layout, old, wanted)
-        return Written(told.turned, told.patched)
+        return Written(told.bytes_turned, told.bytes_patched)
 
     def read(self, index: int) -> KV:
         start = sum(s.length for s in self.shown[:index])
@@ -129,7 +129,7 @@ def stands(spans: Sequence[Span]) -> list[Stand]:
     return [Stand((id(s.kv), id(s.patch)), s.offset, s.length) for s in spans]
 
 
-def expected_bytes(layout, standing: Sequence[Span], wanted: Sequence[Span]) -> Bytes:
+def expected_bytes(layout, standing: Sequence[Span], wanted: Sequence[Span]) -> Written:
     one = next(s.kv for s in wanted) if wanted else NO_KV
     phased = rotated_bytes(one, layout) // wanted[0].length if wanted else 0
     patches = [0 if s.patch is None else s.patch.nbytes for s in wanted]
@@ -206,7 +206,10 @@ def test_it_shows_what_it_is_asked_whatever_came_before(kind, layout, todo, slac
                 spans = [pool.span(*key) for key in wanted[which]]
                 told = expected_bytes(pool.layout, live.standing, spans)
                 written = live.show(spans, room=room)
-                assert (written.bytes_turned, written.bytes_patched) == (told.turned, told.patched)
+                assert (written.bytes_turned, written.bytes_patched) == (
+                    told.bytes_turned,
+                    told.bytes_patched,
+                )
             for one, held in zip(lives, wanted, strict=True):
                 check(one, pool, held)
 

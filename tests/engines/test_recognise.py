@@ -123,7 +123,7 @@ def test_a_windows_prompt_is_recognised_from_the_rows_of_its_store(tmp_path):
         rows = store.ls("canonical", context=window.context)
         ids = window.input_ids.numpy()
         wanted = [(s.chunk_id, s.start, s.start + s.length) for s in window]
-    media, pads = [], np.flatnonzero(np.isin(ids, backbone.vision_tokens))
+    media, pads = [], np.flatnonzero(np.isin(ids, backbone.builder.vision_tokens))
     for run in np.split(pads, np.flatnonzero(np.diff(pads) > 1) + 1):
         owner = next(chunk for chunk, start, stop in wanted if start <= run[0] < stop)
         media.append(Placeholder(int(run[0]), len(run), owner))

@@ -120,7 +120,7 @@ def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
     for run in (
         lambda: b.run(span, last + 1),
         lambda: b.forward(span.input_ids, last + 1, cache),
-        lambda: b.check_positions(last + 1),
+        lambda: b.limits.check_tokens(last + 1),
     ):
         with pytest.raises(NotRelocatable, match=f"position {LIMIT} .*{LIMIT}: .*{reason}"):
             run()

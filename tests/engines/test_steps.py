@@ -266,7 +266,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 def test_places_are_given_in_order_by_rows_and_by_bytes():
     backbone = tiny.backbone("qwen3_vl")
-    rows = steps.Steps(backbone, rows=2, live_bytes=100 * backbone.bytes_per_token)
+    rows = steps.Steps(backbone, rows=2, live_bytes=100 * backbone.facts.bytes_per_token)
     order: list[int] = []
     leave = {n: threading.Event() for n in (150, 60, 50, 30, 20)}
     threads = []

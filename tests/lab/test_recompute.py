@@ -155,7 +155,7 @@ def test_inputs_are_left_as_they_were(name):
     c = case(name)
     before = [kv_copy(kv) for kv in (c.context, c.blind)]
     c.recompute(c.all_rows)
-    recompute(c.backbone, c.span, c.home, c.backbone.no_kv(), c.blind, torch.tensor([0, 1]))
+    recompute(c.backbone, c.span, c.home, c.backbone.room(0), c.blind, torch.tensor([0, 1]))
     assert bits(before[0], c.context)
     assert bits(before[1], c.blind)
 
@@ -211,7 +211,7 @@ def test_keep_must_choose_among_the_rows_that_run():
 @pytest.mark.parametrize("name", [*MAIN, "mistral_sliding", "gemma4"])
 def test_resuming_at_the_first_layer_is_a_prefill(name):
     c = case(name)
-    entry = hidden_states(c.backbone, c.span, c.home, c.backbone.no_kv(), 0)
+    entry = hidden_states(c.backbone, c.span, c.home, c.backbone.room(0), 0)
     assert worst(c.recompute(c.all_rows, resume=Resume(0, entry)).kv, c.conditioned) <= 1e-5
 
 
@@ -229,7 +229,7 @@ def test_resuming_with_conditioned_states_equals_a_prefill(name, layer):
 def test_resuming_with_canonical_states_changes_later_layers(name):
     c = case(name)
     made = c.recompute(
-        c.all_rows, resume=Resume(1, hidden_states(c.backbone, c.span, c.home, c.backbone.no_kv(), 1))
+        c.all_rows, resume=Resume(1, hidden_states(c.backbone, c.span, c.home, c.backbone.room(0), 1))
     )
     assert worst(made.kv[:2], c.blind[:2]) <= 1e-5  # same input, moved: the keys only turn
     assert worst(made.kv[2:], c.blind[2:]) > 1e-2
@@ -238,7 +238,7 @@ def test_resuming_with_canonical_states_changes_later_layers(name):
 def test_resuming_equals_running_the_deep_layers_by_hand():
     c = case("llava")
     b, n, before = c.backbone, c.span.num_tokens, kv_tokens(c.context)
-    hidden = hidden_states(b, c.span, c.home, b.no_kv(), 1)
+    hidden = hidden_states(b, c.span, c.home, b.room(0), 1)
     made = c.recompute(c.all_rows, resume=Resume(1, hidden))
     cache, x = b.cache([c.context]), hidden[None]
     mask = torch.full((n, before + n), torch.finfo(torch.float32).min).triu(before + 1)[None, None]
@@ -269,7 +269,7 @@ def test_bidirectional_pictures_are_refused_and_text_is_not(name):
     b, span = c.backbone, text(6, seed=3)
     (place,) = positions(b, span)
     whole, _ = b.run(span, place)
-    made = recompute(b, span, place, b.no_kv(), whole, torch.tensor([1, 2]))
+    made = recompute(b, span, place, b.room(0), whole, torch.tensor([1, 2]))
     assert worst(made.kv, whole) <= 5e-5
 
 

@@ -17,12 +17,12 @@ import torch
 
 from kamera.content import Chunk, Encoded, Seams
 from kamera.engines import (
+    Answers,
     Continuation,
     Extent,
     LiveKV,
-    ModelName,
+    ModelFacts,
     PositionLimits,
-    Probe,
     Sampling,
     Span,
     Written,
@@ -95,13 +95,13 @@ class Done:
 class SmallEngine:
     """`kamera.engines.Engine`; what its fields say can be changed to make it another model.
 
-    A picture's ids are all `PICTURE`; its features come in ``inputs["pixels"]``. With a ``vocabulary`` a text
+    A picture's ids are all `PICTURE`; its features come in ``inputs["pixels"]``. With ``words`` a text
     question is one token a character.
     """
 
     fingerprint: str = "f" * 64
     vision_fingerprint: str = "e" * 64
-    vocabulary: str = ""
+    words: str = ""
     seed: int = 0
     token_count: int = VOCABULARY
     processor: Any = None
@@ -111,8 +111,8 @@ class SmallEngine:
     layout = LAYOUT
     axes = 1
     limits = PositionLimits()
-    named = ModelName("SmallEngine", "", "float32")
-    bytes_per_token = phased_bytes_per_token = LAYERS * WIDTH * 4
+    facts = ModelFacts("SmallEngine", "", "MHA", "float32", LAYERS * WIDTH * 4, LAYERS * WIDTH * 4)
+    tolerance = 1e-3
     vision_tokens = (49,)
     accepted = ("input_ids", "pixels")
 
@@ -152,7 +152,7 @@ class SmallEngine:
         return self._forward(hidden, positions, NO_KV if behind is None else behind.tensors)[0]
 
     def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
     ) -> tuple[KV, ...]:
         hidden = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
         kv, _ = self._forward(torch.cat(hidden), torch.cat(list(positions), dim=1), behind.tensors)
@@ -245,17 +245,27 @@ class SmallEngine:
         for name, count in vars(self.done).items():
             setattr(work, name, count - getattr(before, name))
 
-    no_reuse = ""
-    joins = True
-
     # -- what it says --------------------------------------------------------------------------
 
     def steady(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     @property
-    def probe(self) -> Probe:
-        return Probe(self.moves, lambda: {"one": [1.0 + self.drift]}, 1e-3)
+    def identity(self) -> SmallEngine:
+        return self
+
+    @property
+    def builder(self) -> SmallEngine:
+        return self
+
+    def vision(self) -> str:
+        return self.vision_fingerprint
+
+    def vocabulary(self) -> str:
+        return self.words
+
+    def answers(self) -> Answers:
+        return {"one": [1.0 + self.drift]}
 
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]

@@ -80,7 +80,7 @@ def test_without_a_tokenizer_a_picture_has_only_the_questions_heard(engine):
 
 
 def test_with_a_tokenizer_every_patch_is_asked_the_same_questions():
-    engine = SmallEngine(vocabulary="v" * 64)
+    engine = SmallEngine(words="v" * 64)
     for target in (T, picture(1)):
         place = Place(engine, target)
         _, proof = Prover(engine, place.anchor, 0.1).form(PatchBudget(9), *place.given)

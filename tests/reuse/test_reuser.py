@@ -216,7 +216,7 @@ def test_token_ids_are_cut_where_their_messages_start():
 
 def test_placeholders_without_pixels_are_refused_by_name():
     backbone = family("qwen2_5_vl")
-    ids = torch.cat([HEAD, words(1, 5), torch.tensor(backbone.vision_tokens[:1]), words(2, 5)])
+    ids = torch.cat([HEAD, words(1, 5), torch.tensor(backbone.builder.vision_tokens[:1]), words(2, 5)])
     with pytest.raises(UnidentifiedMedia, match="at 9 is a placeholder of media"):
         reuser(backbone).prepare(ids)
 

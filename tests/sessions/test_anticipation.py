@@ -300,7 +300,7 @@ def test_what_is_prepared_counts_as_later_works_and_goes_first_under_pressure(ba
     assert queue.held == 0
     session.anticipate()
     session.flush()
-    assert queue.held > session.backbone.bytes_per_token * 100
+    assert queue.held > session.backbone.facts.bytes_per_token * 100
     queue.limit = queue.held
     queue.add(lambda: None, holds=[torch.zeros(1)])
     session.flush()

@@ -254,7 +254,7 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     with watching(own) as seen:
         report = window.run(Arrange(chunks))
     assert seen.forwards == report.forwards
-    assert report.forwards == 1 or not own.joins
+    assert report.forwards == 1 or not own.facts.joins
     plain = Prefilled(own, chunks)
     assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
 

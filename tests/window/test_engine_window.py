@@ -76,7 +76,7 @@ def test_a_stored_chunk_whose_row_says_no_advance_is_computed(monkeypatch):
 def test_operations_that_name_no_chunk_are_refused_and_one_in_view_stays():
     bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
     frames = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
-    room = int(bed.anchor_ids(None).shape[0]) + frames[0].num_tokens + frames[1].num_tokens
+    room = int(bed.builder.anchor_ids(None).shape[0]) + frames[0].num_tokens + frames[1].num_tokens
     given = {"fingerprint": bed.fingerprint, "policy": POLICY, "max_tokens": room}
     window = EngineWindow(NoEngine(), bed, ChunkStore.open("memory://"), **given)
     window.append(frames[0])
@@ -164,7 +164,7 @@ def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_
     bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
     chunks = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
     engine = Failing()
-    anchor = bed.anchor_ids(None)
+    anchor = bed.builder.anchor_ids(None)
     window = DialogueWindow(engine, bed, ChunkStore.open("memory://"), anchor, policy=POLICY)
     window.arrange(chunks, {}, POLICY)
     with pytest.raises(EngineFailed):

@@ -36,7 +36,7 @@ def test_four_forks_of_64_that_recall_cost_what_differs():
     for fork in forks[:CHANGED]:
         assert fork.recall(chunks[8].id).forwards == 0
         answers.append(fork.next_token_logits(QUESTION))
-    differs = TOKENS * backbone.bytes_per_token
+    differs = TOKENS * backbone.facts.bytes_per_token
     # a chunk and its patch each, at most: no room but the one
     assert blocks([window, *forks]) - own <= CHANGED * 2 * differs
     assert {w._stage.live.tensors[0]["k"].data_ptr() for w in (window, *forks)} == {

@@ -97,7 +97,7 @@ def test_a_batch_with_one_row_that_overflows_is_refused():
     spans = [backbone.encode(backbone.chunk_from_tensors(ids)) for ids in ([5, 6, 7], [9, OVERFLOWS, 10])]
     places = [backbone.positions([s.input_ids], [{}]) for s in spans]
     with pytest.raises(NonFiniteKV):
-        batch.prefill(backbone, spans, places, backbone.no_kv())
+        batch.prefill(backbone, spans, places, backbone.room(0))
 
 
 def test_a_model_whose_every_forward_overflows_is_refused():

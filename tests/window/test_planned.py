@@ -137,7 +137,7 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         assert (seen.forwards, seen.encodes) == (0, 0)
         assert (window.slots, store.ls()) == (slots, held)
     assert [p.operation for p in plans[:3]] == ["append", "recall", "slide"]
-    turned = 4 * backbone.phased_bytes_per_token  # the anchor's four tokens move up
+    turned = 4 * backbone.facts.phased_bytes_per_token  # the anchor's four tokens move up
     assert plans[2].cost == Cost(bytes_turned=turned)
     assert plans[0].cost == Cost(2, 2 * chunks[3].num_tokens, 1)
 

@@ -75,7 +75,9 @@ def test_a_slide_moves_the_anchor_instead_of_the_survivors(family):
 
 def phased_bytes(backbone) -> int:
     """Bytes of a token's channels that carry a phase."""
-    size = backbone.bytes_per_token // sum(c.features for spec in backbone.layout for c in spec.channels)
+    size = backbone.facts.bytes_per_token // sum(
+        c.features for spec in backbone.layout for c in spec.channels
+    )
     return size * sum(c.features for spec in backbone.layout for c in spec.channels if c.rope is not None)
 
 

@@ -134,7 +134,7 @@ def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
             assert seen.forwards == 4, "the anchor, the chunk (its canonical), and two of the probe"
             assert window.usage().now.forwards == 4
         answers = {str(store.get_canonical(window.context, window.slots[0].chunk_id).context.probe)}
-        assert answers == {probe_text(backbone.probe.answers(), backbone.tolerance)}
+        assert answers == {probe_text(backbone.identity.answers(), backbone.identity.tolerance)}
 
 
 def test_the_probe_is_asked_again_after_a_number_of_operations():
@@ -212,21 +212,21 @@ def test_what_an_operation_leaves_for_later_runs_under_its_autocast(tmp_path):
 
 
 def test_a_backbone_with_a_processor_is_shown_a_picture():
-    answers = HfEngine(processors.matching_model(), processors.picture_processor()).probe.answers()
+    answers = HfEngine(processors.matching_model(), processors.picture_processor()).identity.answers()
     assert set(answers) == {"picture", "features"}
     model = processors.matching_model()
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if "patch" in n).mul_(-1)
-    other = HfEngine(model, processors.picture_processor()).probe.answers()
+    other = HfEngine(model, processors.picture_processor()).identity.answers()
     assert other["picture"] != answers["picture"]
     assert other["features"] != answers["features"]
 
 
 def test_another_machines_rounding_is_no_other_model():
-    answers = tiny.backbone(FAMILY).probe.answers()
+    answers = tiny.backbone(FAMILY).identity.answers()
     rounded = {name: [x * (1 + 1e-4) for x in said] for name, said in answers.items()}
     wrong = {name: [float("nan")] * len(said) for name, said in answers.items()}
-    tolerance = tiny.backbone(FAMILY).tolerance
+    tolerance = tiny.backbone(FAMILY).identity.tolerance
     compare(probe_text(answers, tolerance), probe_text(rounded, tolerance), "a canonical")
     for other in (wrong, {name: said[1:] for name, said in answers.items()}):
         with pytest.raises(
@@ -287,7 +287,7 @@ def test_a_tower_that_encodes_otherwise_is_refused_by_its_features(monkeypatch, 
     window.flush()
     broken()
     other = HfEngine(processors.matching_model(), processors.picture_processor())
-    assert other.vision_fingerprint == first.vision_fingerprint
+    assert other.identity.vision() == first.identity.vision()
     window = KameraWindow(other, store, "two")  # another prompt: nothing but the encoding could be shared
     with pytest.raises(ComputationChanged, match="answers the features probe otherwise"):
         window.append(square)

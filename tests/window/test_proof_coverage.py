@@ -52,7 +52,7 @@ def untold(shipped):
     anchor = prefill_anchor(shipped, testbed.SYSTEM)
 
     def ask(question) -> torch.Tensor:
-        return shipped.question_ids(question.text, anchor.tail)
+        return shipped.builder.question_ids(question.text, anchor.tail)
 
     return bare, chunks, anchor.input_ids, episode.questions, ask
 

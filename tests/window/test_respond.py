@@ -58,10 +58,10 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
         answer, report = window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     plain = Prefilled(backbone, chunks[:3])
     assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()
-    assert seen.forwards == report.forwards + NEW - (1 if backbone.joins else 0)
+    assert seen.forwards == report.forwards + NEW - (1 if backbone.facts.joins else 0)
     assert report.tokens_recomputed == sum(c.num_tokens for c in chunks[:3])
     assert off(window, chunks[:3]) <= ROUNDING
-    assert report.forwards == 1 or not backbone.joins
+    assert report.forwards == 1 or not backbone.facts.joins
 
     text = said_by(window)
     following = [text, chunks[3]]

@@ -156,17 +156,17 @@ CHANGES = {
 @pytest.mark.parametrize("change, same", CHANGES.values(), ids=CHANGES)
 def test_an_encoding_belongs_to_its_vision_part(change, same):
     backbone = HfEngine(tiny.build(FAMILY))
-    whole, vision = backbone.fingerprint, backbone.vision_fingerprint
+    whole, vision = backbone.fingerprint, backbone.identity.vision()
     change(backbone)
     assert backbone.fingerprint != whole
-    assert (backbone.vision_fingerprint == vision) == same
+    assert (backbone.identity.vision() == vision) == same
 
 
 def test_autocast_makes_other_encodings(pieces):
     backbone, _ = pieces
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = backbone.vision_fingerprint
-    assert under != backbone.vision_fingerprint
+        under = backbone.identity.vision()
+    assert under != backbone.identity.vision()
 
 
 def test_other_layers_take_the_encoding_of_the_same_tower(store):

@@ -329,7 +329,7 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
     assert {info.kind for info in store.ls()} == {"anchor", "canonical", "encoding"}
     backbone = backbone_of("qwen3_vl")
     assert backbone.fingerprint != old.fingerprint
-    assert backbone.vision_fingerprint != old.vision_fingerprint
+    assert backbone.identity.vision() != old.identity.vision()
     window = KameraWindow(backbone, store, SYSTEM, policy=EXACT)
     with pytest.raises(IncompatibleChunk, match=f"archived by backbone {old.fingerprint[:12]}"):
         window.recall(chunk.id)

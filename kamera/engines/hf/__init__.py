@@ -14,6 +14,7 @@ from kamera.engines.hf.prove import (
     prove_patch,
     prove_relocation,
 )
+from kamera.engines.hf.served import ServedModel
 
 __all__ = [
     "Backbone",
@@ -22,6 +23,7 @@ __all__ = [
     "ModelCache",
     "Observer",
     "OperatorProof",
+    "ServedModel",
     "hide_progress",
     "load_processor",
     "precision",

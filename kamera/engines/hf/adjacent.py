@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
 from kamera.content import Encoded
+from kamera.engines.hf.encode import text_tensors
 from kamera.engines.hf.model import Model
 from kamera.ops import KV, kv_copy, kv_slice
 
@@ -28,7 +29,7 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
     if model.masks_by_type:
         return None
     rows = [
-        dict(span.tensors) if span.tensors else model.text_tensors(span, places)
+        dict(span.tensors) if span.tensors else _as_pictured(model, span, places)
         for span, places in zip(spans, positions, strict=True)
     ]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -49,6 +50,12 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
         device = parts[0].device
         tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
     return Encoded(ids, {}, tensors)
+
+
+def _as_pictured(model: Model, text: Encoded, positions: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """The decoder's arguments for a text at ``positions``, as its outer model makes them beside pictures."""
+    with torch.no_grad(), model.alone():
+        return text_tensors(model.model, model.door, text.input_ids, positions)
 
 
 def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:

@@ -12,6 +12,14 @@ from torch import nn
 from kamera.content import Chunk, Content
 from kamera.engines.hf.describe import Description
 from kamera.engines.hf.engine import HfEngine
+from kamera.engines.hf.load import (
+    device_of,
+    dtype_of,
+    files_behind,
+    fingerprint_of,
+    load_model,
+    load_processor,
+)
 from kamera.engines.values import Work
 
 
@@ -51,23 +59,20 @@ class Backbone:
         option. Raises UnsupportedBackbone when no class loads it, ValueError for a device or dtype that
         cannot be used.
         """
-        from kamera.engines.hf.load import Loaded, device_of, dtype_of, load_model, load_processor
-
         place, dtype = None if device is None else device_of(device), dtype_of(dtype)
-        files = Loaded.of(name, options) if by_files else None
+        files = files_behind(name, options) if by_files else None
         model = load_model(name, dtype=dtype, **options)
         if place is not None:
             model = model.to(place)
         backbone = cls(model, load_processor(name))
-        of_files = None if files is None else files.fingerprint(backbone.engine.named.dtype)
+        of_files = fingerprint_of(files, backbone.engine.facts.dtype)
         if of_files is not None:
             backbone.engine.identity.name(of_files)
         return backbone
 
     def __repr__(self) -> str:
-        return (
-            f"Backbone({type(self.model).__name__}, {self.engine.family}, {len(self.engine.layout)} layers)"
-        )
+        facts = self.engine.facts
+        return f"Backbone({facts.kind}, {facts.family}, {len(self.engine.layout)} layers)"
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -89,7 +94,7 @@ class Backbone:
     @property
     def no_reuse(self) -> str:
         """Why no KV of the model can be used again; "" if it can."""
-        return self.engine.no_reuse
+        return self.engine.facts.no_reuse
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""

@@ -52,7 +52,7 @@ def prefill(
     if not spans or len({form(model, span) for span in spans}) > 1 or form(model, spans[0]) is None:
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
     for places in positions:
-        model.check_positions(places)
+        model.limits.check_tokens(places)
     cache = model_cache.spread(model.cache([past]), len(spans))
     start = model_cache.cache_length(cache)
     rows = [encoding.decoder_arguments(span, model.device) for span in spans]

@@ -203,11 +203,6 @@ def autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def plain_settings(config: Any) -> Any:
-    """A config as JSON-able settings, without its origin."""
-    return _without_origin(config.to_dict())
-
-
 class _Configs:
     """Configs as text: each is recorded once and referred to by number from then on."""
 
@@ -221,7 +216,8 @@ class _Configs:
         """The number of a config."""
         if id(config) not in self._numbers:
             self.reader.watch.space(vars(config), _OF_CONFIGS)
-            told = [_class(type(config)), attention(config, self.reader), _text(plain_settings(config))]
+            settings = _text(_without_origin(config.to_dict()))
+            told = [name_of(type(config)), attention(config, self.reader), settings]
             for value in vars(config).values():  # nested ones are in the text; a change of them shows here
                 self._watch(value)
             if told not in self.told:  # modules that share an object count as modules with equal ones
@@ -261,10 +257,6 @@ def _forward(reader: Reader, module: nn.Module) -> list[Any]:
     if own is None or getattr(own, "__func__", None) is type(module).forward:
         return []
     return [reader.value(own)]
-
-
-def _class(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _without_origin(settings: Any) -> Any:

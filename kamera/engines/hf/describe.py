@@ -44,9 +44,9 @@ def describe(model: Model, devices: Sequence[torch.device | None], serial_decode
     axis_names = "thw" if model.axes == 3 else "p"
     order = "".join(axis_names[a] for a in rope.axes)
     return Description(
-        model_class=type(model.model).__name__,
+        model_class=model.facts.kind,
         model_type=str(getattr(model.model.config, "model_type", "")),
-        family=model.family,
+        family=model.facts.family,
         layers=len(model.layout),
         kv_layers=sum(bool(spec.channels) for spec in model.layout),
         channels=tuple(
@@ -54,8 +54,8 @@ def describe(model: Model, devices: Sequence[torch.device | None], serial_decode
             + (f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}" if c.rope else "")
             for c in next(spec for spec in model.layout if spec.channels).channels
         ),
-        bytes_per_token=model.bytes_per_token,
-        dtype=str(model.dtype).removeprefix("torch."),
+        bytes_per_token=model.facts.bytes_per_token,
+        dtype=model.facts.dtype,
         devices=tuple(sorted({str(d) for d in devices if d is not None})),
         attention=str(getattr(model.model.config, "_attn_implementation", "")),
         position_axes=model.axes,
@@ -63,8 +63,8 @@ def describe(model: Model, devices: Sequence[torch.device | None], serial_decode
         pairing=rope.pairing,
         axis_order=order,
         attention_scaling=rope.attention_scaling,
-        position_limit=None if model.limits.below is None else model.limits.below,
-        limit_reason="" if model.limits.below is None else model.limits.reason,
+        position_limit=model.limits.below,
+        limit_reason=model.limits.reason,
         takes_pixels=model.builder.takes_pixels,
         serial_decode=serial_decode,
         fingerprint=model.fingerprint,

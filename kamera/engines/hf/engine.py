@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from kamera.content import Chunk, Encoded, Seams, Spoken
+from kamera.content import Encoded
 from kamera.engines.base import LiveKV, Sampling
-from kamera.engines.extent import Extent, Extents
-from kamera.engines.hf import batch, whole
+from kamera.engines.extent import Extent, Extents, refuse_touching
+from kamera.engines.hf import batch
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.describe import Description, describe
-from kamera.engines.hf.fingerprint import vocabulary_digest
+from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sample import can_sample, sample
-from kamera.engines.hf.sampling import check_options
 from kamera.engines.hf.steps import Steps
-from kamera.engines.touching import refuse_touching
-from kamera.engines.values import Continuation, ModelName, Probe
+from kamera.engines.values import Continuation
 from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, kv_bytes
 
@@ -48,17 +45,17 @@ class HfEngine(Model):
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         super().__init__(model, processor)
+        self.identity = ModelIdentity(self)
         self._extents = Extents(self.positions)
-        self._prober = Prober(self)
         self._steps = Steps(self)
-        self._vocabulary: tuple[str, str] | None = None
-        kind = type(self.model).__name__
+        kind = self.facts.kind
         try:
-            self.no_reuse = without_reuse(prove_cuts(self), kind)
+            no_reuse = without_reuse(prove_cuts(self), kind)
         except NonFiniteKV as error:
             raise UnsupportedBackbone(f"{kind}: a forward of a few tokens fails: {error}") from error
-        if self.no_reuse:
-            logger.warning("%s", self.no_reuse)
+        self.facts = self.facts._replace(no_reuse=no_reuse)
+        if no_reuse:
+            logger.warning("%s", no_reuse)
             return
         proof = prove_relocation(self)
         if not proof.holds:
@@ -70,103 +67,35 @@ class HfEngine(Model):
 
     @property
     def engine(self) -> HfEngine:
-        """As `Engine.engine`."""
         return self
 
-    # -- identity ------------------------------------------------------------------------------
-
     @property
-    def vision_fingerprint(self) -> str:
-        """Digest of everything that decides a chunk's encoding; this omits the decoder's layers."""
-        return self.identity.vision()
+    def fingerprint(self) -> str:
+        """Digest of all that decides a chunk's KV.
 
-    def steady(self) -> AbstractContextManager[None]:
-        """As `Engine.steady`."""
-        return self.identity.steady()
-
-    @property
-    def probe(self) -> Probe:
-        """As `Engine.probe`."""
-        return Probe(self.identity.moves, self._prober.answers, self.tolerance)
-
-    @property
-    def named(self) -> ModelName:
-        """As `Engine.named`."""
-        config = self.model.config
-        dtype = str(self._like.dtype).removeprefix("torch.")
-        return ModelName(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
-
-    @property
-    def vocabulary(self) -> str:
-        """As `Engine.vocabulary`. Read again when the fingerprint changes."""
-        fingerprint = self.fingerprint
-        if self._vocabulary is None or self._vocabulary[0] != fingerprint:
-            self._vocabulary = (fingerprint, vocabulary_digest(self.processor))
-        return self._vocabulary[1]
+        A digest of the live model; of one that was loaded with ``by_files``, `checkpoint_fingerprint` of its
+        files, which other engines compute, too. Each access checks the model, and
+        takes a new digest if a weight was replaced or written, a setting of a module, config or processor
+        changed, a hook added, or autocast switched on in this thread. Raises ComputationChanged if the rotary
+        facts differ from those at construction.
+        """
+        return self.identity.fingerprint()
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
         return describe(self, self._devices, self.serial_decode)
 
     def __repr__(self) -> str:
-        return f"HfEngine({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
-
-    @property
-    def tolerance(self) -> float:
-        """Largest distance of a model's answers to the probe on two machines, as a share of their norm."""
-        return tolerance(self)
-
-    # -- content -------------------------------------------------------------------------------
-
-    def chunk_from_tensors(
-        self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
-    ) -> Chunk:
-        """As `Backbone.chunk_from_tensors`."""
-        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """As `Engine.accepted`."""
-        return tuple(self.builder.accepted)
-
-    @property
-    def vision_tokens(self) -> tuple[int, ...]:
-        """As `Engine.vision_tokens`."""
-        return self.builder.vision_tokens
-
-    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
-        """As `ChunkBuilder.anchor_ids`."""
-        return self.builder.anchor_ids(system)
-
-    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
-        """As `ChunkBuilder.question_ids`."""
-        return self.builder.question_ids(question, tail)
-
-    def seams(self, system: str | None) -> Seams:
-        """The chat template's text before the first chunk, after a question, and after an answer."""
-        if self.builder.format is None:
-            return Seams(system or "", "", "")
-        return self.builder.format.seams(system)
-
-    def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
-        """Token ids of ``text``, int64 ``[tokens]``."""
-        return self.builder.tokenize(text, special=special)
-
-    def detokenize(self, ids: torch.Tensor) -> str | None:
-        """Text of token ids without special tokens; None without a processor."""
-        if self.builder.format is None:
-            return None
-        with self.builder.format.exclusive.alone():
-            return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
+        return f"HfEngine({self.facts.kind}, {self.facts.family}, {len(self.layout)} layers)"
 
     # -- positions -----------------------------------------------------------------------------
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
         """As `Engine.extents`; each chunk is tested once."""
         if self.masks_by_type:
-            refuse_touching(type(self.model).__name__, spans)
+            refuse_touching(self.facts.kind, spans)
         given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
-        return self._extents.of_all(given, self.vision_tokens)
+        return self._extents.of_all(given, self.builder.vision_tokens)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -175,35 +104,24 @@ class HfEngine(Model):
         return LiveCache(self, holds)
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
-        """As `Engine.prefill`."""
-        if encoded.num_tokens == 0:
-            return self.no_kv()
-        with self._cache_of(behind) as cache:
-            start = model_cache.cache_length(cache)
-            self.run(encoded, positions, cache)
-            return self._kept(behind, cache, start, [encoded.num_tokens])[0]
-
-    @property
-    def joins(self) -> bool:
-        """As `Engine.joins`."""
-        return not self.masks_by_type
+        return self.prefill_run([encoded], [positions], behind)[0]
 
     def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
     ) -> tuple[KV, ...]:
-        """As `Engine.prefill_run`."""
-        whole = joined(self, spans, positions)
+        lengths = [span.num_tokens for span in spans]
+        if not sum(lengths):
+            return tuple(self.room(0) for _ in spans)
+        whole = joined(self, spans, positions) if len(spans) > 1 else None
+        runs = zip(spans, positions, strict=True)
         with self._cache_of(behind) as cache:
-            start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
-            if whole is None:  # one after another: the cache grows behind each
-                for span, places in zip(spans, positions, strict=True):
-                    self.run(span, places, cache)
-            else:
-                self.run(whole, torch.cat(list(positions), dim=1), cache)
+            start = model_cache.cache_length(cache)
+            # one after another the cache grows behind each
+            for span, places in runs if whole is None else [(whole, torch.cat(list(positions), dim=1))]:
+                self.run(span, places, cache)
             return self._kept(behind, cache, start, lengths)
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """As `Engine.ask`."""
         with self._cache_of(behind) as cache:
             return self.forward(ids, positions, cache)
 
@@ -223,10 +141,6 @@ class HfEngine(Model):
                 logits = self.forward_batch(whole, positions[:, :longest], past)
             found += [row[: len(ids)] for row, ids in zip(logits, some, strict=True)]
         return tuple(found)
-
-    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
-        """As `Engine.check_sampling`."""
-        check_options(self.model, sampling)
 
     def decode(
         self,
@@ -257,33 +171,37 @@ class HfEngine(Model):
         return self._steps.serial
 
     def can_sample(self, span: Encoded) -> bool:
-        """As `Engine.can_sample`."""
         return can_sample(self, span)
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
-        """As `Engine.sample`."""
         with self._cache_of(behind) as cache:
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """As `Engine.ask_whole`."""
-        return whole.logits_after(self, inputs)
+        with self.alone(), torch.no_grad():
+            logits: torch.Tensor = self.model(**self._accepted(inputs)).logits[0, -1]
+        return logits
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        """As `Engine.answer_whole`."""
-        return whole.tokens_after(self, inputs, sampling)
+        with self.alone(), torch.no_grad():
+            out = self.model.generate(**self._accepted(inputs), **sampling)
+        tokens = out if isinstance(out, torch.Tensor) else out.sequences
+        return tokens[:, inputs["input_ids"].shape[1] :].cpu()
 
     def batch_form(self, span: Encoded) -> Hashable | None:
-        """As `Engine.batch_form`."""
         return batch.form(self, span)
 
     def prefill_batch(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
     ) -> tuple[KV, ...]:
-        """As `Engine.prefill_batch`."""
         return batch.prefill(self, spans, positions, past)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _accepted(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A processor's output without arguments that the model's forward lacks, on its device."""
+        names = inputs.keys() & {*self.builder.accepted}
+        return {name: inputs[name].to(self.device) for name in names}
 
     def _kept(
         self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]

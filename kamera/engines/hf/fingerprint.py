@@ -17,12 +17,12 @@ from kamera.engines.hf.state import content_of
 from kamera.engines.hf.witness import adapter_state
 from kamera.ops import Layout, digest
 
+Two = tuple[str, str]
+"""Of the whole model, and of the model without the decoder's layers."""
 
-def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
-    """Digests of all parameters and buffers, by name and content (adapters are parameters). Reads them all.
 
-    The second leaves out those in the decoder's layers.
-    """
+def tensors_digests(model: nn.Module, decoder: nn.Module) -> Two:
+    """Digests of all parameters and buffers, by name and content; adapters are parameters."""
     whole, vision = (hashlib.blake2b(digest_size=32, person=b"kamera-tensors") for _ in range(2))
     names = [name for name, _ in _named_tensors(model)]
     layers = layers_path(model, decoder)
@@ -35,35 +35,36 @@ def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
     return whole.hexdigest(), vision.hexdigest()
 
 
-def fingerprint(
-    model: nn.Module, layout: Layout, limit: Any, *, tensors: str, settings: str, processor: str
-) -> str:
-    """BLAKE2b-256 over everything but the tokens that decides a chunk's KV.
+def fingerprints(
+    model: nn.Module,
+    decoder: nn.Module,
+    layout: Layout,
+    limit: Any,
+    tensors: Two,
+    settings: Two,
+    processor: str,
+) -> Two:
+    """BLAKE2b-256 over all but the tokens that decides a chunk's KV, and of all that decides its encoding.
 
-    Binds: class, every parameter and buffer with its dtype (``tensors``), the settings of every module and
-    config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in ``layout``,
-    and the ``processor``'s settings.
+    The first binds: class, every parameter and buffer with its dtype (``tensors``), the settings of every
+    module and config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in
+    ``layout`` and ``limit``, and the ``processor``'s settings. The second leaves out the decoder's layers,
+    which no encoding depends on.
     """
-    modules = list(model.modules())
-    chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
-    facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(modules)), repr(chosen))
-    # v3, and v2 of the vision part: KV kept before may be of picture features that came in another order
-    return digest("kamera.backbone.v3", *facts, tensors, settings, processor)
+    layers, named, kind = layers_path(model, decoder), list(model.named_modules()), type(model).__name__
+    whole = [module for _, module in named]
+    vision = [module for name, module in named if not f"{name}.".startswith(layers)]
+    # v3 and v2: KV kept before may be of picture features that came in another order
+    heads = [("kamera.backbone.v3", kind, repr(layout), repr(limit)), ("kamera.vision.v2", kind)]
+    one, other = (
+        digest(*head, repr(adapter_state(modules)), repr(_chosen(modules)), *said, processor)
+        for head, modules, *said in zip(heads, (whole, vision), tensors, settings, strict=True)
+    )
+    return one, other
 
 
-def vision_fingerprint(
-    model: nn.Module, decoder: nn.Module, *, tensors: str, settings: str, processor: str
-) -> str:
-    """BLAKE2b-256 over everything but the chunk that decides its encoding.
-
-    It binds the model without the decoder's layers, which no encoding depends on: tower, projector and token
-    embeddings, with their dtype, settings, forwards, foreign hooks and adapters; and the processor.
-    """
-    layers = layers_path(model, decoder)
-    modules = [m for name, m in model.named_modules() if not f"{name}.".startswith(layers)]
-    chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
-    facts = (type(model).__name__, repr(adapter_state(modules)), repr(chosen))
-    return digest("kamera.vision.v2", *facts, tensors, settings, processor)
+def _chosen(modules: list[nn.Module]) -> list[list[str]]:
+    return [frequencies(m) for m in modules if chooses_frequencies(m)]
 
 
 def vocabulary_digest(processor: Any | None) -> str:
@@ -77,27 +78,28 @@ def vocabulary_digest(processor: Any | None) -> str:
 
 
 def processor_digest(processor: Any | None) -> str:
-    """Digest of `processor_settings`."""
-    with exclusive_of(getattr(processor, "tokenizer", processor)).alone():
-        return digest("kamera.processor.v1", _json(processor_settings(processor)))
+    """Digest of all that decides a processor's output for a picture or a text."""
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    with exclusive_of(tokenizer).alone():
+        settings = processor_settings(processor)
+        if settings:
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            # the last call's padding and truncation are no settings
+            settings["tokenizer"] = (
+                sorted(tokenizer.get_vocab().items())
+                if backend is None
+                else json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            )
+        return digest("kamera.processor.v1", _json(settings or None))
 
 
-def processor_settings(processor: Any | None) -> Any:
-    """All that decides a processor's output for a picture or a text, JSON-able."""
-    if processor is None:
-        return None
-    settings = processor_state(processor)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        settings["tokenizer"] = sorted(tokenizer.get_vocab().items())
-    else:  # the last call's padding and truncation are no settings
-        settings["tokenizer"] = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    return settings
+def settings_state(processor: Any | None) -> bytes:
+    """Cheap witness of the processor's settings."""
+    return _json(processor_settings(processor))
 
 
-def processor_state(processor: Any | None) -> dict[str, Any]:
-    """All of `processor_settings` but the vocabulary: cheap enough to look at every time."""
+def processor_settings(processor: Any | None) -> dict[str, Any]:
+    """A processor's settings but the vocabulary, JSON-able: cheap enough to look at every time."""
     if processor is None:
         return {}
     settings: dict[str, Any] = {"class": type(processor).__name__}
@@ -121,11 +123,6 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and bound_buffer(module, name):
                 yield f"{path}.{name}", buffer
-
-
-def settings_state(processor: Any | None) -> bytes:
-    """Cheap witness of the processor's settings."""
-    return _json(processor_state(processor))
 
 
 def _json(value: Any) -> bytes:

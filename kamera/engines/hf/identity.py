@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from torch import nn
-
 from kamera import forks
 from kamera.engines.hf import fingerprint as digests
 from kamera.engines.hf import probe
 from kamera.engines.hf.computation import autocast
+from kamera.engines.hf.model import Model
+from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.witness import Look, Witness
+from kamera.engines.values import Answers
 from kamera.errors import ComputationChanged
-from kamera.ops import Layout, digest
+from kamera.ops import digest
 
 logger = logging.getLogger(__name__)
 
@@ -25,38 +26,36 @@ _steady: ContextVar[dict[ModelIdentity, tuple[str, str]] | None] = ContextVar("k
 
 
 class ModelIdentity:
-    """The fingerprints of a live model and its processor. Safe to use from several threads.
+    """The fingerprints of a live model and its processor, and its answers. Safe to use from several threads.
 
     Unchanged parts are not digested again: tensors, settings and processor each have a digest of their own.
     """
 
-    def __init__(
-        self, model: nn.Module, decoder: nn.Module, processor: Any | None, layout: Layout, limit: Any
-    ) -> None:
-        self._model = model
-        self._decoder = decoder
-        self._processor = processor
-        self._layout = layout
-        self._limit = limit
+    def __init__(self, model: Model) -> None:
+        self._model, self._decoder, self._processor = model.model, model.decoder, model.processor
+        self._layout = model.layout
         self._facts = self._read_facts()
         self._lock = forks.Lock()
-        self._witness = Witness(model, decoder)
-        self._devices = tuple(sorted({p.device.type for p in model.parameters()}))
+        self._witness = Witness(self._model, self._decoder)
+        self._prober = Prober(model, self)
+        self._devices = tuple(sorted({p.device.type for p in self._model.parameters()}))
         self._seen: tuple[Look, bytes] | None = None
-        self._base = self._vision = ""
+        self._both = ("", "")
         self._changed = False
-        self._tensors: tuple[Any, tuple[str, str]] | None = None
+        self._tensors: tuple[Any, digests.Two] | None = None
         self._settings: tuple[bytes, str] | None = None
+        self._words: tuple[bytes, str] | None = None
         self._of_files: tuple[str, str] | None = None  # the digest of the model as loaded, and its files' own
         if self.unread:
             logger.warning(
                 "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone "
                 "alone, and nothing it stores is served to another",
-                type(model).__name__,
+                model.facts.kind,
                 "; ".join(self.unread[:3]),
             )
         self.moves = 0
         """Number of changes seen in the model, including those that left the fingerprint as it was."""
+        self.tolerance = tolerance(model)
 
     def fingerprint(self) -> str:
         """Fingerprint of the model as this thread would run it now.
@@ -68,6 +67,17 @@ class ModelIdentity:
     def vision(self) -> str:
         """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
         return self._now()[1]
+
+    def vocabulary(self) -> str:
+        """As `Identity.vocabulary`. Read again when the processor's settings change."""
+        settings = digests.settings_state(self._processor)
+        if self._words is None or self._words[0] != settings:
+            self._words = (settings, digests.vocabulary_digest(self._processor))
+        return self._words[1]
+
+    def answers(self) -> Answers:
+        """As `Identity.answers`."""
+        return self._prober.answers()
 
     def name(self, of_files: str) -> None:
         """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.
@@ -125,34 +135,31 @@ class ModelIdentity:
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
                     "that this Backbone read from it: put them back, or make a new Backbone of it"
                 )
-            named = self._of_files
-            base = named[1] if named is not None and named[0] == self._base else self._base
-            return base, self._vision
+            base, vision = self._both
+            if self._of_files is not None and self._of_files[0] == base:
+                base = self._of_files[1]
+            return base, vision
 
     def _take_anew(self, seen: Look, settings: bytes) -> None:
         if self._tensors is None or self._tensors[0] != seen.tensors:
             self._tensors = (seen.tensors, digests.tensors_digests(self._model, self._decoder))
         if self._settings is None or self._settings[0] != settings:
             self._settings = (settings, digests.processor_digest(self._processor))
-        self._base = digests.fingerprint(
-            self._model,
-            self._layout,
-            self._limit,
-            tensors=self._tensors[1][0],
-            settings=seen.settings,
-            processor=self._settings[1],
-        )
-        self._vision = digests.vision_fingerprint(
+        self._both = digests.fingerprints(
             self._model,
             self._decoder,
-            tensors=self._tensors[1][1],
-            settings=seen.vision,
-            processor=self._settings[1],
+            self._layout,
+            self._facts[1],
+            self._tensors[1],
+            seen.settings,
+            self._settings[1],
         )
         self._changed = self._read_facts() != self._facts
         self._seen = (seen, settings)
         self.moves += 1
 
-    def _read_facts(self) -> Any:
-        """The facts that a Backbone reads off a model once and relocates by."""
-        return probe.probe_ropes(self._decoder, len(self._layout)), probe.position_limit(self._model)
+    def _read_facts(self) -> tuple[Any, Any]:
+        """The facts that a Backbone reads off a model once and relocates by: phases, and their limit."""
+        limits = probe.position_limits(self._model)
+        limit = None if limits.below is None else (limits.below, limits.reason)
+        return probe.probe_ropes(self._decoder, len(self._layout)), limit

@@ -18,11 +18,11 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kamera.engines.base import Span, Written
+from kamera.engines.base import Span
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.room import CacheRoom, RoomKV
-from kamera.engines.moves import Move, Stand, moves
+from kamera.engines.moves import Move, Stand, Written, moves
 from kamera.ops import KV, Blocks, kv_slice
 from kamera.ops.kernels import serve
 
@@ -50,17 +50,14 @@ class LiveCache:
 
     @property
     def shown(self) -> tuple[Span, ...]:
-        """As `LiveKV.shown`."""
         return self._shown
 
     @property
     def standing(self) -> tuple[Span, ...]:
-        """As `LiveKV.standing`."""
         return self._room.standing
 
     @property
     def tensors(self) -> KV:
-        """As `LiveKV.tensors`."""
         return self._room.kv
 
     def fork(self) -> LiveCache:
@@ -119,7 +116,6 @@ class LiveCache:
             return room.adopted(lengths) if room.stop - room.start == start else None
 
     def check_integrity(self) -> None:
-        """As `LiveKV.check_integrity`."""
         room = self._room
         with room.lock:
             total = sum(span.length for span in room.standing)
@@ -271,8 +267,8 @@ class LiveCache:
         """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
         serve(into, held, span.patch, model.layout, span.offset, phased_only=turns)
-        phased = span.length * model.phased_bytes_per_token
-        whole = phased if turns else span.length * model.bytes_per_token
+        phased = span.length * model.facts.phased_bytes_per_token
+        whole = phased if turns else span.length * model.facts.bytes_per_token
         turned = phased if any(span.offset) else 0
         return Written(turned, 0 if span.patch is None else span.patch.nbytes, whole - turned)
 
@@ -310,15 +306,6 @@ class _CopyRun(NamedTuple):
     length: int
     free: bool
 
-    def goes_on_in(self, other: _CopyRun) -> bool:
-        """True if ``other`` follows it directly, at the source and at the target."""
-        ends = (self.to + self.length, self.out_of + self.length, self.free)
-        return ends == (other.to, other.out_of, other.free)
-
-    def longer(self, tokens: int) -> _CopyRun:
-        """The run with ``tokens`` more."""
-        return self._replace(length=self.length + tokens)
-
 
 def _runs(
     made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int], places: Sequence[int], in_place: bool
@@ -331,8 +318,9 @@ def _runs(
         run = _CopyRun(place, there[move.was], span.length, move.turns)
         if in_place and run.to == run.out_of:
             continue
-        if runs and runs[-1].goes_on_in(run):
-            run = runs.pop().longer(run.length)
+        last = runs[-1] if runs else run
+        if run[:2] == (last.to + last.length, last.out_of + last.length) and run.free == last.free:
+            run = runs.pop()._replace(length=last.length + run.length)  # it goes on behind the last
         runs.append(run)
     return runs
 

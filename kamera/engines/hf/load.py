@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +72,48 @@ def device_of(given: Any) -> torch.device:
 
 def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) -> nn.Module:
     """The model in eval mode, through its image-text class when it has one, else the causal LM class."""
+    loader, _ = _class_of(str(name))
+    try:
+        model: nn.Module = loader.from_pretrained(str(name), dtype=dtype, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedBackbone(f"{quote(name)} does not load: {first_line(error)}") from error
+    return model.eval()
+
+
+def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
+    """The model without its weights: every tensor has a shape alone. Raises as `load_model`."""
     import transformers
 
-    source = str(name)
+    loader, config = _class_of(str(name))
+    dtype = config.dtype or config.get_text_config().dtype if dtype == "auto" else dtype
+    if dtype is None or not hasattr(loader, "from_config"):
+        raise UnsupportedBackbone(f"{quote(name)} says no dtype: give one, or it is run by no other engine")
+    with torch.device("meta"):
+        model: Any = loader.from_config(config, dtype=dtype)
+    with suppress(OSError):  # it has none of its own
+        model.generation_config = transformers.GenerationConfig.from_pretrained(str(name))
+    made: nn.Module = model.eval()
+    return made
+
+
+def _class_of(source: str) -> tuple[Any, Any]:
+    """The class of transformers that loads a model, and the model's configuration."""
+    import transformers
+
     try:
         config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedBackbone(f"no transformers model at {quote(source)}: {first_line(error)}") from None
-    if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
-        loader: Any = transformers.AutoModelForImageTextToText
-    elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
-        loader = transformers.AutoModelForCausalLM
-    else:
-        thinker = _thinker(transformers, config)
-        if thinker is None:
-            raise UnsupportedBackbone(
-                f"{quote(source)} is a {config.model_type}, which transformers loads as neither an "
-                "image-text nor a causal language model: load it yourself and pass Backbone(model)"
-            )
-        loader = thinker
-    try:
-        model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UnsupportedBackbone(f"{quote(source)} does not load: {first_line(error)}") from error
-    return model.eval()
+    for loader in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
+        if type(config) in loader._model_mapping:
+            return loader, config
+    thinker = _thinker(transformers, config)
+    if thinker is None:
+        raise UnsupportedBackbone(
+            f"{quote(source)} is a {config.model_type}, which transformers loads as neither an "
+            "image-text nor a causal language model: load it yourself and pass Backbone(model)"
+        )
+    return thinker, config
 
 
 def load_processor(name: str | Path) -> Any | None:
@@ -131,32 +149,32 @@ def _thinker(transformers: Any, config: Any) -> Any | None:
     return None
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The folder that a model is loaded from, and the state of its files before that."""
+def folder_of(name: str | Path) -> Path:
+    """The folder of a model's files on this machine. Raises OSError for a name whose files are not here."""
+    from transformers.utils.hub import cached_file
 
-    folder: Path
-    state: tuple[Any, ...]
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    return Path(str(cached_file(str(name), "config.json", local_files_only=True))).parent
 
-    @classmethod
-    def of(cls, name: str | Path, options: Mapping[str, Any]) -> Loaded | None:
-        """The files of a model; None if ``options`` load something else, or if they are not here."""
-        from transformers.utils.hub import cached_file
 
-        if options.keys() - _PLACING:
-            return None
-        try:
-            folder = Path(name)
-            if not folder.is_dir():
-                folder = Path(str(cached_file(str(name), "config.json", local_files_only=True))).parent
-            return cls(folder, files_of(folder))
-        except OSError:
-            return None
+def files_behind(name: str | Path, options: Mapping[str, Any]) -> tuple[Path, Any] | None:
+    """The folder that a model is loaded from, and the state of its files.
 
-    def fingerprint(self, dtype: str) -> str | None:
-        """`checkpoint_fingerprint` of the files; None if they have changed since, or have none."""
-        try:
-            found = checkpoint_fingerprint(self.folder, dtype=dtype)
-            return found if files_of(self.folder) == self.state else None
-        except (OSError, UnsupportedBackbone):
-            return None
+    None if ``options`` load something else, or if they are not here.
+    """
+    with suppress(OSError):
+        if not options.keys() - _PLACING:
+            folder = folder_of(name)
+            return folder, files_of(folder)
+    return None
+
+
+def fingerprint_of(files: tuple[Path, Any] | None, dtype: str) -> str | None:
+    """`checkpoint_fingerprint` of `files_behind` a model; None if they have changed since, or have none."""
+    with suppress(OSError, UnsupportedBackbone):
+        if files is not None:
+            found = checkpoint_fingerprint(files[0], dtype=dtype)
+            return found if files_of(files[0]) == files[1] else None
+    return None

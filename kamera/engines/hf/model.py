@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from kamera.content import Chunk, ChunkBuilder, Content, Encoded
+from kamera.content import Chunk, Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
-from kamera.engines.hf import positions as positioning
 from kamera.engines.hf import probe
-from kamera.engines.hf.identity import ModelIdentity
+from kamera.engines.hf.contents import HfContents
 from kamera.engines.hf.meter import Meter
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
-from kamera.engines.values import PositionLimits, Work
+from kamera.engines.values import ModelFacts, Work
 from kamera.errors import IncompatibleChunk
 from kamera.ops import (
     KV,
@@ -38,46 +37,32 @@ ModelCache = model_cache.ModelCache
 """The cache of transformers that a live cache is shown in."""
 
 
-class Model:
+class Model(HfContents):
     """A loaded transformers model, the facts read off it, and its forwards behind caches of its own.
 
     Hooks are added that count forwards, one that stops forwards that only encode, and one in front of each
     layer, where forwards of later work stop while a call is in progress.
     """
 
-    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
-        model = probe.without_wrapper(model)
-        probe.check_processor(processor)
-        probe.refuse_unsupported(model)
-        self.model: Any = model
-        self.processor = processor
-        self.decoder: Any = probe.find_decoder(model)
-        self.config: Any = probe.text_config(model)
-        self.axes = probe.position_axes(self.decoder)
-        limit = probe.position_limit(model)
-        self.limits = PositionLimits(
-            getattr(self.config, "max_position_embeddings", None),
-            None if limit is None else limit.below,
-            "" if limit is None else limit.reason,
-        )
-        towers = probe.find_vision_towers(model)
-        self.builder = ChunkBuilder(model, processor, sees=bool(towers))
-        self.meter = Meter(self.decoder, towers)
-        self._turns = Pauses(calls_of(self), model, self.decoder)
+    def __init__(self, given: nn.Module, processor: Any | None = None) -> None:
+        super().__init__(given, processor)
+        model: nn.Module = self.model
+        self.meter = Meter(self.decoder, self.towers)
+        self.turns = Pauses(calls_of(self), model, self.decoder)
         self.quiet = False  # not known yet
-        self._door = encoding.Door(self.decoder)
+        self.door = encoding.Door(self.decoder)
         self.layout: Layout = ()
         self.groups: Groups = ()
         self._mask_input: str | None = None
         probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
         with torch.no_grad(), self.alone():
             self._decoded(probed, places, None)  # the first forward sets up state of its own
-            before = probe.module_state(model)
+            watch = probe.watch_modules(model)
+            before = probe.counts_of_writes(watch)
             cache = self._decoded(probed, places, None)
-            self.quiet = probe.module_state(model) == before
-            self._mask_input = encoding.mask_input_name(self.model, self._door, probed.input_ids, places)
+            self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == before
+            self._mask_input = encoding.mask_input_name(self.model, self.door, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
-        self.identity = ModelIdentity(model, self.decoder, processor, self.layout, limit)
         probe.refuse_wrapped(model, model_cache.cache_tensors(cache))
         devices = model_cache.layer_devices(cache)
         self.groups = layer_groups(self.layout, devices)
@@ -85,15 +70,17 @@ class Model:
         self._like = next(kv_tensors(model_cache.read(cache, self.layout, self.groups)))[..., :0]
         features = [(len(g), c.features, c.rope) for g in self.groups for c in self.layout[g[0]].channels]
         size = self._like.element_size()
-        self.bytes_per_token = size * sum([n * width for n, width, _ in features])
-        self.phased_bytes_per_token = size * sum([n * width for n, width, rope in features if rope])
+        self.facts = ModelFacts(
+            kind=type(model).__name__,
+            checkpoint=getattr(self.model.config, "_name_or_path", "") or "",
+            family="+".join(sorted({spec.family for spec in self.layout if spec.channels})),
+            dtype=str(self.dtype).removeprefix("torch."),
+            bytes_per_token=size * sum([n * width for n, width, _ in features]),
+            phased_bytes_per_token=size * sum([n * width for n, width, rope in features if rope]),
+            joins=not self.masks_by_type,
+        )
 
     # -- facts ---------------------------------------------------------------------------------
-
-    @property
-    def family(self) -> str:
-        """Attention family of the layers that keep KV: "MHA", "GQA", "MQA", "MLA" or "MLA_EXPANDED"."""
-        return "+".join(sorted({spec.family for spec in self.layout if spec.channels}))
 
     @property
     def device(self) -> torch.device:
@@ -110,46 +97,10 @@ class Model:
         """True if the model makes its mask from token types: pictures that see their own later tokens."""
         return self._mask_input is not None
 
-    def text_tensors(self, text: Encoded, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The decoder's arguments for a text at ``positions``, as its outer model makes them: no forward."""
-        with torch.no_grad(), self.alone():
-            return encoding.text_tensors(self.model, self._door, text.input_ids, positions)
-
-    def check_positions(self, positions: torch.Tensor) -> None:
-        """Raise NotRelocatable for positions at which this model rotates keys differently."""
-        if positions.numel():
-            self.limits.check(int(positions.max()))
-
     @property
     def token_count(self) -> int:
         """Number of token ids: valid ones are below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV.
-
-        A digest of the live model; of one that was loaded with ``by_files``, `checkpoint_fingerprint` of its
-        files, which other engines compute, too. Each access checks the model, and
-        takes a new digest if a weight was replaced or written, a setting of a module, config or processor
-        changed, a hook added, or autocast switched on in this thread. Raises ComputationChanged if the rotary
-        facts differ from those at construction.
-        """
-        return self.identity.fingerprint()
-
-    # -- content -------------------------------------------------------------------------------
-
-    def chunk(self, content: Content) -> Chunk:
-        """As `Backbone.chunk`."""
-        return self.builder.from_content(content, self.fingerprint)
-
-    def positions(
-        self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
-    ) -> torch.Tensor:
-        """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
-        joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
-        sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
-        return positioning.model_positions(self.model, self.axes, sequence, joined)
 
     def encode(self, chunk: Chunk) -> Encoded:
         """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
@@ -163,11 +114,11 @@ class Model:
         except (StopIteration, IndexError, RuntimeError, TypeError) as error:
             # raised by get_rope_index for more or fewer pictures than grids
             raise IncompatibleChunk(
-                f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
+                f"{self.facts.kind} has no positions for chunk {chunk.id[:12]}: its tokens and "
                 f"the grids in {sorted(chunk.inputs)} do not belong together"
             ) from error
         with torch.no_grad(), self.alone():
-            encoded = encoding.encode(self.model, self._door, chunk, positions)
+            encoded = encoding.encode(self.model, self.door, chunk, positions)
         check_encoding(encoded.tensors, chunk.id)
         return encoded
 
@@ -180,7 +131,7 @@ class Model:
 
         Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
         """
-        self.check_positions(positions)
+        self.limits.check_tokens(positions)
         start = 0 if past is None else model_cache.cache_length(past)
         with torch.no_grad(), self.turn():
             cache = self._decoded(encoded, positions, past)
@@ -197,20 +148,9 @@ class Model:
 
         Every row is at the same ``positions`` behind the same ``past``, which must not be used again.
         """
-        self.check_positions(positions)
         rows = ids.shape[0]
-        places = encoding.batched(positions)
-        places = places.expand(*places.shape[:-2], rows, -1)
-        with torch.no_grad(), self._asking():
-            out = self.model(
-                input_ids=ids.to(self.device),
-                position_ids=places.to(self.device),
-                past_key_values=model_cache.spread(past, rows),
-                use_cache=True,
-                logits_to_keep=ids.shape[1],
-            )
-        logits: torch.Tensor = out.logits
-        return logits
+        places = positions[:, None].expand(-1, rows, -1)
+        return self._logits(ids, places, model_cache.spread(past, rows), ids.shape[1])
 
     def next_logits(
         self,
@@ -224,20 +164,10 @@ class Model:
         ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
         ``coming``, its content if that is not all text; several have one token each.
         """
-        self.check_positions(positions)
         past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, self.device)
         content = {} if coming is None else encoding.decoder_arguments(coming, self.device)
-        with torch.no_grad(), self._asking(), self._door.bearing(content) if content else nullcontext():
-            out = self.model(
-                input_ids=ids.to(self.device),
-                attention_mask=seen,
-                position_ids=(positions if len(positions) > 1 else positions[0]).to(self.device),
-                past_key_values=past,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        with self.door.bearing(content) if content else nullcontext():
+            return self._logits(ids, positions, past, 1, seen)[:, -1]
 
     def generate(
         self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
@@ -246,7 +176,7 @@ class Model:
 
         ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
         """
-        self.check_positions(positions)
+        self.limits.check_tokens(positions)
         rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
         with torch.no_grad(), self._asking():
@@ -265,7 +195,7 @@ class Model:
     def cache(self, spans: Sequence[KV]) -> ModelCache:
         """A live cache that holds ``spans`` one after another (copied when more than one)."""
         held = [s for s in spans if s.groups]
-        kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
+        kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.room(0)
         return model_cache.build(self.model.config, self.layout, kv)
 
     def room(self, tokens: int) -> KV:
@@ -289,10 +219,6 @@ class Model:
             yield cache
         finally:
             model_cache.detach(cache)
-
-    def no_kv(self) -> KV:
-        """The KV of zero tokens."""
-        return self.room(0)
 
     def place(self, kv: KV) -> KV:
         """``kv`` with every layer on the model's device for it; ``kv`` itself if it is there already.
@@ -322,21 +248,38 @@ class Model:
 
         Code that runs the model other than by the methods of this class must hold it. Re-entrant.
         """
-        return self._turns.alone()
-
-    @property
-    def is_held(self) -> bool:
-        """True in a thread that is `alone` on the model."""
-        return self._turns.mine
+        return self.turns.alone()
 
     def turn(self) -> AbstractContextManager[None]:
         """Context of one forward, alone on the model; one of later work gives way to calls between layers."""
-        return self._turns.turn(alone=True, pauses=self.quiet)
+        return self.turns.turn(alone=True, pauses=self.quiet)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _asking(self) -> AbstractContextManager[None]:
-        return self._turns.turn(alone=not self.quiet, pauses=self.quiet)
+        return self.turns.turn(alone=not self.quiet, pauses=self.quiet)
+
+    def _logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        past: ModelCache,
+        keep: int,
+        seen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
+        self.limits.check_tokens(positions)
+        with torch.no_grad(), self._asking():
+            out = self.model(
+                input_ids=ids.to(self.device),
+                attention_mask=seen,
+                position_ids=(positions if len(positions) > 1 else positions[0]).to(self.device),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        logits: torch.Tensor = out.logits
+        return logits
 
     def _decoded(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
         cache = model_cache.new_cache(self.model.config) if past is None else past

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,11 +47,9 @@ class Pauses:
         for layer in decoder.layers:
             layer.register_forward_pre_hook(pause)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Hold the model for the block; it is not let go of in between."""
-        with self._exclusive.alone():
-            yield
+        return self._exclusive.alone()
 
     @property
     def mine(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf.watch import Watch
+from kamera.engines.values import PositionLimits
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import (
     LayerLayout,
@@ -21,13 +22,12 @@ from kamera.ops import (
     mla_latent_layout,
 )
 
-
-@dataclass(frozen=True)
-class PositionLimit:
-    """The position from which on the model rotates keys differently; relocation holds below it."""
-
-    below: int
-    reason: str
+_LIMITED = {
+    "dynamic": "dynamic NTK scaling changes the frequencies of every key with the length past it",
+    "longrope": "longrope switches to its long frequencies there, and older keys stay short",
+}
+_BUCKETS = "queries are scaled by position bucket, so what a chunk absorbs depends on its place"
+"""Why positions are limited, by the type of rotary scaling, and where queries are scaled."""
 
 
 def text_config(model: nn.Module) -> Any:
@@ -58,20 +58,24 @@ def find_vision_towers(model: nn.Module) -> list[nn.Module]:
     return towers
 
 
-def module_state(model: nn.Module) -> list[Any]:
-    """The objects in every module, and counts of writes to its tensors: equal if a forward left no state.
+def watch_modules(model: nn.Module) -> Watch:
+    """The objects in every module and the writes to its tensors: as noted after a forward that left no state.
 
     Hooks are left out: transformers adds its own, once, and they depend on the thread they run in.
     """
-    state: list[Any] = []
+    watch = Watch()
     for module in model.modules():
-        held = {k: v for k, v in vars(module).items() if "hooks" not in k}
-        for part in ("_parameters", "_buffers", "_modules"):
-            held |= {f"{part}.{k}": v for k, v in held.pop(part).items()}
-        for name, value in held.items():
-            counted = isinstance(value, torch.Tensor) and not value.is_inference()
-            state.append((name, id(value), value._version if counted else 0))
-    return state
+        watch.space(vars(module), frozenset(name for name in vars(module) if "hooks" in name))
+        for part in (module._parameters, module._buffers, module._modules):
+            watch.space(part)
+    watch.note()
+    return watch
+
+
+def counts_of_writes(watch: Watch) -> list[int]:
+    """How often each tensor that a watch holds was written."""
+    tensors = [t for t in watch.inside if isinstance(t, torch.Tensor) and not t.is_inference()]
+    return [t._version for t in tensors]
 
 
 def position_axes(decoder: nn.Module) -> int:
@@ -255,36 +259,17 @@ def refuse_wrapped(model: nn.Module, kv: Sequence[torch.Tensor]) -> None:
         )
 
 
-def position_limit(model: nn.Module) -> PositionLimit | None:
-    """The position from which this model's rotary or query scaling changes, if there is one."""
+def position_limits(model: nn.Module) -> PositionLimits:
+    """The positions a model was trained on, and the first at which its rotary or query scaling changes."""
     text = text_config(model)
     parameters = getattr(text, "rope_parameters", None) or {}
-    per_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
-    limits = []
-    for p in per_type:
-        kind = p.get("rope_type", "default")
+    found: list[tuple[int, str]] = []
+    for p in [p for p in parameters.values() if isinstance(p, dict)] or [parameters]:
         original = p.get("original_max_position_embeddings") or getattr(
             text, "original_max_position_embeddings", None
         )
-        if kind == "dynamic":
-            limits.append(
-                PositionLimit(
-                    original or text.max_position_embeddings,
-                    "dynamic NTK scaling changes the frequencies of every key with the length past it",
-                )
-            )
-        elif kind == "longrope":
-            limits.append(
-                PositionLimit(
-                    original or text.max_position_embeddings,
-                    "longrope switches to its long frequencies there, and older keys stay short",
-                )
-            )
-        if p.get("llama_4_scaling_beta"):
-            limits.append(
-                PositionLimit(
-                    original or text.max_position_embeddings,
-                    "queries are scaled by position bucket, so what a chunk absorbs depends on its place",
-                )
-            )
-    return min(limits, key=attrgetter("below"), default=None)
+        reasons = [_LIMITED[kind] for kind in (p.get("rope_type"),) if kind in _LIMITED]
+        reasons += [_BUCKETS] if p.get("llama_4_scaling_beta") else []
+        found += [(original or text.max_position_embeddings, reason) for reason in reasons]
+    below, reason = min(found, key=itemgetter(0), default=(None, ""))
+    return PositionLimits(getattr(text, "max_position_embeddings", None), below, reason)

@@ -5,7 +5,7 @@ It detects changes that no digest can: a kernel that computes wrongly, a write t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,9 +20,15 @@ from kamera.engines.values import FEATURES, Answers
 from kamera.errors import ComputationChanged, KameraError
 from kamera.store import answers_apart
 
+if TYPE_CHECKING:
+    from kamera.engines.hf.identity import ModelIdentity
+
 _LOGITS = 16
 _TOKENS = 12
 _SIDE = 56  # pixels
+_TRIES = 4
+"""How often a model is asked that changes meanwhile."""
+
 _STEADY = 0.02
 """Largest distance between two answers in one process, as a share of `tolerance`: rounding hardly varies."""
 
@@ -30,8 +36,8 @@ _STEADY = 0.02
 class Prober:
     """Asks a model the probe; its own first answers under a fingerprint are what later ones must equal."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, identity: ModelIdentity) -> None:
+        self._model, self._identity = model, identity
         self._first: dict[str, Answers] = {}
         self._picture: tuple[str, Chunk] | None = None
 
@@ -39,21 +45,27 @@ class Prober:
         """Ask the model now, in two forwards; returns its first answers.
 
         If they are others than the first ones, the tensors are digested again, since a write may have missed
-        the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
+        the witness: then the fingerprint is another. Raises ComputationChanged if it is not, and for a model
+        whose fingerprint changes with each forward.
         """
         model = self._model
-        fingerprint = model.fingerprint
-        with probing():  # as later work it gives way, so it holds nothing that a call waits for
-            now = self._asked()
-        if model.fingerprint != fingerprint:
-            return self.answers()  # the model was changed meanwhile
-        apart = self._apart(fingerprint, now)
-        if apart is not None:
-            model.identity.digest_anew()
+        for _ in range(_TRIES):
+            fingerprint = model.fingerprint
+            with probing():  # as later work it gives way, so it holds nothing that a call waits for
+                now = self._asked()
+            if model.fingerprint != fingerprint:
+                continue  # the model was changed meanwhile
+            apart = self._apart(fingerprint, now)
+            if apart is None:
+                return self._first.setdefault(fingerprint, now)
+            self._identity.digest_anew()
             if model.fingerprint == fingerprint:
                 raise ComputationChanged(apart)
-            return self.answers()
-        return self._first.setdefault(fingerprint, now)
+        raise ComputationChanged(
+            f"the fingerprint of this {model.facts.kind} changes with each forward, so no KV of it "
+            "can be used again: a hook or a module in it writes what it reads; register a hook that only "
+            "counts as an Observer (kamera.engines.hf)"
+        )
 
     def _apart(self, fingerprint: str, now: Answers) -> str | None:
         """How answers differ from the first ones under a fingerprint; None if they do not."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -30,10 +30,8 @@ CHAOS = 0.5
 """Most that is granted to rounding. In a layer where two forwards differ by more (flipped expert choices),
 they are no ground for a proof: it is left to `prove_moves`, which needs no second forward."""
 
-
 _ROWS = 5e-3
 """Tolerance of one product of a row and a matrix in any dtype: in half precision it is rounded at 2^-8."""
-
 
 _ROWS_HALF = 6e-2
 """Tolerance of logits in half precision: of several forwards' rounding, but below what a wrong mask does."""
@@ -134,7 +132,7 @@ def prove_moves(model: Model) -> OperatorProof:
     near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
     first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
     there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
-    live = LiveCache(model)
+    live, rounded = LiveCache(model), methodcaller("to", model.dtype)
     found: list[_Off] = []
     for spans in (
         (first, there, last),
@@ -146,8 +144,8 @@ def prove_moves(model: Model) -> OperatorProof:
         live.show(spans)
         for index, span in enumerate(spans):
             wide = kv_map(span.kv, torch.Tensor.double)
-            said = apply_patch(wide, span.patch, layout, span.offset)
-            found += _unlike(live.read(index), said, span.kv)
+            said = kv_map(apply_patch(wide, span.patch, layout, span.offset), rounded)
+            found += _compare(live.read(index), said, [precision(model.dtype)] * len(layout))
     return _worst(iter(found), far)
 
 
@@ -211,7 +209,7 @@ def without_rows(model: Model) -> str:
 
     Two texts of unlike length go on by a token each, alone and side by side.
     """
-    kind = type(model.model).__name__
+    kind = model.facts.kind
     if not model.quiet:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
@@ -302,15 +300,6 @@ def _compare(got: KV, expected: KV, tolerances: Sequence[float]) -> Iterator[_Of
     for i, (layer, want, most) in enumerate(zip(got, expected, tolerances, strict=True)):
         for name, tensor in layer.items():
             yield _Off(_relative(tensor, want[name]), f"layer {i} channel {name}", most)
-
-
-def _unlike(got: KV, said: KV, like: KV) -> Iterator[_Off]:
-    """Errors against a reference in float64, which is rounded as ``like``."""
-    for i, (layer, own) in enumerate(zip(said, like, strict=True)):
-        for name, want in layer.items():
-            dtype = own[name].dtype
-            off = _relative(got[i][name], want.to(dtype))
-            yield _Off(off, f"layer {i} channel {name}", precision(dtype))
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:

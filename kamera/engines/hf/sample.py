@@ -55,7 +55,7 @@ def sample(
             f"{type(model.model).__name__} cannot take tokens of these chunks in one call: prefill them"
         )
     places, total = torch.cat(rows), max(start + length for start, length, _ in standing)
-    model.check_positions(torch.cat(positions, dim=1))
+    model.limits.check_tokens(torch.cat(positions, dim=1))
     cache = model_cache.CompletingCache(
         past,
         model.layout,

@@ -81,17 +81,13 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, value: Any) -> None:
-    if value is None:
-        return
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    kind: type
     if name in _COUNTS:
-        fits, wanted = (
-            number and isinstance(value, numbers.Integral) and int(value) >= 1,
-            "a whole number from 1 on",
-        )
+        kind, least, most, wanted = numbers.Integral, 1, math.inf, "a whole number from 1 on"
     elif name in _SHARES:
-        fits, wanted = number and 0 <= value <= 1, "a number from 0 to 1"
+        kind, least, most, wanted = numbers.Real, 0, 1, "a number from 0 to 1"
     else:
-        fits, wanted = number and value >= 0, "a number from 0 on"
-    if not fits:
+        kind, least, most, wanted = numbers.Real, 0, math.inf, "a number from 0 on"
+    number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    if value is not None and not (number and least <= value <= most):
         raise ValueError(f"{name}={quote(value)}: give {wanted}")

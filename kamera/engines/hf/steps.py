@@ -77,7 +77,7 @@ class Steps:
 
     def __init__(self, model: Model, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
         self._model = model
-        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.bytes_per_token))
+        self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.facts.bytes_per_token))
         self._begin()
         forks.bind(self, Steps._begin)
 
@@ -102,7 +102,7 @@ class Steps:
     def apart(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
         device = self._model.device
-        if is_later() or is_probe() or self._model.is_held or torch.is_autocast_enabled(device.type):
+        if is_later() or is_probe() or self._model.turns.mine or torch.is_autocast_enabled(device.type):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
             device

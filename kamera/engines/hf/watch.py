@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
-        self._spaces: dict[int, tuple[Mapping[str, Any], frozenset[str]]] = {}
+        self._spaces: dict[int, tuple[Mapping[Any, Any], frozenset[str]]] = {}
         self._groups: dict[int, Iterable[Any]] = {}
         self._places: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
         self._slots: dict[int, tuple[Any, tuple[str, ...]]] = {}
@@ -40,7 +40,7 @@ class Watch:
         self._arrays: dict[int, np.ndarray] = {}
         self.note()
 
-    def space(self, space: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -> None:
+    def space(self, space: Mapping[Any, Any], left_out: frozenset[str] = frozenset()) -> None:
         """Watch all names of a namespace or dict but those in ``left_out``."""
         self._spaces.setdefault(id(space), (space, left_out))
 
@@ -79,7 +79,7 @@ class Watch:
         self._spread = [a for a in self._arrays.values() if not a.flags.c_contiguous]
         self._counts = list(map(len, self._held))
         self._told = [name not in out for space, out in held for name in space]
-        self._inside = self._values()
+        self.inside = self._values()
         self._there = self._found()
         self._sizes = list(map(len, map(list, self._listed)))
         self._members = list(chain.from_iterable(self._listed))
@@ -89,7 +89,7 @@ class Watch:
         """True if every place has the object that was noted, and every array its content."""
         return (
             list(map(len, self._held)) == self._counts
-            and _same(self._values(), self._inside)
+            and _same(self._values(), self.inside)
             and _same(self._found(), self._there)
             and list(map(len, map(list, self._listed))) == self._sizes
             and _same(list(chain.from_iterable(self._listed)), self._members)

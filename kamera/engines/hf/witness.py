@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from kamera.engines.hf.computation import (
 )
 from kamera.engines.hf.hooks import hook_tables, is_foreign
 from kamera.engines.hf.state import parts_of
+from kamera.engines.hf.watch import Watch
 
 _SWITCHES = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
@@ -46,9 +47,8 @@ class Look(NamedTuple):
     """The result of a look. Two are equal if nothing changed between them."""
 
     tensors: tuple[Any, ...]
-    settings: str
+    settings: tuple[str, str]  # of the whole, and without the decoder's layers
     hooks: tuple[int, ...]  # foreign ones, by identity
-    vision: str  # settings without those of the decoder's layers
 
 
 class Witness:
@@ -96,7 +96,7 @@ class Witness:
         chosen = tuple(map(tuple, map(frequencies, self._choosing)))
         hooks = tuple(map(id, self._foreign))
         tensors = (self._walks, self._samples.read(), switches, chosen)
-        return Look(tensors, self._settings, hooks, self._vision)
+        return Look(tensors, self._settings, hooks)
 
     # -- modules and tensors -------------------------------------------------------------------
 
@@ -105,49 +105,38 @@ class Witness:
         self._modules = list(self._model.modules())
         self._types = list(map(type, self._modules))
         self._states = list(map(_state, self._modules))
-        self._parts: list[dict[str, Any]] = list(chain.from_iterable(map(_parts, self._states)))
-        held = self._parts
-        self._empty = [part for part in held if not part]
-        self._filled = [part for part in held if part]
-        self._sizes = list(map(len, self._filled))
-        owners = {
-            id(part): m
-            for m, state in zip(self._modules, self._states, strict=True)
-            for part in _parts(state)
-        }
-        self._bound = [bound_buffer(owners[id(part)], name) for part in self._filled for name in part]
-        self._held = self._values()
-        self._samples = _Samples(t for t in self._held if isinstance(t, torch.Tensor))
+        self._parts = list(chain.from_iterable(map(_parts, self._states)))
+        self._tree = Watch()
+        for module, state in zip(self._modules, self._states, strict=True):
+            for part in _parts(state):  # but the frequencies that forwards choose
+                self._tree.space(part, frozenset(n for n in part if not bound_buffer(module, n)))
+        self._tree.note()
+        self._samples = _Samples(t for t in self._tree.inside if isinstance(t, torch.Tensor))
         self._adapters = _adapters(self._modules)
         self._choosing = [m for m in self._modules if chooses_frequencies(m)]
-        self._tables = hook_tables(self._modules)
 
     def _is_as_walked(self) -> bool:
         return (
             _same(map(type, self._modules), self._types)
             and _same(map(_state, self._modules), self._states)
             and _same(chain.from_iterable(map(_parts, self._states)), self._parts)
-            and not any(self._empty)
-            and list(map(len, self._filled)) == self._sizes  # before values are paired
-            and _same(self._values(), self._held)
+            and self._tree.is_as_noted()
         )
-
-    def _values(self) -> list[Any]:
-        """Children, parameters and buffers of all modules, but the frequencies that forwards choose."""
-        return list(compress(chain.from_iterable(map(dict.values, self._filled)), self._bound))
 
     # -- settings ------------------------------------------------------------------------------
 
     def _note(self) -> None:
         """Record the present settings, code and hooks; equal ones give an equal digest."""
         self._computation = computation(self._model)
-        self._computation.watch.note()
-        self._carried = _Samples(self._computation.watch.tensors.values())
+        watch, tables = self._computation.watch, hook_tables(self._modules)
+        for table in tables:
+            watch.space(table)
+        watch.note()
+        self._carried = _Samples(watch.tensors.values())
         self._carries = self._carried.read()
-        self._hung = self._hooks()
-        self._foreign = [hook for hook in self._hung if is_foreign(hook)]
-        self._settings = self._digest(self._computation)
-        self._vision = self._digest(computation(self._model, layers_path(self._model, self._decoder)))
+        self._foreign = [hook for table in tables for hook in table.values() if is_foreign(hook)]
+        vision = computation(self._model, layers_path(self._model, self._decoder))
+        self._settings = (self._digest(self._computation), self._digest(vision))
 
     def _digest(self, computed: Computation) -> str:
         hasher = hashlib.blake2b(digest_size=32)
@@ -158,14 +147,7 @@ class Witness:
         return hasher.hexdigest()
 
     def _is_as_noted(self) -> bool:
-        return (
-            _alike(self._hooks(), self._hung)
-            and self._computation.watch.is_as_noted()
-            and self._carried.read() == self._carries
-        )
-
-    def _hooks(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._tables)))
+        return self._computation.watch.is_as_noted() and self._carried.read() == self._carries
 
 
 class _Samples:
@@ -243,7 +225,3 @@ def _joined(arrays: list[np.ndarray]) -> bytes:
 
 def _same(now: Any, before: list[Any]) -> bool:
     return all(map(is_, now, before))
-
-
-def _alike(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and _same(now, before)

@@ -28,7 +28,6 @@ class Offline:
         self._llm, self._placeholders, self._adapter = llm, frozenset(placeholders), adapter
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
-        """As `Completes.complete`."""
         from vllm import SamplingParams
 
         given: dict[str, Any] = {"prompt_token_ids": _collapsed(prompt.ids, self._placeholders)}
@@ -64,11 +63,9 @@ class Http:
         self._client, self._model, self._priorities = client, model, priorities
 
     def complete(self, prompt: EnginePrompt) -> EngineCompletion:
-        """As `Completes.complete`."""
         return joined(self.stream(prompt))
 
     def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
-        """As `Streams.stream`."""
         api = self._client.chat.completions if prompt.messages else self._client.completions
         try:
             with api.create(**self._body(prompt)) as events:

@@ -136,9 +136,7 @@ class SchedulerSide:
         known.local = computed
         if stored < 0:
             return 0
-        stop = min(
-            known.asked.stops[stored], request.num_prompt_tokens - 1
-        )  # one is computed, for its logits
+        stop = min(asked.stops[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
 
     def allocated(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
@@ -231,7 +229,7 @@ class SchedulerSide:
             recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), media, rules.least)
             if recipe is None:
                 return True
-            asked = RecipeAsked(tenant, recipe, len(recipe.parts))
+            asked = RecipeAsked(recipe, len(recipe.parts))
             if asked.stops[-1] - local < rules.block:
                 return True
             check_places(asked, self.positions.lows(request, asked.starts))
@@ -250,7 +248,7 @@ class SchedulerSide:
 def _ripe(known: _Request, positions: torch.Tensor) -> tuple[Ripe, ...]:
     """The chunks of a request that vLLM computed, if they are what their ids say."""
     recipe, stop = known.asked.recipe, known.local if known.load is None else known.load.stop
-    supplied = sum(part.stop <= stop for part in recipe.parts[: known.asked.supplied])
+    supplied = sum(part.stop <= stop for part in known.asked.parts)
     names, found, length = names_of(recipe, supplied), list[Ripe](), len(recipe.anchor_ids)
     if stop < length:
         found.append(Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", positions[:, :length]))

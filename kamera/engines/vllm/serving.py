@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from kamera.engines.recipe import Recipe
+from kamera.engines.recipe import Part, Recipe
 from kamera.engines.vllm.counts import origin_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
@@ -45,26 +45,35 @@ class PageLoad:
 
 @dataclass(frozen=True)
 class RecipeAsked:
-    """A request with a recipe: the parts that may be supplied are ``recipe.parts[:supplied]``."""
+    """A request with a recipe: its first ``supplied`` parts may be supplied."""
 
-    tenant: str
     recipe: Recipe
     supplied: int
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """Those that may be supplied."""
+        return self.recipe.parts[: self.supplied]
+
+    @property
+    def tenant(self) -> str:
+        """Whose stored objects they are."""
+        return self.recipe.context.tenant
+
+    @property
     def stops(self) -> tuple[int, ...]:
         """Where a supplied span may end: behind the anchor, and behind each supplied part."""
-        return (len(self.recipe.anchor_ids), *(part.stop for part in self.recipe.parts[: self.supplied]))
+        return (len(self.recipe.anchor_ids), *(part.stop for part in self.parts))
 
     @property
     def starts(self) -> tuple[int, ...]:
         """Where each supplied part begins."""
-        return tuple(part.start for part in self.recipe.parts[: self.supplied])
+        return tuple(part.start for part in self.parts)
 
     def origins(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Where tokens ``start`` up to ``stop`` come from: an origin and a number of tokens each."""
         named = [("anchor", 0, len(self.recipe.anchor_ids))]
-        named += [(origin_of(part), part.start, part.stop) for part in self.recipe.parts[: self.supplied]]
+        named += [(origin_of(part), part.start, part.stop) for part in self.parts]
         each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in named)
         return ((origin, tokens) for origin, tokens in each if tokens > 0)
 
@@ -83,7 +92,7 @@ def asked_of(
     recipe.check(replace(recipe.context, fingerprint=fingerprint, tenant=tenant))
     if tuple(ids[: len(recipe.ids)]) != recipe.ids:
         raise IncompatibleChunk("a recipe of other token ids than the prompt's: send the ids of the recipe")
-    return RecipeAsked(tenant, recipe, len(recipe.leading.parts))
+    return RecipeAsked(recipe, len(recipe.leading.parts))
 
 
 def check_places(asked: RecipeAsked, starts: Sequence[tuple[int, ...]]) -> None:
@@ -101,7 +110,7 @@ def salt_of(asked: RecipeAsked) -> str:
     It names only what is supplied: behind that all is computed, so a longer window shares the pages of a
     shorter one that begins with the same parts. Token ids and pictures are compared by the cache itself.
     """
-    parts, own = asked.recipe.parts[: asked.supplied], asked.recipe.context
+    parts, own = asked.parts, asked.recipe.context
     plain = not own.lossy and all(
         part.base == "canonical" and part.patch is None and not any(part.offset) and not i
         for i, part in enumerate(parts)
@@ -190,8 +199,7 @@ class StoredRows:
         self._pending.pop(request_id, None)
 
     def _count(self, asked: RecipeAsked) -> int:
-        parts = asked.recipe.parts[: asked.supplied]
-        each = [(asked.recipe.anchor,), *((part.kv, part.patch) for part in parts)]
+        each = [(asked.recipe.anchor,), *((part.kv, part.patch) for part in asked.parts)]
         keys = [[row.key for row in rows if row is not None] for rows in each]
         if not keys[0]:
             return -1

@@ -72,31 +72,16 @@ class WorkerSide:
 
     def _span(self, load: PageLoad) -> KV:
         """KV of the tokens that are loaded, as stores hold it."""
-        recipe = load.recipe
-        store = self._stores.of(recipe.context.tenant)
-        whole = self._room(max(load.stop, len(recipe.anchor_ids)))
-        if load.start < len(recipe.anchor_ids):
-            anchor = read_anchor(store, recipe)
-            serve(
-                kv_slice(whole, 0, anchor.tokens),
-                anchor.kv,
-                None,
-                self._layout.layers,
-                (0,) * self._layout.axes,
-            )
-        for part in recipe.parts:
-            if load.start < part.stop and part.start < load.stop:
-                found = read_part(store, recipe, part)
-                room = (
-                    kv_slice(whole, part.start, part.stop)
-                    if part.stop <= load.stop
-                    else self._room(part.length)
-                )
-                serve(room, found.kv, found.patch, self._layout.layers, found.offset)
-                if part.stop > load.stop:
-                    for into, held in zip(whole.parts, room.parts, strict=True):
-                        for name, tensor in into.items():
-                            tensor[:, :, part.start :] = held[name][:, :, : load.stop - part.start]
+        recipe, layers = load.recipe, self._layout.layers
+        store, end = self._stores.of(recipe.context.tenant), len(recipe.anchor_ids)
+        parts = [part for part in recipe.parts if load.start < part.stop and part.start < load.stop]
+        whole = self._room(max(load.stop, end, *(part.stop for part in parts)))
+        if load.start < end:
+            still = (0,) * self._layout.axes
+            serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
+        for part in parts:
+            found = read_part(store, recipe, part)
+            serve(kv_slice(whole, part.start, part.stop), found.kv, found.patch, layers, found.offset)
         return kv_slice(whole, load.start, load.stop)
 
     def _room(self, tokens: int) -> KV:

@@ -41,7 +41,7 @@ class Native:
         contents = [unit.content for unit in shown if not isinstance(unit.content, Chunk)]
         assert len(contents) == len(shown), "the processor takes content, no chunks"
         turn = backbone.chunk([*(dict(part) for content in contents for part in content), *words])
-        tail = backbone.tokenize(backbone.seams(system).tail)
+        tail = backbone.tokenize(backbone.builder.seams(system).tail)
         ids = torch.cat([anchor_ids(backbone, system), turn.input_ids, tail])
         media = {name: turn.inputs[name] for name in turn.inputs if name not in TOKEN_TYPES}
         # per-token inputs are extended to the whole sequence

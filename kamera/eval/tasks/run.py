@@ -67,7 +67,7 @@ def run_task(
     selection = Selection(limit, sample, seed, shard)
     engine = backbone.engine
     limit_tokens = room_of(engine) if max_tokens is None else max_tokens
-    seams = engine.seams(system)
+    seams = engine.builder.seams(system)
     settings = {
         "task": task.name,
         "options": dict(task.settings),

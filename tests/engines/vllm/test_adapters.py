@@ -91,9 +91,9 @@ def asked(bed, episode, adapter, recipe=None, salt=""):
     """The engine's answer behind the episode's frames under an adapter."""
     llm, backbone, *_ = bed
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
-    seams = backbone.seams(None)
-    ids = [*backbone.anchor_ids(None).tolist(), *(i for c in chunks for i in c.input_ids.tolist())]
-    ids += backbone.question_ids(bound(episode)[0].text, seams.tail).tolist()
+    seams = backbone.builder.seams(None)
+    ids = [*backbone.builder.anchor_ids(None).tolist(), *(i for c in chunks for i in c.input_ids.tolist())]
+    ids += backbone.builder.question_ids(bound(episode)[0].text, seams.tail).tolist()
     images, names = [frame.image for frame in episode.frames], [chunk.id for chunk in chunks]
     (out,) = llm.generate(
         [prompt(ids, images, names, salt)], greedy(recipe), use_tqdm=False, lora_request=adapter

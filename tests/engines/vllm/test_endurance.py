@@ -43,8 +43,8 @@ class Bed:
     def __init__(self, backbone: Any, url: str) -> None:
         self.episode = World(800_000).episode(700, layout="LLLI")
         self.chunks = [backbone.chunk(frame.content) for frame in self.episode.frames]
-        self._ids, self._draw = backbone.question_ids, random.Random(2)
-        self._tail = backbone.seams(None).tail
+        self._ids, self._draw = backbone.builder.question_ids, random.Random(2)
+        self._tail = backbone.builder.seams(None).tail
         stores = {tenant: ChunkStore.open(url, tenant=tenant) for tenant in TENANTS}
         self.windows = {
             tenant: EngineWindow(

@@ -39,8 +39,10 @@ def outcomes(bed, episodes, policy, questions):
         window = KameraWindow(backbone, store, policy=policy)
         for chunk in chunks:
             window.append(chunk)
-        tail, recipe, asked = backbone.seams(None).tail, window.recipe(), bound(episode)[:questions]
-        prompts = [prompt([*recipe.ids, *backbone.question_ids(q.text, tail).tolist()]) for q in asked]
+        tail, recipe, asked = backbone.builder.seams(None).tail, window.recipe(), bound(episode)[:questions]
+        prompts = [
+            prompt([*recipe.ids, *backbone.builder.question_ids(q.text, tail).tolist()]) for q in asked
+        ]
         cold = llm.generate([{**p, "cache_salt": "cold"} for p in prompts], greedy(), use_tqdm=False)
         served = llm.generate(prompts, greedy(recipe.to_json()), use_tqdm=False)
         for question, one, other in zip(asked, cold, served, strict=True):

@@ -54,8 +54,8 @@ class Bed(NamedTuple):
 
     def ids(self, window: KameraWindow, question: str) -> list[int]:
         """Token ids of a whole prompt."""
-        tail = self.backbone.seams(None).tail
-        return [*window.recipe().ids, *self.backbone.question_ids(question, tail).tolist()]
+        tail = self.backbone.builder.seams(None).tail
+        return [*window.recipe().ids, *self.backbone.builder.question_ids(question, tail).tolist()]
 
 
 class Item(NamedTuple):
@@ -265,7 +265,7 @@ def harvested(bed: Bed, chunk_id: str) -> Any:
 
 
 def engine_window(bed: Bed) -> EngineWindow:
-    engine = Offline(bed.llm, bed.backbone.vision_tokens)
+    engine = Offline(bed.llm, bed.backbone.builder.vision_tokens)
     policy = ReusePolicy(certified=False, tolerance=None)
     return EngineWindow(engine, bed.backbone, bed.store, fingerprint=bed.backbone.fingerprint, policy=policy)
 

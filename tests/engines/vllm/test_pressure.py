@@ -58,7 +58,7 @@ def questions(backbone: HfEngine, store: ChunkStore, tenant: str) -> Iterator[As
     """Questions of a tenant behind windows that slid and recalled, all of which is stored."""
     episode = World(800_000).episode(700, layout="LLLI")  # of all tenants the same: only salts part them
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
-    tail = backbone.seams(None).tail
+    tail = backbone.builder.seams(None).tail
     for order in ([0, 1, 2, 3], [1, 2, 3], [2, 0, 3], [2, 1, 0, 3]):
         for again in (False, True):
             window = KameraWindow(backbone, store, policy=POLICY)
@@ -69,7 +69,7 @@ def questions(backbone: HfEngine, store: ChunkStore, tenant: str) -> Iterator[As
                 window.flush()
         recipe = window.recipe()
         for question in bound(episode, order)[:2]:
-            ids = [*recipe.ids, *backbone.question_ids(question.text, tail).tolist()]
+            ids = [*recipe.ids, *backbone.builder.question_ids(question.text, tail).tolist()]
             images, names = [episode.frames[i].image for i in order], [chunks[i].id for i in order]
             yield Asked(tenant, recipe, prompt(ids, images, names, tenant))
 

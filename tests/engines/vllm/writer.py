@@ -23,7 +23,7 @@ def write(where: Path) -> None:
     """Write into an empty folder."""
     model = pictures_directory(where / "model")
     backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
-    store, tail, windows = ChunkStore.open(where / "store"), backbone.seams(None).tail, []
+    store, tail, windows = ChunkStore.open(where / "store"), backbone.builder.seams(None).tail, []
     for number, patches in enumerate(name for name in POLICIES for _ in range(6)):
         episode, images = World(800_000).episode(number, layout="LLLI"), []
         for i, frame in enumerate(episode.frames):
@@ -46,7 +46,9 @@ def write(where: Path) -> None:
                 "names": [slot.chunk_id for slot in window.slots],
                 "recipe": recipe.to_json(),
                 "length": len(recipe.ids),
-                "prompts": [[*recipe.ids, *backbone.question_ids(q.text, tail).tolist()] for q in asked],
+                "prompts": [
+                    [*recipe.ids, *backbone.builder.question_ids(q.text, tail).tolist()] for q in asked
+                ],
                 "answers": [question.answer for question in asked],
             }
         )

@@ -226,7 +226,9 @@ def test_an_over_long_milebench_prompt_keeps_its_instruction(backbone, data, tmp
     task = MileBench(["MMCoQA"])
     run_task(backbone, task, data, tmp_path / "whole", arms=("blind",), limit=1)
     (whole,) = lines(tmp_path / "whole")
-    room = 512 + backbone.tokenize(backbone.seams(None).prefix, special=True).shape[0] + size(whole) - 1
+    room = (
+        512 + backbone.tokenize(backbone.builder.seams(None).prefix, special=True).shape[0] + size(whole) - 1
+    )
     results = run_task(backbone, task, data, tmp_path / "cut", arms=("blind",), limit=1, max_tokens=room)
     (cut,) = lines(tmp_path / "cut")
     assert results.notes == (("blind", "cut", 1),)
