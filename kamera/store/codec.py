@@ -9,6 +9,7 @@ never used.
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
 from kamera.store.groups import grouped, laid_out
-from kamera.store.head import front_size, info_of, signed, text_of, trusted, verified, written
+from kamera.store.head import ObjectHead, front_size, info_of, signed, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
@@ -84,7 +85,7 @@ class Codec:
         if len(front) + head.size != source.size:
             told = len(front) + head.size
             raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {told}")
-        return self._named(OpenObject(head, Plain(source, len(front))), name)
+        return OpenObject(self._named(head, name), Plain(source, len(front)))
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object ``name``; ``source`` names the bytes in errors.
@@ -111,6 +112,12 @@ class Codec:
         """The info that `read_info` returns for the file of ``record``."""
         return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
 
+    def file(self, record: Record) -> tuple[ObjectInfo, bytes]:
+        """The file of ``record`` as it is written now, and its info. Raises as `encode`."""
+        created = round(time.time(), 3)
+        data = self.encode(record, created)
+        return self.describe(record, created, len(data)), data
+
     @property
     def mac(self) -> bytes:
         """The key of the headers' digests (up to 64 bytes); without one anybody can make them."""
@@ -133,10 +140,10 @@ class Codec:
         """The inverse of `veil`."""
         return text
 
-    def _named(self, opened: OpenObject, name: str) -> OpenObject:
-        """The object under its name. Raises `CorruptChunk` for another object's."""
-        self._check_name(opened.head.info.key, name, opened.head.source)
-        return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))
+    def _named(self, head: ObjectHead, name: str) -> ObjectHead:
+        """The head under the object's name. Raises `CorruptChunk` for another object's."""
+        self._check_name(head.info.key, name, head.source)
+        return replace(head, info=replace(head.info, key=name))
 
     def _check_name(self, key: str, name: str, source: str) -> None:
         if self.name(key) != name:

@@ -144,8 +144,9 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
         raise ValueError(f"a shape is impossible: {error}") from error
     record = record_of(header, tensors)
     rebuilt = written(record, header["created"], header["digests"])
-    wrong = _differences(rebuilt, header)
-    if wrong:
+    # as text, because True == 1 == 1.0 in Python
+    mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))
+    if wrong := sorted({name for name, _ in mine.items() ^ theirs.items()}):
         raise ValueError(f"header fields {wrong} disagree with the tensors")
     held = record.tensors()
     if left_over := told.keys() - held.keys():
@@ -155,11 +156,6 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     if found != text_of(rebuilt, entries):
         raise ValueError("the header is not laid out as it is written")
     return entries, max((entry.end for entry in entries.values()), default=0)
-
-
-def _differences(mine: Header, theirs: Header) -> list[str]:
-    """Names of the fields in which two headers differ."""
-    return sorted(name for name in mine.keys() | theirs.keys() if _differ(name, mine, theirs))
 
 
 def _parsed(text: bytes, source: str) -> Header:
@@ -280,10 +276,3 @@ def _key_of(header: Header) -> str:
     if kind not in PATCH_KINDS and kind != "conditioned":
         return object_key(kind, context, header["chunk_id"])
     return object_key(kind, context, header["chunk_id"], header["antecedents"], header["base"])
-
-
-def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    if name not in mine or name not in theirs:
-        return True
-    # as text, because True == 1 == 1.0 in Python
-    return canonical_json(mine[name]) != canonical_json(theirs[name])

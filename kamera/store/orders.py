@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from kamera.store.info import ObjectInfo
 from kamera.store.keys import PATCH_KINDS, canonical_key, encoding_context, object_key
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 
@@ -14,13 +15,14 @@ class PutOrder(NamedTuple):
     """A record to be stored under ``name``.
 
     ``replace``: over the one that is there. ``needs``: the name of another without which it must not be
-    stored, as far as that is in the same batch.
+    stored, as far as that is in the same batch. ``file``: what it is encoded as already.
     """
 
     name: str
     record: Record
     replace: bool
     needs: str = ""
+    file: tuple[ObjectInfo, bytes] | None = None
 
 
 def needed(record: Record) -> str:

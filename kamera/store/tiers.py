@@ -251,7 +251,7 @@ class Tiers:
         found = self.disk.read(name)
         if found is None:
             return None
-        self.memory.put(found.record, found.info, found.file.stamp)
+        self.memory.put(found.record, found.info, found.stamp)
         return found.record
 
     def _holds(self, name: str) -> bool:
@@ -280,7 +280,7 @@ class Tiers:
         if found is None:
             return None
         try:
-            stamp = "" if self.disk is None else self.disk.adopt(found.info, found.file.data)
+            stamp = "" if self.disk is None else self.disk.adopt(found)
         except StoreError as error:  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, error)
             return found.record
@@ -362,7 +362,7 @@ class Tiers:
                     if not self.remote.put(name, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
-            found = self.disk.read_file(name)  # verified, so that no damage travels
+            found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
                 return
             if not self.remote.put(name, found.data):

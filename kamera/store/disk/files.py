@@ -13,7 +13,6 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, named
-from kamera.store.fetched import File
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
@@ -67,13 +66,6 @@ class ObjectFiles:
         status = None if folder is None else folder.status(file)
         return None if status is None else stamp_of(status)
 
-    def load(self, key: str) -> File | None:
-        """All bytes of ``key``, unverified. `NotAFile` if it cannot be an object."""
-        with contextlib.suppress(FileNotFoundError):
-            data, status = self._folder.read(file_of(key))
-            return File(data, stamp_of(status))
-        return None
-
     def peek(self, key: str) -> Stamped | None:
         """The row of ``key`` by its `header`."""
         found = self.header(key)
@@ -94,7 +86,7 @@ class ObjectFiles:
             return self._codec.read_header(file, key, str(self.path(key))), file.status
 
     def open(self, key: str) -> FileSource | None:
-        """``key``'s file, to be closed. `NotAFile` as `load`."""
+        """``key``'s file, to be closed; None if there is none. `NotAFile` if it cannot be an object."""
         with contextlib.suppress(FileNotFoundError):
             return FileSource(self._folder.open(file_of(key)))
         return None

@@ -34,7 +34,6 @@ class KeepFile(PinCell):
         self._held = threading.local()
 
     def get(self) -> bytes | None:
-        """See `PinCell`."""
         with self._translated():
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,7 +43,6 @@ class KeepFile(PinCell):
                 return file.read()
 
     def replace(self, data: bytes, expected: bytes | None) -> bool:
-        """See `PinCell`."""
         with self.alone():
             if self.get() != expected:
                 return False

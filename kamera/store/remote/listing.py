@@ -132,7 +132,6 @@ class _Front(BytesSource):
         self._name = name
 
     def read(self, start: int, length: int) -> bytes:
-        """See `BytesSource`."""
         end = min(start + length, self.size)
         if end > len(self._data):
             [more] = self._blobs.heads([self._name], end)

@@ -85,7 +85,6 @@ class ObjectBlobs:
         return cls(store, prefix, shown=shown)
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         try:
             return bytes(obstore.get(self._store, self._path(name)).bytes())
         except FileNotFoundError:
@@ -96,7 +95,6 @@ class ObjectBlobs:
         return list(self._pool.map(lambda name: self._head(name, length), names))
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         with self._alone(name):
             obstore.put(self._store, self._path(name), data)
 
@@ -161,7 +159,6 @@ class ObjectBlobs:
         )
 
     def close(self) -> None:
-        """See `Blobs`."""
         self._pool.shutdown(cancel_futures=True)
 
     def _head(self, name: str, length: int) -> BlobHead | None:

@@ -43,7 +43,6 @@ class RedisBlobs:
         )
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         try:
             data: bytes | None = self._client.get(self._key(name))
         except redis.ResponseError as error:
@@ -67,7 +66,6 @@ class RedisBlobs:
         return found
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         self._client.set(self._key(name), _fitting(data))
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
@@ -105,7 +103,6 @@ class RedisBlobs:
         return dict.fromkeys(key.decode(errors="replace")[len(self._prefix) :] for key in keys)
 
     def close(self) -> None:
-        """See `Blobs`."""
         self._client.close()
 
     def _key(self, name: str) -> str:

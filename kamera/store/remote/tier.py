@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.fetched import Fetched, File
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
+from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
@@ -54,8 +54,8 @@ class RemoteTier:
             self._count("misses")
             return None
         try:
-            record = self._codec.decode(data, name, self._source(name))
-            info = self._codec.read_info(BytesSource(data), name, self._source(name))
+            opened = self._codec.open(BytesSource(data), name, self._source(name))
+            record = opened.read()
         except CorruptChunk as error:
             self._count("refused")
             raise CorruptChunk(f"{error}; {self._set_aside(name, data)}") from error
@@ -63,17 +63,10 @@ class RemoteTier:
             self._count("refused")
             raise
         self._count("hits")
-        return Fetched(record, info, File(data))
+        return Fetched(record, opened.head.info, data=data)
 
-    def read_file(self, name: str) -> File | None:
-        """See `DiskTier`."""
-        found = self.read(name)
-        return None if found is None else found.file
-
-    def load(self, name: str) -> File | None:
-        """See `DiskTier`."""
-        data = self._blobs.get(OBJECTS + name)
-        return None if data is None else File(data)
+    def load(self, name: str) -> bytes | None:
+        return self._blobs.get(OBJECTS + name)
 
     def reach(self) -> None:
         """Make one request, to check that the remote answers."""
@@ -114,11 +107,9 @@ class RemoteTier:
         return map(Weighed.of, self.infos())
 
     def names(self) -> list[str]:
-        """See `DiskTier`."""
         return self._listing.names()
 
     def strangers(self) -> list[str]:
-        """See `DiskTier`."""
         return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
@@ -142,7 +133,6 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        """See `DiskTier`."""
         found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
         copies = sorted(name for name in found if _COPY.fullmatch(name))
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
@@ -153,11 +143,9 @@ class RemoteTier:
         ]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
-        """See `DiskTier`."""
         return self._listing.at(QUARANTINE + file)
 
     def purge(self, file: str) -> None:
-        """See `DiskTier`."""
         self._blobs.delete([QUARANTINE + file])
 
     def stats(self) -> RemoteStats:

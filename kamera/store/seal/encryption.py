@@ -67,7 +67,8 @@ class Encrypted(Sealed):
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
         front, preamble, cipher = self._unlocked(source, name, where)
         head = verified(front, source.size, where, self.mac)
-        return self._named(OpenObject(head, Frames(source, cipher, preamble, head.groups, where)), name)
+        payload = Frames(source, cipher, preamble, head.groups, where)
+        return OpenObject(self._named(head, name), payload)
 
     @property
     def marker(self) -> dict[str, Any]:
