@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kamera.errors import CorruptChunk
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
@@ -26,6 +26,9 @@ from kamera.store.sources import ByteSource, BytesSource
 
 DIRECTORY_VERSION = 7
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
+
+UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
+"""Errors of an object that is there and is not this one, or not readable here."""
 
 FRONT = 32 * 1024
 """Bytes within which the headers of most objects are."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from kamera.store.info import ObjectInfo
-from kamera.store.keys import PATCH_KINDS, canonical_key, encoding_context, object_key
-from kamera.store.records import CanonicalRecord, PatchRecord, Record
+from kamera.store.keys import PATCH_KINDS
+from kamera.store.records import Record
 
 
 class PutOrder(NamedTuple):
@@ -23,17 +22,6 @@ class PutOrder(NamedTuple):
     replace: bool
     needs: str = ""
     file: tuple[ObjectInfo, bytes] | None = None
-
-
-def needed(record: Record) -> str:
-    """The key of a canonical's encoding, or of a patch's canonical; "" for any other object."""
-    context = record.context
-    if isinstance(record, PatchRecord):
-        context = replace(context, anchor=record.base or context.anchor)
-        return canonical_key(context, record.chunk_id)
-    if isinstance(record, CanonicalRecord) and record.vision:
-        return object_key("encoding", encoding_context(record.vision, context.tenant), record.chunk_id)
-    return ""
 
 
 def rank(record: Record) -> int:

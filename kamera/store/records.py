@@ -303,6 +303,13 @@ def record_of(header: Header, tensors: Mapping[str, torch.Tensor]) -> Record:
     return record
 
 
+def base_of(record: Record) -> str:
+    """`ObjectInfo.base` of a record: a canonical's vision, or the anchor of a patch's canonical."""
+    if isinstance(record, EncodingRecord):
+        return ""
+    return record.vision if isinstance(record, CanonicalRecord) else record.base
+
+
 def kept(record: CanonicalRecord) -> CanonicalRecord:
     """The form of ``record`` that a store keeps and returns: its KV in the form of its context.
 

@@ -20,7 +20,8 @@ from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
-from kamera.store.info import BY_AGE, FlushReport, ObjectInfo, RemoteStats, Weighed
+from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
+from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, possible, rank
 from kamera.store.pins import PinBook
@@ -55,10 +56,10 @@ class Tiers:
         memory_limit: int,
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
-        bounds: DiskBounds | None = None,
+        disk_limit: int | None = None,
     ) -> None:
         self.disk = disk
-        self._bounds = bounds
+        self._bounds = None if disk is None else DiskBounds(disk, disk_limit, remote is not None)
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
@@ -162,18 +163,23 @@ class Tiers:
             found.update(zip(away, self.remote.infos_of(away), strict=True))
         return [found[name] for name in names]
 
-    def infos(self) -> list[ObjectInfo]:
-        """Infos of all objects, oldest first; while the remote is down, only of those here."""
-        here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
-        if self.remote is None:
-            return here
-        found = {info.key: info for info in here}
+    def infos(self, wanted: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
+        """Infos of the objects, oldest first; ``here``, and while the remote is down, only of those here."""
+        check_kind(wanted.kind)
+        remote = None if here else self.remote
+        if self.disk is None:
+            nearest = self.memory.infos(wanted.chunk_id)
+        else:
+            nearest = list(self.disk.index.iterate(self._tenant, wanted if remote is None else ALL))
+        if remote is None:
+            return wanted.of(nearest) if self.disk is None else nearest
+        found = {info.key: info for info in nearest}
         try:
-            for info in self.remote.infos():
+            for info in remote.infos():
                 found.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return sorted(found.values(), key=BY_AGE)
+        return wanted.of(sorted(found.values(), key=BY_AGE))
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier, with one call to the remote.

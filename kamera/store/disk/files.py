@@ -8,8 +8,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
+from kamera.errors import CorruptChunk
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, named
@@ -19,9 +19,6 @@ from kamera.store.keys import is_key
 from kamera.store.sources import FileSource
 
 logger = logging.getLogger(__name__)
-
-LEFT_IN_PLACE = (StoreVersionError, WrongKey)
-"""Refusals that do not mean damage: a reader with the right version or key still finds the object."""
 
 _SUFFIX = ".safetensors"
 
@@ -55,7 +52,7 @@ class ObjectFiles:
         """`peek`, or None for a file that cannot be read."""
         try:
             return self.peek(key)
-        except (CorruptChunk, *LEFT_IN_PLACE) as error:
+        except UNREADABLE as error:
             # it stays where it is: reading it by key reports the fault
             logger.warning("not indexed: %s", error)
             return None

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from kamera import forks
 from kamera.errors import CorruptChunk, StoreError, StoreReadOnly
-from kamera.store.codec import Codec
-from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles, file_of
+from kamera.store.codec import UNREADABLE, Codec
+from kamera.store.disk.files import ObjectFiles, file_of
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
 from kamera.store.disk.keep import KeepFile
@@ -164,7 +164,7 @@ class DiskObjects:
             return self._agrees(key) or self.read(key) is not None
         except CorruptChunk:
             return False
-        except LEFT_IN_PLACE:
+        except UNREADABLE:  # no damage: a reader with the right version or key still finds it
             return True
 
     def _agrees(self, key: str) -> bool:
@@ -175,7 +175,7 @@ class DiskObjects:
             return False
         try:
             return self._files.peek(key) == row
-        except (CorruptChunk, *LEFT_IN_PLACE):
+        except UNREADABLE:
             return False
 
     @contextlib.contextmanager
@@ -206,7 +206,7 @@ class DiskObjects:
         try:
             with contextlib.closing(FileSource(folder.open(file))) as source:
                 return self.codec.read_info(source, file.partition(".")[0], file)
-        except (CorruptChunk, *LEFT_IN_PLACE, FileNotFoundError, NotAFile):
+        except (*UNREADABLE, FileNotFoundError, NotAFile):
             return None
 
     def _prepare(self, folder: Nested) -> None:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kamera.errors import CorruptChunk, KameraError
-from kamera.store.codec import Codec
-from kamera.store.disk.files import LEFT_IN_PLACE, file_of
+from kamera.errors import KameraError
+from kamera.store.codec import UNREADABLE, Codec
+from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import COPY, DiskObjects
@@ -223,7 +223,7 @@ class DiskTier(DiskObjects):
         """True if the object stored under the key of ``info`` was formed behind stronger KV."""
         try:
             there = None if info.formed is None else self._files.peek(info.key)
-        except (CorruptChunk, *LEFT_IN_PLACE):
+        except UNREADABLE:
             there = None
         return there is not None and outranks(there[0].formed, info.formed)
 

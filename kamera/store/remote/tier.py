@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
 from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
@@ -83,12 +83,13 @@ class RemoteTier:
         Raises as `read` for a blob that is not this object: it is set aside. A key of another type counts as
         none.
         """
-        [found] = self.infos_of([name])
-        if found is None and name in self._listing.unreadable:
-            self._listing.unreadable.discard(name)
+        try:
+            found = self._listing.at(OBJECTS + name)
+            return None if found is None or found.context.tenant != self._tenant else found
+        except UNREADABLE:
             with contextlib.suppress(ForeignKey):
                 self.read(name)
-        return found
+            return None
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """`info` of many."""
@@ -120,7 +121,7 @@ class RemoteTier:
         """
         mine = self._codec.read_info(BytesSource(data), name, self._source(name))
         if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):
-            with contextlib.suppress(CorruptChunk, StoreVersionError, WrongKey):
+            with contextlib.suppress(*UNREADABLE):
                 there = self.info(name)
                 if there is not None and outranks(there.formed, mine.formed):
                     return False
@@ -143,7 +144,9 @@ class RemoteTier:
         ]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
-        return self._listing.at(QUARANTINE + file)
+        with contextlib.suppress(*UNREADABLE):
+            return self._listing.at(QUARANTINE + file)
+        return None
 
     def purge(self, file: str) -> None:
         self._blobs.delete([QUARANTINE + file])

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
-from kamera.store.codec import Codec
+from kamera.errors import UnknownChunk
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.keys import Context, canonical_key
 from kamera.store.search.embedding import unit, unpacked
 from kamera.store.tiers import Tiers
@@ -165,7 +165,7 @@ class LookBack:
                 header = None if held is None else held[0].header()
             if header is not None:
                 return header["chunk_id"], unpacked(header["embedding"])
-        except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:
+        except (*UNREADABLE, KeyError, TypeError, ValueError) as error:
             logger.warning("not searchable: %s: %s", name, error)
         return "", None
 
