@@ -36,11 +36,7 @@ FRONT = 32 * 1024
 
 @dataclass(frozen=True)
 class Codec:
-    """The plain codec: the name of an object is its key.
-
-    Tiers know objects by their *name* only, and their bytes only through a codec. ``digest`` is the
-    hash under which tensors are written.
-    """
+    """The plain codec: the name of an object is its key. Tiers know objects by name, and bytes by a codec."""
 
     digest: DigestName = field(default="sha256", kw_only=True)
 
@@ -99,10 +95,7 @@ class Codec:
         return self.open(BytesSource(data), name, source).read()
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
-        """The header of the object ``name`` in ``source``, its digest verified first. Raises as `open`.
-
-        No tensor is read: good for listing, never for serving.
-        """
+        """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
         header = trusted(self._front(source, name, where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header

@@ -291,11 +291,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A damaged object that was set aside.
-
-    ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when`` the
-    time it was set aside (seconds since 1970, UTC). The log has the damage found.
-    """
+    """A damaged object ``name`` set aside as ``file``; ``when`` in seconds since 1970. The log says why."""
 
     file: str
     name: str

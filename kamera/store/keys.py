@@ -96,10 +96,8 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact', 'sampled' or 'orbit', not {quote(kind)}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
-    if base:
-        domain = _domain(f"patch.{kind}.based", context)
-        return _digest(domain, *_fields(context), base, chunk_id, *ordered)
-    return _digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
+    based, anchor = (".based", [base]) if base else ("", [])
+    return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *ordered)
 
 
 def object_key(

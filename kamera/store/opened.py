@@ -50,10 +50,7 @@ class Plain:
 
 
 class OpenObject:
-    """One object: its verified ``head``, and room for its ``tensors``, laid out as in its file.
-
-    These are views of one allocation. Their values are undefined until their group is filled.
-    """
+    """One object: its verified ``head``, and ``tensors`` in one memory, undefined until filled."""
 
     def __init__(self, head: ObjectHead, payload: Payload) -> None:
         self.head = head
@@ -95,10 +92,7 @@ class OpenObject:
             raise CorruptChunk(f"{self.head.source}: {error}") from error
 
     def fill(self, group: str) -> None:
-        """Read one group into memory, and verify the bytes there, in any thread.
-
-        Raises `CorruptChunk` if they differ from those that were written, `OSError` as the system does.
-        """
+        """Read one group into memory, and verify the bytes there. Raises `CorruptChunk`, `OSError`."""
         head, own = self.head, self.head.groups[group]
         views = [self._memory[slice(*span)].numpy().data for span in own.spans]
         try:

@@ -11,10 +11,9 @@ from kamera.store.records import Record
 
 
 class PutOrder(NamedTuple):
-    """A record to be stored under ``name``.
+    """A record to be stored under ``name``, by ``replace`` over the one that is there.
 
-    ``replace``: over the one that is there. ``needs``: the name of another without which it must not be
-    stored, as far as that is in the same batch. ``file``: what it is encoded as already.
+    ``needs``: the name of another in the batch that it depends on. ``file``: what it is encoded as already.
     """
 
     name: str
@@ -30,10 +29,7 @@ def rank(record: Record) -> int:
 
 
 def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
-    """The numbers of the orders by `rank`, in batches of different names.
-
-    It is one batch, unless an object is ordered twice.
-    """
+    """The numbers of the orders by `rank`: one batch, or more if an object is ordered twice."""
     left = sorted(orders, key=lambda i: rank(orders[i].record))
     while left:
         first = {orders[i].name: i for i in reversed(left)}

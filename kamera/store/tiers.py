@@ -97,10 +97,9 @@ class Tiers:
         return found
 
     def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
-        """Store a copy of each record, and return it; None if a stored one is kept instead.
+        """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
 
-        So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`. An error is
-        that of its own record. The names differ, and the orders come by their rank.
+        The names differ, and the orders come by their rank.
         """
         found: dict[str, Record | Exception | None] = {}
         coming: list[PutOrder] = []
@@ -182,10 +181,7 @@ class Tiers:
         return wanted.of(sorted(found.values(), key=BY_AGE))
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects from every tier, with one call to the remote.
-
-        Raises `RemoteUnavailable`, and then removes nothing: a deleted object must be gone everywhere.
-        """
+        """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
         with contextlib.ExitStack() as stack:
             for name in sorted(set(names)):
                 stack.enter_context(self._flights.alone(name))
@@ -198,10 +194,7 @@ class Tiers:
                 self.memory.drop(name)
 
     def collect(self, objects: Sequence[Weighed]) -> list[bool]:
-        """Remove objects that are neither pinned nor replaced by now; return which.
-
-        Every client honours the pins of every other: they are read here.
-        """
+        """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
         with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
             kept = self.pins.kept()
             if self.remote is not None:

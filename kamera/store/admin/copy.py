@@ -138,7 +138,7 @@ def _unlisted(source: ChunkStore) -> Iterator[tuple[str, str]]:
 
 
 def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[float]) -> str:
-    """Store a record as the target's tenant's and return the counter to raise."""
+    """Store a record as the target's tenant's, and return the counter to raise."""
     context = replace(record.context, tenant=target.tenant)
     coded = kv is not None and record.kind == "canonical" and record.context.kv != kv
     if coded and context.lossy:

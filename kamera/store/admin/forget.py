@@ -35,10 +35,7 @@ class Forgotten:
 
 
 class _Trace(NamedTuple):
-    """A place where the chunk is, or may be (not ``certain``: nothing is removed there).
-
-    ``tier`` and ``copy``: of a copy in quarantine.
-    """
+    """A place where the chunk is, or may be (not ``certain``); ``tier`` and ``copy``: in quarantine."""
 
     where: str
     name: str
@@ -48,13 +45,7 @@ class _Trace(NamedTuple):
 
 
 def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
-    """Remove a chunk's canonicals, encodings and patches, and the patches of others formed behind it.
-
-    Every patch formed behind survivors is removed too: it does not name all the chunks it absorbed.
-
-    Raises `UnknownChunk` and `AmbiguousId` for the start of an id that fits no chunk or several,
-    `RemoteUnavailable` when a remote does not answer; run it again then.
-    """
+    """`StoreAdmin.forget`. Patches behind survivors go, too: they do not name all they absorbed."""
     chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.certain]
@@ -86,11 +77,7 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
 
 
 class _Look:
-    """A search through all places, and then another one.
-
-    ``names``: the known names of the chunk's objects: those found, and its canonicals and encodings under
-    every context that the store has objects of.
-    """
+    """A search through all places, and then another; ``names`` are those of the chunk's objects so far."""
 
     def __init__(self, tiers: Tiers, codec: Codec, tenant: str, chunk_id: str) -> None:
         self.names: set[str] = set()
@@ -136,10 +123,7 @@ class _Look:
                 yield _Trace(f"{where} cannot be read", copy.name, certain=False)
 
     def _lost(self, disk: DiskTier) -> dict[str, str]:
-        """The objects of a directory that cannot be read, with why; damaged ones go to quarantine.
-
-        Afterwards every other file has a row, which is right.
-        """
+        """The objects that cannot be read, with why; damaged ones go to quarantine, others have rows."""
         if not disk.read_only:
             disk.collect()  # files left by dead writers
         if not self._compared:

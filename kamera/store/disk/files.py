@@ -97,10 +97,7 @@ class ObjectFiles:
 
 
 def file_of(key: str) -> str:
-    """The name of an object's file.
-
-    Raises `ValueError` for a key that is not 64 lower-case hex digits: no path is built from anything else.
-    """
+    """The name of an object's file. Raises `ValueError` for what is no key: no path is built from it."""
     if not is_key(key):
         raise ValueError(f"{key!r} is no object's name: 64 lower-case hex digits")
     return key + _SUFFIX

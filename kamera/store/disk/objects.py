@@ -114,11 +114,7 @@ class DiskObjects:
         return None if found is None else found[0]
 
     def holds(self, key: str) -> bool:
-        """True if ``key`` is stored durably and, as far as can be told without reading it, intact.
-
-        A file that was written to since its row was made, or whose header is damaged, is not intact. Bytes
-        after the header that the disk itself changed are not detected without reading.
-        """
+        """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""
         with self._translated("read"):
             # one that somebody writes has a name that may not be on the disk yet
             return self._agrees(key) and key not in self._files.traced()

@@ -184,7 +184,7 @@ class DiskTier(DiskObjects):
         trace: Trace,
         disk: Folder | None,
     ) -> bool:
-        """Give the files that were written aside their names, and sync those. False if they have no rows.
+        """Give what was written aside its name, and sync those. False if it has no rows.
 
         The names of what stays are synced, too: another writer may have given them a moment ago.
         """
@@ -259,10 +259,7 @@ class DiskTier(DiskObjects):
         return removed
 
     def _clear(self, trace: Trace) -> bool:
-        """Repair after an interrupted write: remove its parts, sync the names, correct the rows.
-
-        False if the rows cannot be corrected now: its trace tells listings and writers.
-        """
+        """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""
         for name in trace.names:
             self._tmp.made().remove(trace.part(name))
         self._objects.made().sync()

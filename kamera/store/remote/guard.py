@@ -117,11 +117,7 @@ class Breaker:
 
 
 class Guard:
-    """Blobs whose failures are all raised as `RemoteUnavailable`; a remote that is down costs no time.
-
-    Reading and writing have a breaker each: a remote without room or permission to write still
-    serves its objects.
-    """
+    """Blobs whose failures are all `RemoteUnavailable`; reading and writing have a breaker each."""
 
     def __init__(self, blobs: Blobs, reads: Breaker, writes: Breaker) -> None:
         self.url = blobs.url

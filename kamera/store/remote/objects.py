@@ -52,8 +52,7 @@ class ObjectBlobs:
     def open(cls, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> ObjectBlobs:
         """The store at ``s3://``, ``gs://`` (credentials from the environment), ``file://`` or ``memory://``.
 
-        ``timeout`` (seconds) bounds the wait for each answer, ``retries`` the repetitions of a failed
-        request (exponential pauses with jitter).
+        ``timeout`` (seconds) bounds the wait for an answer, ``retries`` the repetitions of a failed request.
         """
         refuse_child("an object store", shown)
         parts = urlsplit(url)
@@ -196,21 +195,18 @@ class ObjectBlobs:
             path = self._path(f"probe/{secrets.token_hex(16)}")
             obstore.put(self._store, path, b"1")
             try:
-                for mode in ("create", {"e_tag": '"0123456789abcdef0123456789abcdef"'}):
-                    self._refuses(path, mode)
+                modes: tuple[Any, ...] = ("create", {"e_tag": '"0123456789abcdef0123456789abcdef"'})
+                for mode in modes:
+                    with contextlib.suppress(*_TAKEN):
+                        obstore.put(self._store, path, b"2", mode=mode)
+                        raise StoreError(
+                            f"{self.url} replaces a blob although it was told on which condition (If-Match, "
+                            "If-None-Match): nothing can be exchanged there while others may write; export "
+                            "it, and import it elsewhere"
+                        )
             finally:
                 obstore.delete(self._store, path)
             self._proven = True
-
-    def _refuses(self, path: str, mode: Any) -> None:
-        try:
-            obstore.put(self._store, path, b"2", mode=mode)
-        except _TAKEN:
-            return
-        raise StoreError(
-            f"{self.url} replaces a blob although it was told on which condition (If-Match, If-None-Match): "
-            "nothing can be exchanged there while others may write; export it, and import it elsewhere"
-        )
 
     def _path(self, name: str) -> str:
         return self._prefix + name

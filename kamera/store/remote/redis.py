@@ -24,8 +24,7 @@ _GLOB = {ord(c): f"\\{c}" for c in "*?[]\\"}
 class RedisBlobs:
     """Blobs under ``prefix`` in one database; see `Blobs`.
 
-    ``timeout`` (seconds) bounds each wait for the server; a call that timed out is repeated up to
-    ``retries`` times, after a random pause (full jitter).
+    ``timeout`` (seconds) bounds each wait, ``retries`` the repetitions of a call that timed out.
     """
 
     errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, ValueError)

@@ -78,11 +78,7 @@ class RemoteTier:
         return {name for name, head in zip(names, heads, strict=True) if head is not None}
 
     def info(self, name: str) -> ObjectInfo | None:
-        """The description of ``name`` from its header, its tensors unverified; None if there is none.
-
-        Raises as `read` for a blob that is not this object: it is set aside. A key of another type counts as
-        none.
-        """
+        """The description of ``name`` by its header; None for a foreign key, too. Raises as `read`."""
         try:
             found = self._listing.at(OBJECTS + name)
             return None if found is None or found.context.tenant != self._tenant else found
@@ -96,10 +92,7 @@ class RemoteTier:
         return self._listing.of(names)
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
-        """Descriptions of all objects by name, their tensors unverified; unreadable ones are left out.
-
-        A header is read once, and again when its blob has changed; ``afresh``: read all now.
-        """
+        """Descriptions of the readable objects by name; a header is read when it is new, or ``afresh``."""
         listing = Listing(self._blobs, self._codec, self._tenant) if afresh else self._listing
         return listing.infos()
 
@@ -114,10 +107,9 @@ class RemoteTier:
         return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
-        """Store ``data``, which `Codec.encode` made, in place of the object ``name``.
+        """Store ``data`` over the object ``name``; False if that was formed behind stronger KV.
 
-        False, and nothing is stored, if that is a patch formed behind stronger KV. Of two machines that put
-        at the same instant, the later one may not see the other's.
+        Of two machines that put at the same instant, the later one may not see the other's.
         """
         mine = self._codec.read_info(BytesSource(data), name, self._source(name))
         if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):

@@ -36,10 +36,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Encrypted(Sealed):
-    """Objects of one tenant, encrypted under the first of ``keys``; the others are only for reading.
-
-    Make it with `Encrypted.under`. ``keys``: AES keys by their id in the files.
-    """
+    """Objects encrypted under the first of ``keys`` (by id), read under any; see `Encrypted.under`."""
 
     keys: dict[bytes, bytes] = field(repr=False)
 
