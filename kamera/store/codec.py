@@ -9,15 +9,16 @@ never used.
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kamera.errors import CorruptChunk
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
 from kamera.store.groups import grouped, laid_out
-from kamera.store.head import front_size, info_of, signed, text_of, trusted, verified, written
+from kamera.store.head import ObjectHead, front_size, info_of, signed, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
@@ -26,17 +27,16 @@ from kamera.store.sources import ByteSource, BytesSource
 DIRECTORY_VERSION = 7
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
 
+UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
+"""Errors of an object that is there and is not this one, or not readable here."""
+
 FRONT = 32 * 1024
 """Bytes within which the headers of most objects are."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The plain codec: the name of an object is its key.
-
-    Tiers know objects by their *name* only, and their bytes only through a codec. ``digest`` is the
-    hash under which tensors are written.
-    """
+    """The plain codec: the name of an object is its key. Tiers know objects by name, and bytes by a codec."""
 
     digest: DigestName = field(default="sha256", kw_only=True)
 
@@ -84,7 +84,7 @@ class Codec:
         if len(front) + head.size != source.size:
             told = len(front) + head.size
             raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {told}")
-        return self._named(OpenObject(head, Plain(source, len(front))), name)
+        return OpenObject(self._named(head, name), Plain(source, len(front)))
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object ``name``; ``source`` names the bytes in errors.
@@ -95,10 +95,7 @@ class Codec:
         return self.open(BytesSource(data), name, source).read()
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
-        """The header of the object ``name`` in ``source``, its digest verified first. Raises as `open`.
-
-        No tensor is read: good for listing, never for serving.
-        """
+        """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
         header = trusted(self._front(source, name, where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header
@@ -110,6 +107,12 @@ class Codec:
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""
         return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
+
+    def file(self, record: Record) -> tuple[ObjectInfo, bytes]:
+        """The file of ``record`` as it is written now, and its info. Raises as `encode`."""
+        created = round(time.time(), 3)
+        data = self.encode(record, created)
+        return self.describe(record, created, len(data)), data
 
     @property
     def mac(self) -> bytes:
@@ -133,10 +136,10 @@ class Codec:
         """The inverse of `veil`."""
         return text
 
-    def _named(self, opened: OpenObject, name: str) -> OpenObject:
-        """The object under its name. Raises `CorruptChunk` for another object's."""
-        self._check_name(opened.head.info.key, name, opened.head.source)
-        return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))
+    def _named(self, head: ObjectHead, name: str) -> ObjectHead:
+        """The head under the object's name. Raises `CorruptChunk` for another object's."""
+        self._check_name(head.info.key, name, head.source)
+        return replace(head, info=replace(head.info, key=name))
 
     def _check_name(self, key: str, name: str, source: str) -> None:
         if self.name(key) != name:

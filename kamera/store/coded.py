@@ -36,10 +36,9 @@ def coded_kv(
     tensors: Mapping[str, torch.Tensor],
     tokens: int,
 ) -> CodedKV:
-    """The KV of a `coded_header` and of ``tensors`` named ``kv/0/k/codes`` and so on.
+    """The KV of a `coded_header`, of blocks of ``groups`` and ``channels``, and of ``tensors``.
 
-    ``groups`` and ``channels`` are those of its blocks. Raises KeyError for a missing field or
-    tensor, ValueError or TypeError for one that does not fit.
+    Raises KeyError for a missing field or tensor, ValueError or TypeError for one that does not fit.
     """
     grid = Grid(header["bits"], header["group"])
 

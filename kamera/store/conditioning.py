@@ -29,6 +29,4 @@ def conditioned_of(
     """The KV of a chunk behind ``antecedents`` whose content has this digest; None is a miss."""
     context = replace(context, kv="as-is")
     name = store._named(context, chunk_id, antecedents, "conditioned", content)
-    record = store._look_up(name, context)
-    assert record is None or isinstance(record, CanonicalRecord)
-    return record
+    return store._get(CanonicalRecord, context, name)

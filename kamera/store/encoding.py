@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kamera.ops import name_order, whole_lists
-from kamera.store.fields import Header, bytes_of, check_identity, common_header, is_count, no_info
+from kamera.store.fields import Header, bytes_of, check_identity, common_header, is_count
 from kamera.store.keys import Context, object_key
 
 
@@ -28,7 +28,7 @@ class EncodingRecord:
     context: Context
     tokens: int
     embeds: Mapping[str, torch.Tensor]
-    info: Mapping[str, Any] = field(default_factory=no_info)
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_identity(self.chunk_id, self.context, self.info)

@@ -15,16 +15,6 @@ Header = dict[str, Any]
 """JSON-able description of a record (`docs/store-format.md` lists the fields)."""
 
 
-def no_tensors() -> Mapping[str, torch.Tensor]:
-    """No tensors: a new mapping for each record."""
-    return {}
-
-
-def no_info() -> Mapping[str, Any]:
-    """An empty ``info``: a new mapping for each record."""
-    return {}
-
-
 def common_header(
     kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
 ) -> Header:

@@ -52,10 +52,10 @@ MemoryError are left out: lack of memory is no damage."""
 
 @dataclass(frozen=True)
 class ObjectHead:
-    """A verified header, identical to the one that is written for its record.
+    """A verified header: what the header of its record is.
 
-    ``info`` has the file's size; ``groups`` are in the order of the file, ``digests`` are theirs in hex, made
-    by ``hasher``; ``size`` is that of the tensors in bytes. ``source`` names the file in errors.
+    ``info`` has the size of the file, ``size`` is that of the tensors; ``groups`` are in the order of the
+    file, ``digests`` theirs in hex by ``hasher``; ``source`` names the file in errors.
     """
 
     info: ObjectInfo
@@ -133,10 +133,7 @@ def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectH
 
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
-    """Entries of the tensors, and their total bytes, by a header that must be exactly as it is written.
-
-    A record has exactly one file: bytes that two readers could read as different records are rejected.
-    """
+    """Entries of the tensors and their bytes, by a header that must be the one way to write its record."""
     told = {name: TensorEntry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
     try:  # shapes without memory: they are checked before memory is allocated for them
         tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
@@ -144,8 +141,9 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
         raise ValueError(f"a shape is impossible: {error}") from error
     record = record_of(header, tensors)
     rebuilt = written(record, header["created"], header["digests"])
-    wrong = _differences(rebuilt, header)
-    if wrong:
+    # as text, because True == 1 == 1.0 in Python
+    mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))
+    if wrong := sorted({name for name, _ in mine.items() ^ theirs.items()}):
         raise ValueError(f"header fields {wrong} disagree with the tensors")
     held = record.tensors()
     if left_over := told.keys() - held.keys():
@@ -155,11 +153,6 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     if found != text_of(rebuilt, entries):
         raise ValueError("the header is not laid out as it is written")
     return entries, max((entry.end for entry in entries.values()), default=0)
-
-
-def _differences(mine: Header, theirs: Header) -> list[str]:
-    """Names of the fields in which two headers differ."""
-    return sorted(name for name in mine.keys() | theirs.keys() if _differ(name, mine, theirs))
 
 
 def _parsed(text: bytes, source: str) -> Header:
@@ -218,6 +211,7 @@ def header_of(info: ObjectInfo) -> Header:
 
 def info_of(header: Header, size: int) -> ObjectInfo:
     """The info of a file of ``size`` bytes with this header."""
+    info, patch = header["info"], header["kind"] in PATCH_KINDS
     return ObjectInfo(
         key=header["key"],
         kind=header["kind"],
@@ -234,8 +228,8 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         base=header.get("vision") or header.get("base") or "",
         behind=header.get("behind", 0),
         sizes=_sizes_of(header),
-        proof=_proof_of(header),
-        sample=SampleSize.from_info(header["info"]) if header["kind"] == "sampled" else None,
+        proof=Proof.from_info(info) if patch and isinstance(info, dict) else None,
+        sample=SampleSize.from_info(info) if header["kind"] == "sampled" else None,
         outline=Outline.from_header(header["outline"]) if "outline" in header else None,
     )
 
@@ -248,12 +242,6 @@ def _budget_of(header: Header) -> PatchBudget | None:
         return PatchBudget.from_info(header["info"], header["rank"])
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
-
-
-def _proof_of(header: Header) -> Proof | None:
-    """The proof of a patch; None if ``info`` holds none."""
-    told = header["info"]
-    return Proof.from_info(told) if header["kind"] in PATCH_KINDS and isinstance(told, dict) else None
 
 
 def _orderings_of(header: Header) -> int | None:
@@ -276,14 +264,5 @@ def _digest(front: bytes | bytearray, mac: bytes) -> bytes:
 
 
 def _key_of(header: Header) -> str:
-    context, kind = Context(**header["context"]), header["kind"]
-    if kind not in PATCH_KINDS and kind != "conditioned":
-        return object_key(kind, context, header["chunk_id"])
-    return object_key(kind, context, header["chunk_id"], header["antecedents"], header["base"])
-
-
-def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    if name not in mine or name not in theirs:
-        return True
-    # as text, because True == 1 == 1.0 in Python
-    return canonical_json(mine[name]) != canonical_json(theirs[name])
+    antecedents, base = header.get("antecedents", ()), header.get("base", "")
+    return object_key(header["kind"], Context(**header["context"]), header["chunk_id"], antecedents, base)

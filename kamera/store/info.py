@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from kamera.ops import FactorSize, PatchBudget, SampleSize
-from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
+from kamera.store.keys import PATCH_KINDS, Context
 from kamera.store.outline import Outline
 from kamera.trust import Proof
 
@@ -59,14 +59,31 @@ class ObjectInfo:
     outline: Outline | None = None
 
 
-def home_of(info: ObjectInfo) -> str | None:
-    """Key of the object that this one cannot be used without: a patch's canonical, a canonical's encoding."""
-    if info.kind in PATCH_KINDS:
-        own = replace(info.context, anchor=info.base or info.context.anchor)
-        return canonical_key(own, info.chunk_id)
-    if info.kind == "canonical" and info.base:
-        return object_key("encoding", encoding_context(info.base, info.context.tenant), info.chunk_id)
-    return None
+class Selection(NamedTuple):
+    """Objects of a kind, a chunk and a context (None: any); at most ``limit``, after the first ``offset``."""
+
+    kind: str | None = None
+    chunk_id: str | None = None
+    context: Context | None = None
+    limit: int | None = None
+    offset: int = 0
+
+    def of(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those of ``objects``, in their order."""
+        found = [info for info in objects if self.selects(info)]
+        return found[self.offset :][: self.limit]
+
+    def selects(self, info: ObjectInfo) -> bool:
+        """True if an object is of this kind, chunk and context."""
+        kind, chunk_id, context = self[:3]
+        return (
+            kind in (None, info.kind)
+            and chunk_id in (None, info.chunk_id)
+            and context in (None, info.context)
+        )
+
+
+ALL = Selection()
 
 
 class Weighed(NamedTuple):
@@ -274,11 +291,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A damaged object that was set aside.
-
-    ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when`` the
-    time it was set aside (seconds since 1970, UTC). The log has the damage found.
-    """
+    """A damaged object ``name`` set aside as ``file``; ``when`` in seconds since 1970. The log says why."""
 
     file: str
     name: str

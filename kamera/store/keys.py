@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -70,6 +70,12 @@ def check_form(kv: str) -> None:
         raise ValueError(f"kv {quote(kv)} is none of {', '.join(KV_FORMS)}")
 
 
+def check_kind(kind: str | None) -> None:
+    """Raise `ValueError` for an unknown kind of object; None is any."""
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind {quote(kind)} is none of {', '.join(KINDS)}")
+
+
 def encoding_context(vision: str, tenant: str, probe: str | Unasked = "") -> Context:
     """The context of encodings: ``vision`` is the fingerprint of tower, projector and processor alone."""
     return Context(vision, "", tenant, probe=probe)
@@ -90,10 +96,8 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact', 'sampled' or 'orbit', not {quote(kind)}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
-    if base:
-        domain = _domain(f"patch.{kind}.based", context)
-        return _digest(domain, *_fields(context), base, chunk_id, *ordered)
-    return _digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
+    based, anchor = (".based", [base]) if base else ("", [])
+    return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *ordered)
 
 
 def object_key(
@@ -116,6 +120,18 @@ def object_key(
     if kind in ("encoding", "anchor", "conditioned"):
         raise ValueError(f"no {kind} is of chunk {quote(chunk_id)} under {context}")
     return patch_key(context, chunk_id, antecedents, kind, base)
+
+
+def home_of(kind: str, context: Context, chunk_id: str, base: str) -> str:
+    """Key of the object that this one cannot be used without: a patch's canonical, a canonical's encoding.
+
+    ``base`` as in `ObjectInfo`; "" for an object that is of use by itself.
+    """
+    if kind in PATCH_KINDS:
+        return canonical_key(replace(context, anchor=base or context.anchor), chunk_id)
+    if kind == "canonical" and base:
+        return object_key("encoding", encoding_context(base, context.tenant), chunk_id)
+    return ""
 
 
 def survivor(chunk_id: str, lineage: str) -> str:

@@ -1,38 +1,10 @@
-"""One tenant's objects as rows and counts, from all tiers; no tensor is read."""
+"""Counts of one tenant's objects, from all tiers; no tensor is read."""
 
 from __future__ import annotations
 
-from kamera.errors import quote
-from kamera.store.info import Census, ObjectInfo, StoreStats, Weighed
-from kamera.store.keys import KINDS, PATCH_KINDS, Context
+from kamera.store.info import Census, Selection, StoreStats, Weighed
+from kamera.store.keys import KINDS, PATCH_KINDS, check_kind
 from kamera.store.tiers import Tiers
-
-
-def rows(
-    tiers: Tiers,
-    tenant: str,
-    kind: str | None = None,
-    chunk_id: str | None = None,
-    context: Context | None = None,
-    limit: int | None = None,
-    offset: int = 0,
-    here: bool = False,
-) -> list[ObjectInfo]:
-    """The objects, oldest first; at most ``limit`` after the first ``offset``.
-
-    ``here``: only those in directory and memory. Raises `ValueError` for an unknown kind.
-    """
-    check_kind(kind)
-    if tiers.disk is not None and (here or tiers.remote is None):
-        return tiers.disk.index.rows(
-            tenant=tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset
-        )
-    found = [
-        info
-        for info in (tiers.memory.infos(chunk_id) if here or tiers.remote is None else tiers.infos())
-        if kind in (None, info.kind) and chunk_id in (None, info.chunk_id) and context in (None, info.context)
-    ]
-    return found[offset:][:limit]
 
 
 def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
@@ -40,7 +12,7 @@ def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
     check_kind(kind)
     if tiers.disk is not None and tiers.remote is None:
         return tiers.disk.index.census(tenant, kind)
-    return Census.of(list(map(Weighed.of, rows(tiers, tenant, kind))), KINDS if kind is None else (kind,))
+    return Census.of(list(map(Weighed.of, tiers.infos(Selection(kind)))), KINDS if kind is None else (kind,))
 
 
 def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
@@ -63,9 +35,3 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
         remote=tiers.remote_stats(),
         directory=disk is not None,
     )
-
-
-def check_kind(kind: str | None) -> None:
-    """Raise `ValueError` for an unknown kind of object."""
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind {quote(kind)} is none of {', '.join(KINDS)}")

@@ -38,9 +38,8 @@ class _Entry(NamedTuple):
 class MemoryTier:
     """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
-    A record is valid for one ``stamp`` (of the file it was read from): a look-up with another drops it
-    and is a miss. A record that is pinned, or whose key is in ``held`` (asked with the tier
-    locked), is not evicted; a record for which that leaves no room is not kept.
+    A record is valid for one ``stamp`` (of its file): a look-up with another drops it and is a miss. What is
+    pinned or in ``held`` is not evicted; a record for which that leaves no room is not kept.
     """
 
     def __init__(self, limit: int, held: Container[str] = ()) -> None:
@@ -67,10 +66,7 @@ class MemoryTier:
             return entry.record
 
     def put(self, record: Record, info: ObjectInfo, stamp: str = "") -> bool:
-        """Keep ``record``, evicting others if needed; True if it is kept.
-
-        The caller must no longer write to its tensors.
-        """
+        """Keep ``record``, which nobody writes to any more, evicting others if needed; True if it is kept."""
         entry = _Entry(record, info, stamp, record.nbytes)
         with self._lock:
             self._remove(info.key)

@@ -85,10 +85,7 @@ class Counters:
         self.time("kamera_store_get_seconds", seconds, "miss")
 
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
-        """Count a chunk placed in a window with this guarantee; ``computed``: by a forward.
-
-        ``new``: the chunk was never seen before, so nothing could have been stored.
-        """
+        """Count a chunk placed with this guarantee, by a forward if ``computed``; ``new``: never seen."""
         self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
 
     def watch(self, store: Watched) -> None:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple, Protocol
 
 import torch
 
 from kamera.errors import CorruptChunk
 from kamera.store.groups import Group
 from kamera.store.head import ObjectHead
+from kamera.store.info import ObjectInfo
 from kamera.store.records import Record, record_of
 from kamera.store.slabs import allocated
 from kamera.store.sources import ByteSource
+
+_INLINE = 1 << 20  # bytes; reading fewer takes less time than waking a thread
+
+
+class Fetched(NamedTuple):
+    """A verified object, its description, the stamp of its file ("" in a remote), and its bytes if wanted."""
+
+    record: Record
+    info: ObjectInfo
+    stamp: str = ""
+    data: bytes = b""
 
 
 class Payload(Protocol):
@@ -33,42 +45,19 @@ class Plain:
         self._start = start
 
     def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
-        """See `Payload`."""
         for (start, _), view in zip(group.spans, views, strict=True):
             self._source.into(self._start + start, view)
 
 
-@dataclass(frozen=True)
 class OpenObject:
-    """One object: its verified header, and the source of its tensors."""
+    """One object: its verified ``head``, and ``tensors`` in one memory, undefined until filled."""
 
-    head: ObjectHead
-    payload: Payload
-
-    def room(self) -> ObjectRoom:
-        """Memory for the whole object, not yet filled."""
-        return ObjectRoom(self)
-
-    def read(self) -> Record:
-        """The record, every byte of it verified. Raises `CorruptChunk`, `OSError`."""
-        room = self.room()
-        for name in room.groups:
-            room.fill(name)
-        return room.record()
-
-
-class ObjectRoom:
-    """Memory for the tensors of one object, laid out as in its file; groups are filled in any threads.
-
-    ``tensors`` are views of one allocation. Their values are undefined until their group is filled.
-    """
-
-    def __init__(self, opened: OpenObject) -> None:
-        self.groups = opened.head.groups
-        self._opened = opened
-        memory = self._memory = allocated(opened.head.size)
+    def __init__(self, head: ObjectHead, payload: Payload) -> None:
+        self.head = head
+        self._payload = payload
+        memory = self._memory = allocated(head.size)
         self.tensors: dict[str, torch.Tensor] = {}
-        for entries in (group.tensors for group in self.groups.values()):
+        for entries in (group.tensors for group in head.groups.values()):
             for name, entry in entries.items():
                 if entry.start == entry.end:
                     self.tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
@@ -76,15 +65,38 @@ class ObjectRoom:
                     own = memory[entry.start : entry.end].view(entry.dtype)
                     self.tensors[name] = own.reshape(entry.shape)
 
-    def fill(self, group: str) -> None:
-        """Read one group into memory, and verify the bytes there.
+    def read(self, pool: ThreadPoolExecutor | None = None) -> Record:
+        """The record, every byte of it verified, its groups side by side on the threads of ``pool``.
 
-        Raises `CorruptChunk` if they differ from those that were written, `OSError` as the system does.
+        No thread reads on after this returns or raises: `CorruptChunk`, and `OSError` as the system does.
         """
-        head = self._opened.head
-        views = [self._memory[slice(*span)].numpy().data for span in self.groups[group].spans]
+        under_way: list[Future[None]] = []
         try:
-            self._opened.payload.fetch(self.groups[group], views)
+            for group in self.head.groups:
+                if pool is None or self.head.size < _INLINE:
+                    self.fill(group)
+                    continue
+                try:
+                    under_way.append(pool.submit(self.fill, group))
+                except RuntimeError:  # the store is being closed
+                    self.fill(group)
+            for filled in under_way:
+                filled.result()
+        finally:
+            for filled in under_way:
+                filled.cancel()
+            wait(under_way)
+        try:
+            return record_of(self.head.header, self.tensors)
+        except ValueError as error:  # the header is of other tensors than those behind it
+            raise CorruptChunk(f"{self.head.source}: {error}") from error
+
+    def fill(self, group: str) -> None:
+        """Read one group into memory, and verify the bytes there. Raises `CorruptChunk`, `OSError`."""
+        head, own = self.head, self.head.groups[group]
+        views = [self._memory[slice(*span)].numpy().data for span in own.spans]
+        try:
+            self._payload.fetch(own, views)
         except EOFError as error:
             raise CorruptChunk(f"{head.source}: truncated: {error}") from error
         hasher = head.hasher()
@@ -92,11 +104,3 @@ class ObjectRoom:
             hasher.update(view)
         if not hmac.compare_digest(hasher.hexdigest(), head.digests[group]):
             raise CorruptChunk(f"{head.source}: the digest does not match, bytes of {group} have changed")
-
-    def record(self) -> Record:
-        """The record of all tensors; to be called after every group of the object is filled."""
-        head = self._opened.head
-        try:
-            return record_of(head.header, self.tensors)
-        except ValueError as error:  # the header is of other tensors than those behind it
-            raise CorruptChunk(f"{head.source}: {error}") from error

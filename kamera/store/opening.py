@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from kamera.errors import StoreError, quote
 from kamera.store.codec import Codec
-from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.memory import parse_size
 from kamera.store.remote import SCHEMES, is_remote, open_remote
@@ -33,12 +32,8 @@ def open_tiers(
         if cache is None and limit is not None:
             raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
         remote = open_remote(url, codec, tenant)
-        if cache is None:
-            return remote.url, Tiers(codec, tenant, memory_limit, None, remote)
-        disk = DiskTier(directory_of(Path(cache), codec), codec)
-        return remote.url, Tiers(
-            codec, tenant, memory_limit, disk, remote, DiskBounds(disk, limit, cache=True)
-        )
+        disk = None if cache is None else DiskTier(directory_of(Path(cache), codec), codec)
+        return remote.url, Tiers(codec, tenant, memory_limit, disk, remote, limit)
     if cache is not None:
         raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
     path = path_of(url)
@@ -47,7 +42,7 @@ def open_tiers(
             raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
         return "memory://", Tiers(codec, tenant, memory_limit)
     disk = DiskTier(directory_of(path, codec, read_only=read_only), codec, read_only=read_only)
-    return str(path), Tiers(codec, tenant, memory_limit, disk, bounds=DiskBounds(disk, limit))
+    return str(path), Tiers(codec, tenant, memory_limit, disk, disk_limit=limit)
 
 
 def path_of(url: str | os.PathLike[str]) -> Path | None:

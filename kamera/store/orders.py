@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from kamera.store.keys import PATCH_KINDS, canonical_key, encoding_context, object_key
-from kamera.store.records import CanonicalRecord, PatchRecord, Record
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import PATCH_KINDS
+from kamera.store.records import Record
 
 
 class PutOrder(NamedTuple):
-    """A record to be stored under ``name``.
+    """A record to be stored under ``name``, by ``replace`` over the one that is there.
 
-    ``replace``: over the one that is there. ``needs``: the name of another without which it must not be
-    stored, as far as that is in the same batch.
+    ``needs``: the name of another in the batch that it depends on. ``file``: what it is encoded as already.
     """
 
     name: str
     record: Record
     replace: bool
     needs: str = ""
-
-
-def needed(record: Record) -> str:
-    """The key of a canonical's encoding, or of a patch's canonical; "" for any other object."""
-    context = record.context
-    if isinstance(record, PatchRecord):
-        context = replace(context, anchor=record.base or context.anchor)
-        return canonical_key(context, record.chunk_id)
-    if isinstance(record, CanonicalRecord) and record.vision:
-        return object_key("encoding", encoding_context(record.vision, context.tenant), record.chunk_id)
-    return ""
+    file: tuple[ObjectInfo, bytes] | None = None
 
 
 def rank(record: Record) -> int:
@@ -40,10 +29,7 @@ def rank(record: Record) -> int:
 
 
 def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
-    """The numbers of the orders by `rank`, in batches of different names.
-
-    It is one batch, unless an object is ordered twice.
-    """
+    """The numbers of the orders by `rank`: one batch, or more if an object is ordered twice."""
     left = sorted(orders, key=lambda i: rank(orders[i].record))
     while left:
         first = {orders[i].name: i for i in reversed(left)}

@@ -22,10 +22,8 @@ NO_HOMES: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class PinEntry:
-    """A pinned object: its size when pinned, and the pin's end (seconds since 1970; None: for good).
-
-    ``home``: the object without which it is of no use, which is not collected either.
-    """
+    """A pinned object: its bytes, the end of the pin (seconds since 1970; None: for good), and its ``home``,
+    without which it is of no use, and which stays with it."""
 
     name: str
     bytes: int
@@ -68,20 +66,17 @@ class Pages:
         if not isinstance(said, dict) or said.keys() != {"format", "pins", "cap", "remote"}:
             raise ValueError("it is not what is written there")
         pages = cls({n: PinEntry(n, *pin) for n, pin in said["pins"].items()}, said["cap"], said["remote"])
-        numbers = [pages.cap or 0, *(pin.bytes for pin in pages.pins.values())]
-        times = [pin.expires or 0.0 for pin in pages.pins.values()]
-        texts = [pages.remote or "", *(pin.home or "" for pin in pages.pins.values())]
-        fits = all(isinstance(n, int) for n in numbers) and all(isinstance(t, int | float) for t in times)
-        if said["format"] != _FORMAT or not (fits and all(isinstance(text, str) for text in texts)):
+        fits = [isinstance(pages.cap, int | None), isinstance(pages.remote, str | None)]
+        for pin in pages.pins.values():
+            fits += [isinstance(pin.bytes, int), isinstance(pin.expires, int | float | None)]
+            fits.append(isinstance(pin.home, str | None))
+        if said["format"] != _FORMAT or not all(fits):
             raise ValueError("it makes no sense")
         return pages
 
 
 class PinCell:
-    """The text of a book, here of this process alone. Safe to use from several threads.
-
-    Other cells are safe for whoever else has the text, too. ``where``: its place, for messages.
-    """
+    """The text of a book, at ``where``; here of this process alone. Safe for all who have the text."""
 
     where = "in memory"
 

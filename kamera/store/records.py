@@ -37,8 +37,6 @@ from kamera.store.fields import (
     check_identity,
     common_header,
     is_count,
-    no_info,
-    no_tensors,
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 from kamera.store.outline import Outline
@@ -65,8 +63,8 @@ class CanonicalRecord:
     input_ids: torch.Tensor
     positions: torch.Tensor
     kv: KV
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=no_tensors)
-    info: Mapping[str, Any] = field(default_factory=no_info)
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
     vision: str = ""
     behind: int = 0
     kind: str = "canonical"
@@ -195,7 +193,7 @@ class PatchRecord:
     kind: str
     patch: Patch
     formed: str
-    info: Mapping[str, Any] = field(default_factory=no_info)
+    info: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
 
     def __post_init__(self) -> None:
@@ -303,11 +301,15 @@ def record_of(header: Header, tensors: Mapping[str, torch.Tensor]) -> Record:
     return record
 
 
-def kept(record: CanonicalRecord) -> CanonicalRecord:
-    """The form of ``record`` that a store keeps and returns: its KV in the form of its context.
+def base_of(record: Record) -> str:
+    """`ObjectInfo.base` of a record: a canonical's vision, or the anchor of a patch's canonical."""
+    if isinstance(record, EncodingRecord):
+        return ""
+    return record.vision if isinstance(record, CanonicalRecord) else record.base
 
-    Raises `ValueError` for a KV that has no codes, naming layer and channel.
-    """
+
+def kept(record: CanonicalRecord) -> CanonicalRecord:
+    """The form in which a store keeps ``record``. Raises `ValueError` for a KV that has no codes."""
     codec = next((c for c in KV_CODECS if c == record.context.kv), None)
     if codec is None or isinstance(record.kv, CodedKV):
         return record
@@ -315,10 +317,7 @@ def kept(record: CanonicalRecord) -> CanonicalRecord:
 
 
 def detached(record: Record) -> Record:
-    """The copy of ``record`` that a store keeps: `kept`, contiguous, on the CPU, sharing memory with nothing.
-
-    It must not change when the caller goes on writing into its live cache.
-    """
+    """The copy of ``record`` that a store keeps: `kept`, contiguous, on the CPU, in memory of its own."""
     if isinstance(record, CanonicalRecord):
         record = kept(record)
 

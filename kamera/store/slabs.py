@@ -17,10 +17,7 @@ _free: deque[np.ndarray] = deque(maxlen=2)  # its methods are atomic: records ar
 
 
 def allocated(size: int) -> torch.Tensor:
-    """``size`` uninitialised bytes, uint8.
-
-    Another call reuses them only when no tensor and no view of them is left.
-    """
+    """``size`` uninitialised bytes, uint8; used again when no tensor and no view of them is left."""
     if not _LEAST <= size <= _MOST:
         return torch.from_numpy(np.empty(size, dtype=np.uint8))
     slab = _left_over(size)

@@ -47,7 +47,6 @@ class FileSource:
         return self.status.st_size
 
     def read(self, start: int, length: int) -> bytes:
-        """See `BytesSource`."""
         parts: list[bytes] = []
         length = min(length, self.size - start)
         while length > 0 and (part := os.pread(self._descriptor, length, start)):
@@ -56,7 +55,6 @@ class FileSource:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, start: int, view: memoryview) -> None:
-        """See `BytesSource`."""
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptor, [view[done:]], start + done)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,26 +18,29 @@ from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.encoding import EncodingRecord
-from kamera.store.info import FlushReport, MemoryStats, ObjectInfo, Put, StoreStats
+from kamera.store.info import FlushReport, MemoryStats, ObjectInfo, Put, Selection, StoreStats
 from kamera.store.keys import (
     PATCH_KINDS,
     Context,
     KVForm,
     check_form,
     encoding_context,
+    home_of,
     object_key,
 )
-from kamera.store.listing import rows, stats
+from kamera.store.listing import stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Counters, Metrics
 from kamera.store.opening import open_tiers
-from kamera.store.orders import PutOrder, needed, turns
+from kamera.store.orders import PutOrder, turns
 from kamera.store.probes import Unasked, compare
-from kamera.store.records import CanonicalRecord, PatchRecord, Record
+from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, LookBack, Query
 from kamera.store.tiers import Tiers
 from kamera.store.withheld import Withheld
+
+_R = TypeVar("_R", CanonicalRecord, PatchRecord, EncodingRecord)
 
 
 class ChunkStore:
@@ -130,16 +133,12 @@ class ChunkStore:
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        record = self._look_up(self._named(context, chunk_id), context)
-        assert record is None or isinstance(record, CanonicalRecord)
-        return record
+        return self._get(CanonicalRecord, context, self._named(context, chunk_id))
 
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
         """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
-        record = self._look_up(self._named(context, context.anchor, None, "anchor"), context)
-        assert record is None or isinstance(record, CanonicalRecord)
-        return record
+        return self._get(CanonicalRecord, context, self._named(context, context.anchor, None, "anchor"))
 
     def get_encoding(self, vision: str, chunk_id: str, probe: str | Unasked = "") -> EncodingRecord | None:
         """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``.
@@ -147,9 +146,7 @@ class ChunkStore:
         ``probe``: what they answer, as in `Context`.
         """
         context = encoding_context(vision, self.tenant, probe)
-        record = self._look_up(self._named(context, chunk_id, None, "encoding"), context)
-        assert record is None or isinstance(record, EncodingRecord)
-        return record
+        return self._get(EncodingRecord, context, self._named(context, chunk_id, None, "encoding"))
 
     def get_patch(
         self,
@@ -163,9 +160,7 @@ class ChunkStore:
 
         ``base``: the anchor of the canonical to which it is added, if that is not the context's own.
         """
-        record = self._look_up(self._named(context, chunk_id, antecedents, kind, base), context)
-        assert record is None or isinstance(record, PatchRecord)
-        return record
+        return self._get(PatchRecord, context, self._named(context, chunk_id, antecedents, kind, base))
 
     def put(self, record: Record) -> str:
         """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
@@ -251,7 +246,7 @@ class ChunkStore:
         """
         if context is not None:
             self._check(context)
-        return rows(self._tiers, self.tenant, kind, chunk_id, context, limit, offset, here)
+        return self._tiers.infos(Selection(kind, chunk_id, context, limit, offset), here=here)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; report those it lacks.
@@ -314,6 +309,11 @@ class ChunkStore:
                 f"open the store with tenant={quote(context.tenant)}"
             )
 
+    def _get(self, cls: type[_R], context: Context, name: str) -> _R | None:
+        record = self._look_up(name, context)
+        assert record is None or isinstance(record, cls)
+        return record
+
     def _look_up(self, key: str, context: Context | None = None) -> Record | None:
         start = time.perf_counter()
         try:
@@ -344,8 +344,9 @@ class ChunkStore:
         for i, record in enumerate(records):
             try:
                 self._check(record.context)
-                names = [key and self._codec.name(key) for key in (record.key, needed(record))]
-                orders[i] = PutOrder(names[0], record, replace and record.kind in PATCH_KINDS, names[1])
+                home = home_of(record.kind, record.context, record.chunk_id, base_of(record))
+                name, needs = (key and self._codec.name(key) for key in (record.key, home))
+                orders[i] = PutOrder(name, record, replace and record.kind in PATCH_KINDS, needs)
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in turns(orders):

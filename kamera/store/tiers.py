@@ -20,7 +20,8 @@ from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
-from kamera.store.info import BY_AGE, FlushReport, ObjectInfo, RemoteStats, Weighed
+from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
+from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, possible, rank
 from kamera.store.pins import PinBook
@@ -55,10 +56,10 @@ class Tiers:
         memory_limit: int,
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
-        bounds: DiskBounds | None = None,
+        disk_limit: int | None = None,
     ) -> None:
         self.disk = disk
-        self._bounds = bounds
+        self._bounds = None if disk is None else DiskBounds(disk, disk_limit, remote is not None)
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
@@ -96,10 +97,9 @@ class Tiers:
         return found
 
     def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
-        """Store a copy of each record, and return it; None if a stored one is kept instead.
+        """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
 
-        So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`. An error is
-        that of its own record. The names differ, and the orders come by their rank.
+        The names differ, and the orders come by their rank.
         """
         found: dict[str, Record | Exception | None] = {}
         coming: list[PutOrder] = []
@@ -162,24 +162,26 @@ class Tiers:
             found.update(zip(away, self.remote.infos_of(away), strict=True))
         return [found[name] for name in names]
 
-    def infos(self) -> list[ObjectInfo]:
-        """Infos of all objects, oldest first; while the remote is down, only of those here."""
-        here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
-        if self.remote is None:
-            return here
-        found = {info.key: info for info in here}
+    def infos(self, wanted: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
+        """Infos of the objects, oldest first; ``here``, and while the remote is down, only of those here."""
+        check_kind(wanted.kind)
+        remote = None if here else self.remote
+        if self.disk is None:
+            nearest = self.memory.infos(wanted.chunk_id)
+        else:
+            nearest = list(self.disk.index.iterate(self._tenant, wanted if remote is None else ALL))
+        if remote is None:
+            return wanted.of(nearest) if self.disk is None else nearest
+        found = {info.key: info for info in nearest}
         try:
-            for info in self.remote.infos():
+            for info in remote.infos():
                 found.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return sorted(found.values(), key=BY_AGE)
+        return wanted.of(sorted(found.values(), key=BY_AGE))
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects from every tier, with one call to the remote.
-
-        Raises `RemoteUnavailable`, and then removes nothing: a deleted object must be gone everywhere.
-        """
+        """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
         with contextlib.ExitStack() as stack:
             for name in sorted(set(names)):
                 stack.enter_context(self._flights.alone(name))
@@ -192,10 +194,7 @@ class Tiers:
                 self.memory.drop(name)
 
     def collect(self, objects: Sequence[Weighed]) -> list[bool]:
-        """Remove objects that are neither pinned nor replaced by now; return which.
-
-        Every client honours the pins of every other: they are read here.
-        """
+        """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
         with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
             kept = self.pins.kept()
             if self.remote is not None:
@@ -251,7 +250,7 @@ class Tiers:
         found = self.disk.read(name)
         if found is None:
             return None
-        self.memory.put(found.record, found.info, found.file.stamp)
+        self.memory.put(found.record, found.info, found.stamp)
         return found.record
 
     def _holds(self, name: str) -> bool:
@@ -280,7 +279,7 @@ class Tiers:
         if found is None:
             return None
         try:
-            stamp = "" if self.disk is None else self.disk.adopt(found.info, found.file.data)
+            stamp = "" if self.disk is None else self.disk.adopt(found)
         except StoreError as error:  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, error)
             return found.record
@@ -362,7 +361,7 @@ class Tiers:
                     if not self.remote.put(name, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
-            found = self.disk.read_file(name)  # verified, so that no damage travels
+            found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
                 return
             if not self.remote.put(name, found.data):

@@ -25,8 +25,7 @@ FOLDER = "withheld"
 class Withheld:
     """Reasons by context: in memory, and in a folder of ``root`` if given. Safe from several threads.
 
-    An encrypted store encrypts them. A file that cannot be written costs a warning: the context is withheld
-    in this process all the same. One that cannot be read withholds, for a reason that says so.
+    A file that cannot be written costs a warning; one that cannot be read withholds.
     """
 
     def __init__(self, root: Path | None, codec: Codec) -> None:

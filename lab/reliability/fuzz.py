@@ -128,14 +128,13 @@ def by_groups(data: bytes, key: str, intact: bytes) -> Counter[str]:
     except (CorruptChunk, StoreVersionError):
         return Counter({"groups refused": len(written)})
     tally: Counter[str] = Counter()
-    room = opened.room()
-    for name, group in room.groups.items():
+    for name, group in opened.head.groups.items():
         try:
-            room.fill(name)
+            opened.fill(name)
         except CorruptChunk:
             tally["groups refused"] += 1
             continue
-        held = b"".join(tensor_bytes(room.tensors[tensor]) for tensor in group.tensors)
+        held = b"".join(tensor_bytes(opened.tensors[tensor]) for tensor in group.tensors)
         tally["groups intact" if held == written.get(name) else "groups served"] += 1
     return tally
 

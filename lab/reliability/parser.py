@@ -99,8 +99,8 @@ def _instrument(atheris: Any) -> None:
         head._key_of,
         groups.TensorEntry.of.__func__,  # type: ignore[attr-defined]
         groups.grouped,
-        opened.ObjectRoom.__init__,
-        opened.ObjectRoom.fill,
+        opened.OpenObject.__init__,
+        opened.OpenObject.fill,
         records.CanonicalRecord.from_parts.__func__,  # type: ignore[attr-defined]
         records.PatchRecord.from_parts.__func__,  # type: ignore[attr-defined]
     ):

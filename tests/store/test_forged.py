@@ -63,7 +63,7 @@ def test_a_header_that_lies_about_codes_is_damage(change: dict[str, Any], says: 
 
 FORGED = {
     "unknown kind": ({"kind": "near"}, "kind"),
-    "patch kind": ({"kind": "exact"}, "antecedents"),
+    "patch kind": ({"kind": "exact"}, "key"),
     "no kind": ({"kind": None}, "kind"),
     "no context": ({"context": None}, "context"),
     "context of other fields": ({"context": {"fingerprint": "f"}}, "anchor"),

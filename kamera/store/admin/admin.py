@@ -21,10 +21,9 @@ from kamera.store.info import (
     Progress,
     StoreStats,
     VerifyReport,
-    home_of,
     untold,
 )
-from kamera.store.keys import KVForm, is_key
+from kamera.store.keys import KVForm, home_of, is_key
 from kamera.store.listing import census
 from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
@@ -91,7 +90,7 @@ class StoreAdmin:
         homes = {
             key: self.store._codec.name(home)
             for key, info in found.items()
-            if (home := home_of(info)) is not None
+            if (home := home_of(info.kind, info.context, info.chunk_id, info.base))
         }
         self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
         remote, waiting = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile

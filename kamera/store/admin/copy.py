@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
+from kamera.errors import UnknownChunk
 from kamera.files import published
 from kamera.store.admin.raw import RawObjects
+from kamera.store.codec import UNREADABLE
 from kamera.store.info import ObjectInfo, Progress
 from kamera.store.keys import PATCH_KINDS, KVForm, check_form
 from kamera.store.records import CanonicalRecord, Record, kept
@@ -25,7 +26,7 @@ from kamera.store.store import ChunkStore
 _CERTIFICATE = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json")
 _CERTIFICATE_LIMIT = 2**20  # bytes
 _COUNTED = ("canonicals", "patches", "encodings", "anchors", "certificates", "present")
-_REFUSALS = (CorruptChunk, StoreVersionError, WrongKey, ValueError, OSError)
+_REFUSALS = (*UNREADABLE, ValueError, OSError)
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _unlisted(source: ChunkStore) -> Iterator[tuple[str, str]]:
 
 
 def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[float]) -> str:
-    """Store a record as the target's tenant's and return the counter to raise."""
+    """Store a record as the target's tenant's, and return the counter to raise."""
     context = replace(record.context, tenant=target.tenant)
     coded = kv is not None and record.kind == "canonical" and record.context.kv != kv
     if coded and context.lossy:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, behind_survivors, is_key, object_key, whole_id
 from kamera.store.search.lookback import LookBack
 from kamera.store.tiers import Lower, Tiers
-
-_UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,7 @@ class Forgotten:
 
 
 class _Trace(NamedTuple):
-    """A place where the chunk is, or may be (not ``certain``: nothing is removed there).
-
-    ``tier`` and ``copy``: of a copy in quarantine.
-    """
+    """A place where the chunk is, or may be (not ``certain``); ``tier`` and ``copy``: in quarantine."""
 
     where: str
     name: str
@@ -50,13 +45,7 @@ class _Trace(NamedTuple):
 
 
 def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
-    """Remove a chunk's canonicals, encodings and patches, and the patches of others formed behind it.
-
-    Every patch formed behind survivors is removed too: it does not name all the chunks it absorbed.
-
-    Raises `UnknownChunk` and `AmbiguousId` for the start of an id that fits no chunk or several,
-    `RemoteUnavailable` when a remote does not answer; run it again then.
-    """
+    """`StoreAdmin.forget`. Patches behind survivors go, too: they do not name all they absorbed."""
     chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.certain]
@@ -65,12 +54,10 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     for trace in found:
         if trace.tier is not None:
             trace.tier.purge(trace.copy)
-    # by name as well: the header of a copy may be gone
-    names = look.names | {trace.name for trace in found}
-    search.forget(names)
-    tiers.pins.unpin(names)
+    look.names.update(trace.name for trace in found)  # the header of a copy may be gone
+    search.forget(look.names)
+    tiers.pins.unpin(look.names)
     unclean = tiers.scrub()
-    look = _Look(tiers, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(removed),
@@ -83,34 +70,18 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
     """The id that begins with ``start``; a whole id is accepted even if no object is of it."""
     if is_key(start):
         return start
+    if tiers.disk is not None:
+        tiers.disk.index.compare()
     rows = (info for info in tiers.infos() if info.context.tenant == tenant)
-    ids = {chunk for info in rows for chunk in (info.chunk_id, *info.antecedents)}
-    if not any(chunk.startswith(start) for chunk in ids) and tiers.disk is not None:
-        for name in tiers.disk.names():  # the index could be wrong about them
-            with contextlib.suppress(*_UNREADABLE):
-                header = tiers.disk.header(name)
-                if header is not None and header["context"]["tenant"] == tenant:
-                    ids.update((header["chunk_id"], *header.get("antecedents", ())))
-    return whole_id(start, ids, "chunk")
+    return whole_id(start, (chunk for info in rows for chunk in (info.chunk_id, *info.antecedents)), "chunk")
 
 
 class _Look:
-    """One search through all places.
+    """A search through all places, and then another; ``names`` are those of the chunk's objects so far."""
 
-    ``names``: the known names of the chunk's objects: those found, and its canonicals and encodings under
-    every context that the store has objects of.
-    """
-
-    def __init__(
-        self,
-        tiers: Tiers,
-        codec: Codec,
-        tenant: str,
-        chunk_id: str,
-        names: Iterable[str] = (),
-    ) -> None:
-        self.names = set(names)
-        self._compared = bool(names)  # the second look relies on the first one's comparison
+    def __init__(self, tiers: Tiers, codec: Codec, tenant: str, chunk_id: str) -> None:
+        self.names: set[str] = set()
+        self._compared = False  # the second look relies on the first one's comparison
         self._tiers = tiers
         self._codec = codec
         self._tenant = tenant
@@ -152,20 +123,18 @@ class _Look:
                 yield _Trace(f"{where} cannot be read", copy.name, certain=False)
 
     def _lost(self, disk: DiskTier) -> dict[str, str]:
-        """The objects of a directory that cannot be read, with why; damaged ones go to quarantine.
-
-        Afterwards every other file has a row, which is right.
-        """
+        """The objects that cannot be read, with why; damaged ones go to quarantine, others have rows."""
         if not disk.read_only:
             disk.collect()  # files left by dead writers
         if not self._compared:
             disk.index.compare()
+            self._compared = True
         lost = {}
         for name in set(disk.names()) - disk.index.keys():
             try:
                 disk.header(name)
             except CorruptChunk:
-                with contextlib.suppress(*_UNREADABLE):
+                with contextlib.suppress(*UNREADABLE):
                     disk.read(name)  # quarantines it: it is looked at there
             except (StoreVersionError, WrongKey) as error:
                 lost[name] = f": {error}"

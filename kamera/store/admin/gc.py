@@ -21,11 +21,7 @@ def collect(
     dry_run: bool = False,
     progress: Progress = untold,
 ) -> Collected:
-    """Collect a tenant's objects (None: all tenants'), files of dead writers, and old copies in quarantine.
-
-    ``quarantine_age`` in seconds; None keeps every copy. ``progress`` is called with objects removed and
-    to remove. Raises `RemoteUnavailable`: objects removed by then stay removed; run it again.
-    """
+    """`StoreAdmin.gc`; ``tenant`` None: all tenants."""
     now, ward = time.time(), Ward(tiers)
     objects = list(tiers.lower[-1].weighed(tenant))
     removed: list[Removed] = []

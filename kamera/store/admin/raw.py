@@ -35,8 +35,8 @@ class RawObjects:
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none."""
-        files = (tier.load(name) for tier in self._store._tiers.lower)
-        return next((file.data for file in files if file is not None), None)
+        found = (tier.load(name) for tier in self._store._tiers.lower)
+        return next((data for data in found if data is not None), None)
 
     def reach(self) -> None:
         """Raise `RemoteUnavailable` if there is a remote and it does not answer."""

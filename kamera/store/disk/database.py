@@ -72,16 +72,8 @@ class Database:
                         db.execute("ROLLBACK")
                 raise
 
-    def drop(self, why: str) -> None:
-        """Remove it: its contents are doubtful."""
-        with self._usable(), contextlib.suppress(FileNotFoundError):
-            self._remove(sqlite3.DatabaseError(why))
-
     def scrub(self) -> str | None:
-        """Rewrite it from its rows and empty its log. None, or a line: the possible remains, and why.
-
-        ``secure_delete`` alone does not suffice: when SQLite moves rows between pages, copies stay behind.
-        """
+        """Rewrite it, since SQLite leaves copies of moved rows; None, or a line on what may remain."""
         with self._usable():
             db, why = self._current(), None
             db.execute("PRAGMA temp_store = MEMORY")  # its intermediate copy is not a file

@@ -8,21 +8,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
+from kamera.errors import CorruptChunk
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, named
-from kamera.store.fetched import File
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
 from kamera.store.sources import FileSource
 
 logger = logging.getLogger(__name__)
-
-LEFT_IN_PLACE = (StoreVersionError, WrongKey)
-"""Refusals that do not mean damage: a reader with the right version or key still finds the object."""
 
 _SUFFIX = ".safetensors"
 
@@ -56,7 +52,7 @@ class ObjectFiles:
         """`peek`, or None for a file that cannot be read."""
         try:
             return self.peek(key)
-        except (CorruptChunk, *LEFT_IN_PLACE) as error:
+        except UNREADABLE as error:
             # it stays where it is: reading it by key reports the fault
             logger.warning("not indexed: %s", error)
             return None
@@ -66,13 +62,6 @@ class ObjectFiles:
         folder, file = self._objects.there(), file_of(key)
         status = None if folder is None else folder.status(file)
         return None if status is None else stamp_of(status)
-
-    def load(self, key: str) -> File | None:
-        """All bytes of ``key``, unverified. `NotAFile` if it cannot be an object."""
-        with contextlib.suppress(FileNotFoundError):
-            data, status = self._folder.read(file_of(key))
-            return File(data, stamp_of(status))
-        return None
 
     def peek(self, key: str) -> Stamped | None:
         """The row of ``key`` by its `header`."""
@@ -94,7 +83,7 @@ class ObjectFiles:
             return self._codec.read_header(file, key, str(self.path(key))), file.status
 
     def open(self, key: str) -> FileSource | None:
-        """``key``'s file, to be closed. `NotAFile` as `load`."""
+        """``key``'s file, to be closed; None if there is none. `NotAFile` if it cannot be an object."""
         with contextlib.suppress(FileNotFoundError):
             return FileSource(self._folder.open(file_of(key)))
         return None
@@ -108,10 +97,7 @@ class ObjectFiles:
 
 
 def file_of(key: str) -> str:
-    """The name of an object's file.
-
-    Raises `ValueError` for a key that is not 64 lower-case hex digits: no path is built from anything else.
-    """
+    """The name of an object's file. Raises `ValueError` for what is no key: no path is built from it."""
     if not is_key(key):
         raise ValueError(f"{key!r} is no object's name: 64 lower-case hex digits")
     return key + _SUFFIX

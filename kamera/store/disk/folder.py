@@ -188,10 +188,7 @@ def _opened(path: Path, parent: int) -> int:
 
 
 def _refuse_holes(path: Path, descriptor: int) -> None:
-    """Raise `NotAFile` for a file far larger than its data: reading it would allocate the full size.
-
-    Holes are counted, not blocks: a compressing file system uses fewer blocks.
-    """
+    """Raise `NotAFile` for a file far larger than its data; blocks do not tell, they may be compressed."""
     size = os.fstat(descriptor).st_size
     if size <= _HOLLOW:
         return
@@ -215,7 +212,7 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
 class Nested:
     """The folder ``name`` of ``parent``, made when first needed: a full disk may have no room for it.
 
-    It stays open, unless it is seldom used (``stays`` False), as long as it is the one in its place.
+    It stays open as long as it is the one in its place, unless ``stays`` is False.
     """
 
     def __init__(self, parent: Folder, name: str, *, stays: bool = True) -> None:

@@ -24,7 +24,7 @@ from kamera.store.disk.database import Database, Dropped, Unusable
 from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.notes import Notes
 from kamera.store.disk.rows import COLUMNS, FIELDS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
-from kamera.store.info import BY_AGE, Census, KindCount, ObjectInfo, Weighed
+from kamera.store.info import ALL, BY_AGE, Census, KindCount, ObjectInfo, Selection, Weighed
 from kamera.store.keys import KINDS, Context, is_key
 
 logger = logging.getLogger(__name__)
@@ -133,17 +133,9 @@ class Index:
             return {str(key) for (key,) in self._database().execute("SELECT key FROM objects")}
         return set()
 
-    def iterate(
-        self,
-        *,
-        tenant: str,
-        kind: str | None = None,
-        chunk_id: str | None = None,
-        context: Context | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> Iterator[ObjectInfo]:
-        """Objects of a tenant, oldest first, read in pages: ``limit`` of them after ``offset``."""
+    def iterate(self, tenant: str, selection: Selection = ALL) -> Iterator[ObjectInfo]:
+        """Objects of a tenant, oldest first, read in pages."""
+        kind, chunk_id, context, limit, offset = selection
         wanted = {} if context is None else columns_of(context, self._codec)
         wanted["tenant"] = self._codec.veil(tenant)
         wanted.update({} if chunk_id is None else {"chunk_id": self._codec.veil(chunk_id)})
@@ -157,7 +149,7 @@ class Index:
             sql = f"SELECT {COLUMNS} FROM objects WHERE {where} {more} ORDER BY created, key LIMIT ? OFFSET ?"
             rows = self._ask(sql, (*wanted.values(), *after, count, 0 if after else offset))
             for info in self._objects_of(rows):
-                if chunk_id in (None, info.chunk_id) and context in (None, info.context):
+                if selection.selects(info):
                     left -= 1
                     yield info
             if len(rows) < count:
@@ -165,9 +157,9 @@ class Index:
             last = Weighed(*rows[-1][: len(FIELDS)])
             after = last.created, last.key
 
-    def rows(self, **wanted: Any) -> list[ObjectInfo]:
+    def rows(self, tenant: str, **wanted: Any) -> list[ObjectInfo]:
         """`iterate`, all at once."""
-        return list(self.iterate(**wanted))
+        return list(self.iterate(tenant, Selection(**wanted)))
 
     def names_of(self, kind: str, context: Context) -> list[str]:
         """Names of the objects of a kind and context, oldest first."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from kamera.store.pins import PinCell
 
 KEEP = "keep.json"
 """Name of the file in a store directory."""
-
-_LOCK_SECONDS = 60.0
 
 
 class KeepFile(PinCell):
@@ -31,10 +28,8 @@ class KeepFile(PinCell):
     def __init__(self, root: Path) -> None:
         self.path = root / KEEP
         self.where = str(self.path)
-        self._held = threading.local()
 
     def get(self) -> bytes | None:
-        """See `PinCell`."""
         with self._translated():
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,7 +39,6 @@ class KeepFile(PinCell):
                 return file.read()
 
     def replace(self, data: bytes, expected: bytes | None) -> bool:
-        """See `PinCell`."""
         with self.alone():
             if self.get() != expected:
                 return False
@@ -54,19 +48,11 @@ class KeepFile(PinCell):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See `PinCell`; a thread may enter twice."""
-        if getattr(self._held, "by_me", False):
-            yield
-            return
         folder = self.path.with_name("objects")
         with contextlib.ExitStack() as stack:
             with self._translated():
-                stack.enter_context(locked(folder if folder.is_dir() else self.path.parent, _LOCK_SECONDS))
-            self._held.by_me = True
-            try:
-                yield
-            finally:
-                self._held.by_me = False
+                stack.enter_context(locked(folder if folder.is_dir() else self.path.parent))
+            yield
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -16,12 +16,10 @@ _SLACK = 0.9  # share of a cache's limit left after an eviction, so that not eve
 
 
 class DiskBounds:
-    """Keeps ``disk`` at or below ``limit`` bytes (None: no bound).
+    """Keeps ``disk`` at or below ``limit`` bytes (None: no bound), the bytes of other processes included.
 
-    Pinned objects stay, and so does the canonical of a pinned patch. A canonical is removed with its patches,
-    and an encoding after the canonicals that refer to it. In a ``cache`` of a remote, only objects that the
-    remote has may leave; an object that finds no room is kept all the same. Safe to use from threads and
-    processes; each process counts the others' bytes before it writes.
+    Canonicals leave with their patches, encodings after their canonicals, and what is pinned stays. From a
+    ``cache`` only what the remote has may leave; there an object without room is kept all the same.
     """
 
     def __init__(

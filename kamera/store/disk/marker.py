@@ -16,10 +16,9 @@ MARKER = "kamera-store.json"
 
 
 def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
-    """The store directory ``root`` with the marker ``wanted``; created if it is empty or absent and ``make``.
+    """The store directory ``root`` with the marker ``wanted``; made if it is empty or absent and ``make``.
 
-    Raises `StoreError` for a directory of another use, `StoreVersionError` for one of another format or
-    layout; both are left untouched. Raises `OSError` as the system does.
+    Raises `OSError`, `StoreError` for another use, `StoreVersionError` for another format; nothing changes.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)

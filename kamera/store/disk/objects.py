@@ -9,26 +9,28 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 from kamera import forks
 from kamera.errors import CorruptChunk, StoreError, StoreReadOnly
-from kamera.store.codec import Codec
-from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles, file_of
+from kamera.store.codec import UNREADABLE, Codec
+from kamera.store.disk.files import ObjectFiles, file_of
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
 from kamera.store.disk.keep import KeepFile
 from kamera.store.disk.marker import MARKER, open_directory
-from kamera.store.disk.reading import ReadPool
-from kamera.store.fetched import Fetched, File
 from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined, Weighed
 from kamera.store.keys import is_key
+from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
-from kamera.store.sources import FileSource
+from kamera.store.sources import BytesSource, FileSource
 
 logger = logging.getLogger(__name__)
+
+_READERS = 8  # most threads that read the groups of an object
 
 COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})\.safetensors")
 """The file of a damaged object in quarantine: its name, and the time in ns."""
@@ -54,7 +56,7 @@ class DiskObjects:
                     self._prepare(folder)
                 self._root.sync()  # who made them may have died since
         self.index = Index(root / "index.sqlite", self._files, codec, read_only=self.read_only)
-        self._readers = ReadPool()
+        self._readers = ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1), "kamera-read")
         self._names = forks.Lock()  # threads queue here, and ask for the processes' lock one at a time
 
     def stamp(self, key: str) -> str | None:
@@ -62,39 +64,26 @@ class DiskObjects:
         with self._translated("read"):
             return self._files.stamp(key)
 
-    def read(self, key: str) -> Fetched | None:
-        """The object ``key``, verified to the last byte; None if there is none.
+    def read(self, key: str, *, whole: bool = False) -> Fetched | None:
+        """The object ``key``, verified to the last byte; None if there is none. ``whole``: and its bytes.
 
         Anything else there goes to quarantine, and `CorruptChunk` is raised. Raises `StoreVersionError` and
         `WrongKey` as `Codec.decode`: then it stays where it is.
         """
-        with self._translated("read"):
-            try:
-                file = self._files.open(key)
-            except NotAFile as error:
-                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+        with self._translated("read"), self._opened(key) as file:
             if file is None:
                 return None
             stamp = stamp_of(file.status)
-            with contextlib.closing(file), self._quarantining(key, stamp):
-                opened = self.codec.open(file, key, str(self._files.path(key)))
-                return Fetched(self._readers.read(opened), opened.head.info, File(b"", stamp))
+            with self._quarantining(key, stamp):
+                data = file.read(0, file.size) if whole else b""
+                source = BytesSource(data) if whole else file
+                opened = self.codec.open(source, key, str(self._files.path(key)))
+                return Fetched(opened.read(self._readers), opened.head.info, stamp, data)
 
-    def read_file(self, key: str) -> File | None:
-        """The bytes of the object ``key``, verified; otherwise as `read`."""
-        found = self.load(key)
-        if found is not None:
-            with self._translated("read"), self._quarantining(key, found.stamp):
-                self.codec.decode(found.data, key, str(self._files.path(key)))
-        return found
-
-    def load(self, key: str) -> File | None:
+    def load(self, key: str) -> bytes | None:
         """The bytes under ``key``, unverified; not counted as a use."""
-        with self._translated("read"):
-            try:
-                return self._files.load(key)
-            except NotAFile as error:
-                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+        with self._translated("read"), self._opened(key) as file:
+            return None if file is None else file.read(0, file.size)
 
     def info(self, key: str) -> ObjectInfo | None:
         """The description of ``key`` from its file's header: callers decide by it, and a row may be wrong."""
@@ -125,11 +114,7 @@ class DiskObjects:
         return None if found is None else found[0]
 
     def holds(self, key: str) -> bool:
-        """True if ``key`` is stored durably and, as far as can be told without reading it, intact.
-
-        A file that was written to since its row was made, or whose header is damaged, is not intact. Bytes
-        after the header that the disk itself changed are not detected without reading.
-        """
+        """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""
         with self._translated("read"):
             # one that somebody writes has a name that may not be on the disk yet
             return self._agrees(key) and key not in self._files.traced()
@@ -164,7 +149,7 @@ class DiskObjects:
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
-        self._readers.close()
+        self._readers.shutdown(cancel_futures=True)
         self.index.close()
 
     def _intact(self, key: str) -> bool:
@@ -175,7 +160,7 @@ class DiskObjects:
             return self._agrees(key) or self.read(key) is not None
         except CorruptChunk:
             return False
-        except LEFT_IN_PLACE:
+        except UNREADABLE:  # no damage: a reader with the right version or key still finds it
             return True
 
     def _agrees(self, key: str) -> bool:
@@ -186,8 +171,18 @@ class DiskObjects:
             return False
         try:
             return self._files.peek(key) == row
-        except (CorruptChunk, *LEFT_IN_PLACE):
+        except UNREADABLE:
             return False
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[FileSource | None]:
+        """The file of ``key``; what cannot be an object goes to quarantine."""
+        try:
+            file = self._files.open(key)
+        except NotAFile as error:
+            self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+        with contextlib.closing(file) if file is not None else contextlib.nullcontext():
+            yield file
 
     def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
         if self.read_only:
@@ -207,7 +202,7 @@ class DiskObjects:
         try:
             with contextlib.closing(FileSource(folder.open(file))) as source:
                 return self.codec.read_info(source, file.partition(".")[0], file)
-        except (CorruptChunk, *LEFT_IN_PLACE, FileNotFoundError, NotAFile):
+        except (*UNREADABLE, FileNotFoundError, NotAFile):
             return None
 
     def _prepare(self, folder: Nested) -> None:

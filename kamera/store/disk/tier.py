@@ -14,19 +14,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, KameraError
-from kamera.store.codec import Codec
-from kamera.store.disk.files import LEFT_IN_PLACE, file_of
+from kamera.errors import KameraError
+from kamera.store.codec import UNREADABLE, Codec
+from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import COPY, DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo
+from kamera.store.opened import Fetched
 from kamera.store.orders import PutOrder
 from kamera.trust import outranks
 
@@ -37,20 +37,8 @@ logger = logging.getLogger(__name__)
 _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
-class _File(NamedTuple):
-    """An object's file, to be put over any other (``replace``), or over none.
-
-    ``there``: the stamp of the file in its place when it was written aside.
-    """
-
-    info: ObjectInfo
-    data: bytes
-    replace: bool
-    needs: str = ""
-    there: str | None = None
-
-
-_Placed = str | Exception | None  # the stamp of a file in its place; None: another stays there
+_Aside = tuple[PutOrder, Stamped, str | None]
+"""What was written aside, and the stamp of the file that was in its place then."""
 
 
 class DiskTier(DiskObjects):
@@ -78,32 +66,21 @@ class DiskTier(DiskObjects):
         and a patch that was formed behind stronger KV stays in any case: None is returned then, and so it is
         if another writer was faster.
         """
-        infos: dict[str, ObjectInfo] = {}
-
-        def files() -> Iterable[_File | Exception]:
-            for order in orders:  # one at a time: the bytes of all would be in memory
-                try:
-                    created = round(time.time(), 3)
-                    data = self.codec.encode(order.record, created)
-                    info = infos[order.name] = self.codec.describe(order.record, created, len(data))
-                    yield _File(info, data, order.replace, needs=order.needs)
-                except (KameraError, ValueError) as error:
-                    yield error
-
-        if not orders:
-            return []
+        placed: dict[str, Stamped | Exception | None] = {}
         try:
-            placed = self._place([order.name for order in orders], files())
+            if orders:
+                self._write(orders, placed)
         except KameraError as error:
             return [error] * len(orders)
-        return [
-            (infos[order.name], found) if isinstance(found, str) else found
-            for order, found in zip(orders, placed, strict=True)
-        ]
+        return [placed[order.name] for order in orders]
 
-    def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
+    def adopt(self, found: Fetched) -> str | None:
         """Store an object that was written elsewhere; its stamp, or None if an intact one stays there."""
-        return self._placed(_File(info, data, replace=False))
+        order = PutOrder(found.info.key, found.record, replace=False, file=(found.info, found.data))
+        [placed] = self.write_many([order])
+        if isinstance(placed, Exception):
+            raise placed
+        return None if placed is None else placed[1]
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
@@ -146,118 +123,107 @@ class DiskTier(DiskObjects):
             if folder is not None and COPY.fullmatch(file) and folder.remove(file):
                 folder.sync()
 
-    def _placed(self, file: _File) -> str | None:
-        [found] = self._place([file.info.key], [file])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _place(self, keys: Sequence[str], files: Iterable[_File | Exception]) -> list[_Placed]:
-        """Put a file in the place of each key, unless another stays there; an error is its own file's.
-
-        Raises the errors that concern all of them.
-        """
+    def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
+        """Write all that is not to stay, and note in ``placed`` what became of each. Raises what hits all."""
         self._writable("write")
-        placed: dict[str, _Placed] = {}
         done = False
         with self._translated("write"), contextlib.ExitStack() as stack:
             tmp = self._tmp.made()
             self._clear_up(tmp)
-            trace = Trace.begun(tmp, keys)
+            trace = Trace.begun(tmp, [order.name for order in orders])
             stack.callback(trace.close)
             # a descriptor of its own, which is told of every write that fails from now on
-            disk = stack.enter_context(self._root.again()) if len(keys) > 1 and self._syncs_all else None
+            disk = stack.enter_context(self._root.again()) if len(orders) > 1 and self._syncs_all else None
             try:
-                aside = self._write_aside(keys, files, placed, trace, disk)
+                aside = self._write_aside(orders, placed, trace, disk)
                 listed = self._bring(aside, placed, trace, disk)
                 done = listed and not any(isinstance(found, Exception) for found in placed.values())
             finally:
                 with contextlib.suppress(OSError, KameraError):
                     if done or self._clear(trace):
                         trace.settle()
-            return [placed[key] for key in keys]
 
     def _write_aside(
         self,
-        keys: Sequence[str],
-        files: Iterable[_File | Exception],
-        placed: dict[str, _Placed],
+        orders: Sequence[PutOrder],
+        placed: dict[str, Stamped | Exception | None],
         trace: Trace,
         disk: Folder | None,
-    ) -> dict[str, tuple[_File, str]]:
-        """Write what is to be put, and sync it: together by ``disk``, or one by one. Returns the stamps."""
-        tmp = self._tmp.made()
-        aside: dict[str, tuple[_File, str]] = {}
-        grown = 0
-        for key, file in zip(keys, files, strict=True):
-            if isinstance(file, Exception) or isinstance(placed.get(file.needs), Exception):
-                placed[key] = file if isinstance(file, Exception) else placed[file.needs]
+    ) -> list[_Aside]:
+        """Write what is to be put, and sync it: together by ``disk``, or one by one."""
+        tmp, aside, grown = self._tmp.made(), list[_Aside](), 0
+        for order in orders:  # one at a time: the bytes of all would be in memory
+            name, why = order.name, placed.get(order.needs)
+            if isinstance(why, Exception):
+                placed[name] = why
                 continue
             try:
-                there = self._files.stamp(key)
-                if self._stays(file.info, file.replace):
-                    placed[key] = None
+                info, data = order.file or self.codec.file(order.record)
+                there = self._files.stamp(name)
+                if self._stays(info, order.replace):
+                    placed[name] = None
                     continue
                 if self.make_room is not None:
-                    more = len(file.data) - (0 if there is None else size_of(there))
-                    self.make_room(key, grown + more)
+                    more = len(data) - (0 if there is None else size_of(there))
+                    self.make_room(name, grown + more)
                     grown += more
-                stamp = stamp_of(tmp.create(trace.part(key), file.data, sync=disk is None))
-                aside[key] = file._replace(data=b"", there=there), stamp
+                stamp = stamp_of(tmp.create(trace.part(name), data, sync=disk is None))
+                aside.append((order, (info, stamp), there))
             except OSError as error:
-                placed[key] = self._refusal("write", error)
-            except KameraError as error:
-                placed[key] = error
+                placed[name] = self._refusal("write", error)
+            except (KameraError, ValueError) as error:
+                placed[name] = error
         if disk is not None and aside:
             disk.sync_all()
         return aside
 
     def _bring(
         self,
-        aside: dict[str, tuple[_File, str]],
-        placed: dict[str, _Placed],
+        aside: Sequence[_Aside],
+        placed: dict[str, Stamped | Exception | None],
         trace: Trace,
         disk: Folder | None,
     ) -> bool:
-        """Give the files that were written aside their names, and sync those. False if they have no rows.
+        """Give what was written aside its name, and sync those. False if it has no rows.
 
         The names of what stays are synced, too: another writer may have given them a moment ago.
         """
         tmp, objects = self._tmp.made(), self._objects.made()
         rows: list[Stamped] = []
         with self._renaming():
-            for key, (file, stamp) in aside.items():
-                if isinstance(placed.get(file.needs), Exception):
-                    placed[key] = placed[file.needs]
+            for order, row, there in aside:
+                name, why = order.name, placed.get(order.needs)
+                if isinstance(why, Exception):
+                    placed[name] = why
                     continue
                 try:
-                    if self._gives_way(file):
-                        tmp.remove(trace.part(key))
-                        placed[key] = None
+                    if self._gives_way(row[0], order.replace, there):
+                        tmp.remove(trace.part(name))
+                        placed[name] = None
                         continue
-                    tmp.move(trace.part(key), objects, file_of(key))
+                    tmp.move(trace.part(name), objects, file_of(name))
                 except OSError as error:
-                    placed[key] = self._refusal("write", error)
+                    placed[name] = self._refusal("write", error)
                     continue
-                rows.append((file.info, stamp))
+                rows.append(row)
             listed = not rows or self.index.put(rows)
         if disk is not None:
             disk.sync_all()
         else:
             objects.sync()
-        placed.update((info.key, stamp) for info, stamp in rows)
+        placed.update((row[0].key, row) for row in rows)
         return listed
 
-    def _gives_way(self, file: _File) -> bool:
-        """True if another file came to its place since it was written aside, and stays there."""
-        now = self._files.stamp(file.info.key)
-        return now not in (None, file.there) and (not file.replace or self._outranks(file.info))
+    def _gives_way(self, info: ObjectInfo, replace: bool, there: str | None) -> bool:
+        """True if another file than ``there`` came to its place since, and stays there."""
+        now = self._files.stamp(info.key)
+        return now not in (None, there) and (not replace or self._outranks(info))
 
     def _outranks(self, info: ObjectInfo) -> bool:
         """True if the object stored under the key of ``info`` was formed behind stronger KV."""
         try:
             there = None if info.formed is None else self._files.peek(info.key)
-        except (CorruptChunk, *LEFT_IN_PLACE):
+        except UNREADABLE:
             there = None
         return there is not None and outranks(there[0].formed, info.formed)
 
@@ -293,10 +259,7 @@ class DiskTier(DiskObjects):
         return removed
 
     def _clear(self, trace: Trace) -> bool:
-        """Repair after an interrupted write: remove its parts, sync the names, correct the rows.
-
-        False if the rows cannot be corrected now: its trace tells listings and writers.
-        """
+        """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""
         for name in trace.names:
             self._tmp.made().remove(trace.part(name))
         self._objects.made().sync()

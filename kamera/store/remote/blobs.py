@@ -80,11 +80,9 @@ class BlobCell(PinCell):
         self._blobs = blobs
 
     def get(self) -> bytes | None:
-        """See `PinCell`."""
         return self._blobs.get(BOOK)
 
     def replace(self, data: bytes, expected: bytes | None) -> bool:
-        """See `PinCell`."""
         return self._blobs.replace(BOOK, data, expected)
 
 

@@ -117,11 +117,7 @@ class Breaker:
 
 
 class Guard:
-    """Blobs whose failures are all raised as `RemoteUnavailable`; a remote that is down costs no time.
-
-    Reading and writing have a breaker each: a remote without room or permission to write still
-    serves its objects.
-    """
+    """Blobs whose failures are all `RemoteUnavailable`; reading and writing have a breaker each."""
 
     def __init__(self, blobs: Blobs, reads: Breaker, writes: Breaker) -> None:
         self.url = blobs.url
@@ -132,37 +128,30 @@ class Guard:
         forks.bind(self, _in_child)
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         with self.reads.call(self._blobs):
             return self._blobs.get(name)
 
     def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
-        """See `Blobs`."""
         with self.reads.call(self._blobs):
             return self._blobs.heads(names, length)
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         with self.writes.call(self._blobs):
             self._blobs.put(name, data)
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
-        """See `Blobs`."""
         with self.writes.call(self._blobs):
             return self._blobs.replace(name, data, expected)
 
     def marks(self, folder: str) -> Mapping[str, str | None]:
-        """See `Blobs`."""
         with self.reads.call(self._blobs):
             return self._blobs.marks(folder)
 
     def delete(self, names: Sequence[str]) -> None:
-        """See `Blobs`."""
         with self.writes.call(self._blobs):
             self._blobs.delete(names)
 
     def close(self) -> None:
-        """See `Blobs`."""
         self._blobs.close()
 
 

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import FRONT, Codec
+from kamera.store.codec import FRONT, UNREADABLE, Codec
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import OBJECTS, BlobHead, Blobs
@@ -37,8 +36,6 @@ class Listing:
     """The objects of one tenant by their headers. Safe to use from several threads."""
 
     def __init__(self, blobs: Blobs, codec: Codec, tenant: str, bound: int = BOUND) -> None:
-        self.unreadable: set[str] = set()
-        """Names whose headers could not be read when they were last looked at."""
         self._blobs = blobs
         self._codec = codec
         self._tenant = tenant
@@ -77,7 +74,7 @@ class Listing:
         return [self._own(name, head) for name, head in zip(names, self._fronts(names), strict=True)]
 
     def at(self, blob: str) -> ObjectInfo | None:
-        """The object in a blob whose name begins with its own; None as `of`, but of any tenant."""
+        """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""
         return self._info(blob, self._blobs.heads([blob], FRONT)[0])
 
     def _listed(self) -> dict[str, str | None]:
@@ -107,19 +104,18 @@ class Listing:
         return info
 
     def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:
-        info = self._info(OBJECTS + name, head)
+        try:
+            info = self._info(OBJECTS + name, head)
+        except UNREADABLE as error:
+            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
+            return None
         return None if info is None or info.context.tenant != self._tenant else info
 
     def _info(self, blob: str, head: BlobHead | None) -> ObjectInfo | None:
         if head is None:
             return None
         name = blob.rpartition("/")[2].partition(".")[0]
-        try:
-            return self._codec.read_info(_Front(self._blobs, blob, head), name, f"{self._blobs.url} {blob}")
-        except (CorruptChunk, StoreVersionError, WrongKey) as error:
-            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
-            self.unreadable.add(name)
-            return None
+        return self._codec.read_info(_Front(self._blobs, blob, head), name, f"{self._blobs.url} {blob}")
 
 
 class _Front(BytesSource):
@@ -132,7 +128,6 @@ class _Front(BytesSource):
         self._name = name
 
     def read(self, start: int, length: int) -> bytes:
-        """See `BytesSource`."""
         end = min(start + length, self.size)
         if end > len(self._data):
             [more] = self._blobs.heads([self._name], end)

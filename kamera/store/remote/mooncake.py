@@ -56,7 +56,6 @@ class MooncakeBlobs:
         os.environ.update({name: value for name, value in limits.items() if name not in os.environ})
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         [head] = self.heads([name], sys.maxsize)
         return None if head is None else head.data
 
@@ -80,7 +79,6 @@ class MooncakeBlobs:
         return found
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         self._write("upsert_from", name, data)
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:

@@ -52,8 +52,7 @@ class ObjectBlobs:
     def open(cls, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> ObjectBlobs:
         """The store at ``s3://``, ``gs://`` (credentials from the environment), ``file://`` or ``memory://``.
 
-        ``timeout`` (seconds) bounds the wait for each answer, ``retries`` the repetitions of a failed
-        request (exponential pauses with jitter).
+        ``timeout`` (seconds) bounds the wait for an answer, ``retries`` the repetitions of a failed request.
         """
         refuse_child("an object store", shown)
         parts = urlsplit(url)
@@ -85,7 +84,6 @@ class ObjectBlobs:
         return cls(store, prefix, shown=shown)
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         try:
             return bytes(obstore.get(self._store, self._path(name)).bytes())
         except FileNotFoundError:
@@ -96,7 +94,6 @@ class ObjectBlobs:
         return list(self._pool.map(lambda name: self._head(name, length), names))
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         with self._alone(name):
             obstore.put(self._store, self._path(name), data)
 
@@ -161,7 +158,6 @@ class ObjectBlobs:
         )
 
     def close(self) -> None:
-        """See `Blobs`."""
         self._pool.shutdown(cancel_futures=True)
 
     def _head(self, name: str, length: int) -> BlobHead | None:
@@ -199,21 +195,18 @@ class ObjectBlobs:
             path = self._path(f"probe/{secrets.token_hex(16)}")
             obstore.put(self._store, path, b"1")
             try:
-                for mode in ("create", {"e_tag": '"0123456789abcdef0123456789abcdef"'}):
-                    self._refuses(path, mode)
+                modes: tuple[Any, ...] = ("create", {"e_tag": '"0123456789abcdef0123456789abcdef"'})
+                for mode in modes:
+                    with contextlib.suppress(*_TAKEN):
+                        obstore.put(self._store, path, b"2", mode=mode)
+                        raise StoreError(
+                            f"{self.url} replaces a blob although it was told on which condition (If-Match, "
+                            "If-None-Match): nothing can be exchanged there while others may write; export "
+                            "it, and import it elsewhere"
+                        )
             finally:
                 obstore.delete(self._store, path)
             self._proven = True
-
-    def _refuses(self, path: str, mode: Any) -> None:
-        try:
-            obstore.put(self._store, path, b"2", mode=mode)
-        except _TAKEN:
-            return
-        raise StoreError(
-            f"{self.url} replaces a blob although it was told on which condition (If-Match, If-None-Match): "
-            "nothing can be exchanged there while others may write; export it, and import it elsewhere"
-        )
 
     def _path(self, name: str) -> str:
         return self._prefix + name

@@ -24,8 +24,7 @@ _GLOB = {ord(c): f"\\{c}" for c in "*?[]\\"}
 class RedisBlobs:
     """Blobs under ``prefix`` in one database; see `Blobs`.
 
-    ``timeout`` (seconds) bounds each wait for the server; a call that timed out is repeated up to
-    ``retries`` times, after a random pause (full jitter).
+    ``timeout`` (seconds) bounds each wait, ``retries`` the repetitions of a call that timed out.
     """
 
     errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, ValueError)
@@ -43,7 +42,6 @@ class RedisBlobs:
         )
 
     def get(self, name: str) -> bytes | None:
-        """See `Blobs`."""
         try:
             data: bytes | None = self._client.get(self._key(name))
         except redis.ResponseError as error:
@@ -67,7 +65,6 @@ class RedisBlobs:
         return found
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Blobs`."""
         self._client.set(self._key(name), _fitting(data))
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
@@ -105,7 +102,6 @@ class RedisBlobs:
         return dict.fromkeys(key.decode(errors="replace")[len(self._prefix) :] for key in keys)
 
     def close(self) -> None:
-        """See `Blobs`."""
         self._client.close()
 
     def _key(self, name: str) -> str:

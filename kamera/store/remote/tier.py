@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
-from kamera.store.fetched import Fetched, File
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
+from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker, Guard
@@ -54,8 +54,8 @@ class RemoteTier:
             self._count("misses")
             return None
         try:
-            record = self._codec.decode(data, name, self._source(name))
-            info = self._codec.read_info(BytesSource(data), name, self._source(name))
+            opened = self._codec.open(BytesSource(data), name, self._source(name))
+            record = opened.read()
         except CorruptChunk as error:
             self._count("refused")
             raise CorruptChunk(f"{error}; {self._set_aside(name, data)}") from error
@@ -63,17 +63,10 @@ class RemoteTier:
             self._count("refused")
             raise
         self._count("hits")
-        return Fetched(record, info, File(data))
+        return Fetched(record, opened.head.info, data=data)
 
-    def read_file(self, name: str) -> File | None:
-        """See `DiskTier`."""
-        found = self.read(name)
-        return None if found is None else found.file
-
-    def load(self, name: str) -> File | None:
-        """See `DiskTier`."""
-        data = self._blobs.get(OBJECTS + name)
-        return None if data is None else File(data)
+    def load(self, name: str) -> bytes | None:
+        return self._blobs.get(OBJECTS + name)
 
     def reach(self) -> None:
         """Make one request, to check that the remote answers."""
@@ -85,27 +78,21 @@ class RemoteTier:
         return {name for name, head in zip(names, heads, strict=True) if head is not None}
 
     def info(self, name: str) -> ObjectInfo | None:
-        """The description of ``name`` from its header, its tensors unverified; None if there is none.
-
-        Raises as `read` for a blob that is not this object: it is set aside. A key of another type counts as
-        none.
-        """
-        [found] = self.infos_of([name])
-        if found is None and name in self._listing.unreadable:
-            self._listing.unreadable.discard(name)
+        """The description of ``name`` by its header; None for a foreign key, too. Raises as `read`."""
+        try:
+            found = self._listing.at(OBJECTS + name)
+            return None if found is None or found.context.tenant != self._tenant else found
+        except UNREADABLE:
             with contextlib.suppress(ForeignKey):
                 self.read(name)
-        return found
+            return None
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """`info` of many."""
         return self._listing.of(names)
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
-        """Descriptions of all objects by name, their tensors unverified; unreadable ones are left out.
-
-        A header is read once, and again when its blob has changed; ``afresh``: read all now.
-        """
+        """Descriptions of the readable objects by name; a header is read when it is new, or ``afresh``."""
         listing = Listing(self._blobs, self._codec, self._tenant) if afresh else self._listing
         return listing.infos()
 
@@ -114,22 +101,19 @@ class RemoteTier:
         return map(Weighed.of, self.infos())
 
     def names(self) -> list[str]:
-        """See `DiskTier`."""
         return self._listing.names()
 
     def strangers(self) -> list[str]:
-        """See `DiskTier`."""
         return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
-        """Store ``data``, which `Codec.encode` made, in place of the object ``name``.
+        """Store ``data`` over the object ``name``; False if that was formed behind stronger KV.
 
-        False, and nothing is stored, if that is a patch formed behind stronger KV. Of two machines that put
-        at the same instant, the later one may not see the other's.
+        Of two machines that put at the same instant, the later one may not see the other's.
         """
         mine = self._codec.read_info(BytesSource(data), name, self._source(name))
         if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):
-            with contextlib.suppress(CorruptChunk, StoreVersionError, WrongKey):
+            with contextlib.suppress(*UNREADABLE):
                 there = self.info(name)
                 if there is not None and outranks(there.formed, mine.formed):
                     return False
@@ -142,7 +126,6 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        """See `DiskTier`."""
         found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
         copies = sorted(name for name in found if _COPY.fullmatch(name))
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
@@ -153,11 +136,11 @@ class RemoteTier:
         ]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
-        """See `DiskTier`."""
-        return self._listing.at(QUARANTINE + file)
+        with contextlib.suppress(*UNREADABLE):
+            return self._listing.at(QUARANTINE + file)
+        return None
 
     def purge(self, file: str) -> None:
-        """See `DiskTier`."""
         self._blobs.delete([QUARANTINE + file])
 
     def stats(self) -> RemoteStats:

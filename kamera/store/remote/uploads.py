@@ -58,10 +58,7 @@ class Uploads:
             return tuple(self._pending)
 
     def flush(self, timeout: float | None, *, patient: bool = True) -> tuple[str, ...]:
-        """Send the waiting objects; return those still waiting after ``timeout`` seconds (None: no limit).
-
-        Unless ``patient``, one failure ends the wait.
-        """
+        """Send what waits; return what is left after ``timeout`` seconds, or a failure unless ``patient``."""
         with self._changed:
             self._hurry = True
             self._changed.notify_all()

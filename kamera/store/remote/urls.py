@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kamera.errors import KameraError, StoreError
@@ -21,24 +21,14 @@ _REDIS = {
     "redis+unix": "unix",
 }
 _OBJECTS = {"s3": "s3", "gs": "gs", "obstore+file": "file", "obstore+memory": "memory"}
+_MOONCAKE = "mooncake"
 
-_MOONCAKE = {"mooncake": "mooncake"}
-
-SCHEMES = (*_REDIS, *_OBJECTS, *_MOONCAKE)
+SCHEMES = (*_REDIS, *_OBJECTS, _MOONCAKE)
 TIMEOUT = 2.0
 """Seconds a remote may take for one answer, unless the url says ``?timeout=``."""
 RETRIES = 1
 """Repetitions of a failed call, unless the url says ``?retries=``."""
 _LIMITS = {"timeout": TIMEOUT, "retries": RETRIES, "cooldown": COOLDOWN}
-
-
-class _Place(NamedTuple):
-    url: str  # for the driver
-    shown: str  # without credentials
-    prefix: str
-    timeout: float
-    retries: int
-    cooldown: float
 
 
 def is_remote(url: str) -> bool:
@@ -55,46 +45,8 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     without calls to a remote that is down). Raises `StoreError` when the driver's library is missing or
     rejects the url.
     """
-    scheme = urlsplit(url).scheme
-    place = _place(url, {**_REDIS, **_OBJECTS, **_MOONCAKE}[scheme], "" if scheme in _OBJECTS else "kamera/")
-    # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
-    owner = codec.name(digest("kamera.tenant.v1", tenant))
-    place = place._replace(prefix=f"{place.prefix}v1/{owner}/")
-    try:
-        blobs = _driver(scheme)(
-            place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
-        )
-    except ImportError as error:
-        extra = "mooncake" if scheme in _MOONCAKE else "remote"
-        raise StoreError(
-            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[{extra}]'"
-        ) from error
-    except KameraError:
-        raise
-    except Exception as error:  # the library may raise any class for a url it rejects
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StoreError(f"cannot open {place.shown}: {reason}") from error
-    return RemoteTier(blobs, codec, tenant, place.cooldown)
-
-
-def _driver(scheme: str) -> Any:
-    """The driver of a scheme, which makes `Blobs`."""
-    if scheme in _MOONCAKE:
-        from kamera.store.remote.mooncake import MooncakeBlobs
-
-        return MooncakeBlobs
-    if scheme in _REDIS:
-        from kamera.store.remote.redis import RedisBlobs
-
-        return RedisBlobs
-    from kamera.store.remote.objects import ObjectBlobs
-
-    return ObjectBlobs.open
-
-
-def _place(url: str, scheme: str, prefix: str) -> _Place:
     parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    scheme, query = parts.scheme, dict(parse_qsl(parts.query, keep_blank_values=True))
     limits = {name: query.pop(name, str(default)) for name, default in _LIMITS.items()}
     try:
         timeout, cooldown, retries = (
@@ -108,18 +60,46 @@ def _place(url: str, scheme: str, prefix: str) -> _Place:
         raise ValueError(
             f"{urlencode(limits)}: give seconds above 0 for timeout and cooldown, 0 or more retries"
         )
-    chosen = {"prefix": query.pop("prefix")} if "prefix" in query else {}
-    if chosen:
-        prefix = chosen["prefix"].rstrip("/") + "/"
-    host = parts.netloc.rpartition("@")[2]
-    return _Place(
-        url=_joined(scheme, parts.netloc + parts.path, query),
-        shown=_joined(parts.scheme, host + parts.path, chosen),
-        prefix=prefix,
-        timeout=timeout,
-        retries=retries,
-        cooldown=cooldown,
-    )
+    own = {"prefix": query.pop("prefix")} if "prefix" in query else {}
+    prefix = f"{own['prefix'].rstrip('/')}/" if own else "" if scheme in _OBJECTS else "kamera/"
+    # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
+    prefix += f"v1/{codec.name(digest('kamera.tenant.v1', tenant))}/"
+    theirs = {**_REDIS, **_OBJECTS}.get(scheme, scheme)
+    shown = _joined(scheme, parts.netloc.rpartition("@")[2] + parts.path, own)
+    try:
+        blobs = _driver(scheme)(
+            _joined(theirs, parts.netloc + parts.path, query),
+            prefix,
+            timeout=timeout,
+            retries=retries,
+            shown=shown,
+        )
+    except ImportError as error:
+        extra = "mooncake" if scheme == _MOONCAKE else "remote"
+        raise StoreError(
+            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[{extra}]'"
+        ) from error
+    except KameraError:
+        raise
+    except Exception as error:  # the library may raise any class for a url it rejects
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StoreError(f"cannot open {shown}: {reason}") from error
+    return RemoteTier(blobs, codec, tenant, cooldown)
+
+
+def _driver(scheme: str) -> Any:
+    """The driver of a scheme, which makes `Blobs`."""
+    if scheme == _MOONCAKE:
+        from kamera.store.remote.mooncake import MooncakeBlobs
+
+        return MooncakeBlobs
+    if scheme in _REDIS:
+        from kamera.store.remote.redis import RedisBlobs
+
+        return RedisBlobs
+    from kamera.store.remote.objects import ObjectBlobs
+
+    return ObjectBlobs.open
 
 
 def _joined(scheme: str, place: str, query: dict[str, str]) -> str:

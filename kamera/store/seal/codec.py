@@ -26,10 +26,7 @@ SEALED_VERSION = 8
 
 @dataclass(frozen=True)
 class Sealed(Codec):
-    """Objects of one tenant that holds a secret. Make it with `Sealed.of`.
-
-    An object's name is the BLAKE2b digest of its key under the tenant's own key; its digest is keyed too.
-    """
+    """Objects of one tenant: names and digests are keyed by its secret. Make it with `Sealed.of`."""
 
     root: bytes = field(repr=False)
 

@@ -36,10 +36,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Encrypted(Sealed):
-    """Objects of one tenant, encrypted under the first of ``keys``; the others are only for reading.
-
-    Make it with `Encrypted.under`. ``keys``: AES keys by their id in the files.
-    """
+    """Objects encrypted under the first of ``keys`` (by id), read under any; see `Encrypted.under`."""
 
     keys: dict[bytes, bytes] = field(repr=False)
 
@@ -67,7 +64,8 @@ class Encrypted(Sealed):
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
         front, preamble, cipher = self._unlocked(source, name, where)
         head = verified(front, source.size, where, self.mac)
-        return self._named(OpenObject(head, Frames(source, cipher, preamble, head.groups, where)), name)
+        payload = Frames(source, cipher, preamble, head.groups, where)
+        return OpenObject(self._named(head, name), payload)
 
     @property
     def marker(self) -> dict[str, Any]:

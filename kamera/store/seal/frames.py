@@ -71,7 +71,6 @@ class Frames:
             raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {at}")
 
     def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
-        """See `Payload`."""
         index, at = self._places[group.name]
         room = [view for view in views if len(view)]
         for number, (start, end) in enumerate(cuts(group.size)):

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
-from kamera.store.codec import Codec
+from kamera.errors import UnknownChunk
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.keys import Context, canonical_key
 from kamera.store.search.embedding import unit, unpacked
 from kamera.store.tiers import Tiers
@@ -45,10 +45,7 @@ class Hit:
 
 
 class _Pictures:
-    """What a process knows of a context: all ``names``, and a row for each object that has an embedding.
-
-    Not safe to use from several threads.
-    """
+    """What is known of a context: all ``names``, and a row for each embedding. Not for threads."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -92,10 +89,7 @@ class _Pictures:
 
 
 class LookBack:
-    """The pictures of one store, by look. Safe to use from several threads and processes.
-
-    These are the canonicals in its directory, whose headers hold the embeddings, or else those in memory.
-    """
+    """The pictures of the canonicals in a directory, or else in memory. Safe from several threads."""
 
     def __init__(self, tiers: Tiers, codec: Codec) -> None:
         self._tiers = tiers
@@ -104,11 +98,7 @@ class LookBack:
         self._lock = threading.RLock()
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
-        """The ``k`` stored chunks most similar to ``query``, best first; a chunk is no hit for itself.
-
-        Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector without
-        direction or of another width than the store's, or a ``k`` below 1.
-        """
+        """`ChunkStore.search`; raises `ValueError` for a ``k`` below 1, too."""
         if k < 1:
             raise ValueError(f"k {k} must be at least 1")
         chunk = query if isinstance(query, str) else getattr(query, "id", None)
@@ -165,7 +155,7 @@ class LookBack:
                 header = None if held is None else held[0].header()
             if header is not None:
                 return header["chunk_id"], unpacked(header["embedding"])
-        except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:
+        except (*UNREADABLE, KeyError, TypeError, ValueError) as error:
             logger.warning("not searchable: %s: %s", name, error)
         return "", None
 

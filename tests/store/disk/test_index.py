@@ -262,7 +262,7 @@ def test_a_process_that_holds_the_file_that_was_replaced_follows(tmp_path: Path)
     files = Rows(ROWS[:5])
     mine, other = Index(tmp_path / "i", files), Index(tmp_path / "i", files)
     assert len(mine.rows(tenant="")) == len(other.rows(tenant="")) == 5
-    other._db.drop("said so")
+    other._db._remove(sqlite3.DatabaseError("said so"))
     files.bring(ROWS[5])
     mine.put([(ROWS[5], "1-1-1")])
     assert len(other.rows(tenant="")) == len(mine.rows(tenant="")) == 6
@@ -283,7 +283,7 @@ def test_a_file_replaced_before_it_is_asked_is_not_believed(
     def replaced(db: Any) -> Any:
         agreed = agree(db)
         if left and left.pop():
-            other._db.drop("said so")
+            other._db._remove(sqlite3.DatabaseError("said so"))
         return agreed
 
     monkeypatch.setattr(index, "_agree", replaced)
@@ -304,7 +304,7 @@ def test_a_repair_that_was_interrupted_is_done_again(tmp_path: Path, monkeypatch
     def fails(key: str) -> Stamped | None:
         raise OSError("the disk is away")
 
-    index._db.drop("said so")
+    index._db._remove(sqlite3.DatabaseError("said so"))
     monkeypatch.setattr(index._files, "row", fails)
     for _ in range(2):
         with pytest.raises(StoreError, match="the disk is away"):  # and never an empty list
@@ -329,7 +329,7 @@ def replace_often(path: Path, ready: Any) -> None:
     index = filled(path, ROWS[:200])
     ready.wait()
     for _ in range(10):
-        index._db.drop("said so")
+        index._db._remove(sqlite3.DatabaseError("said so"))
     index.close()
 
 

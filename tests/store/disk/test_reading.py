@@ -12,8 +12,8 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk import reading as reading_module
-from kamera.store.opened import ObjectRoom
+from kamera.store import opened as opened_module
+from kamera.store.opened import OpenObject
 from kamera.store.sources import FileSource
 from lab.reliability.forge import front_of, group_of, split
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
@@ -32,7 +32,7 @@ RECORD = canonical(kv=(*map(channels, range(LAYERS - 1)), {}))
 @pytest.fixture(autouse=True, params=["inline", "threads"])
 def threads(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "threads":
-        monkeypatch.setattr(reading_module, "_INLINE", 0)
+        monkeypatch.setattr(opened_module, "_INLINE", 0)
 
 
 @pytest.fixture
@@ -132,11 +132,11 @@ def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch
 
 def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is closed then, and its descriptor may be another file's."""
-    monkeypatch.setattr(reading_module, "_INLINE", 0)
+    monkeypatch.setattr(opened_module, "_INLINE", 0)
     inside, refused, ended = threading.Event(), threading.Event(), []
-    fill = ObjectRoom.fill
+    fill = OpenObject.fill
 
-    def slow(self: ObjectRoom, group: str) -> None:
+    def slow(self: OpenObject, group: str) -> None:
         if group == "kv/0/v":
             inside.set()
             refused.wait(0.2)
@@ -148,8 +148,8 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
         else:
             fill(self, group)
 
-    monkeypatch.setattr(ObjectRoom, "fill", slow)
-    monkeypatch.setattr(reading_module.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(OpenObject, "fill", slow)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     data = file_of(path).read_bytes()
     damage(file_of(path), front_of(data) + split(data)[0]["kv/0/k"]["data_offsets"][0])
     with ChunkStore.open(path) as store:
@@ -161,9 +161,9 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = canonical(kv=RECORD.kv, seed=9)
-    fill, done = ObjectRoom.fill, []
+    fill, done = OpenObject.fill, []
 
-    def overtaken(self: ObjectRoom, group: str) -> None:
+    def overtaken(self: OpenObject, group: str) -> None:
         if not done:
             done.append(group)
             with ChunkStore.open(path) as writer:
@@ -171,7 +171,7 @@ def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch
                 writer.put(other)
         fill(self, group)
 
-    monkeypatch.setattr(ObjectRoom, "fill", overtaken)
+    monkeypatch.setattr(OpenObject, "fill", overtaken)
     with ChunkStore.open(path) as store:
         found = store.get_canonical(CONTEXT, CHUNK)
         assert found is not None

@@ -13,6 +13,7 @@ import pytest
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreError, StoreVersionError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.codec import Codec
+from kamera.store.sources import BytesSource
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, join, patch, split
 
@@ -226,14 +227,14 @@ def test_damage_is_not_set_aside_over_what_came_in_its_place(
     good = remote.read(KEY)
     remote.write(KEY, good[:-1])
     with ChunkStore.open(remote.url) as store:
-        decode = Codec.decode
+        opened = Codec.open
 
-        def overtaken(self: Codec, data: bytes, name: str, source: str) -> object:
+        def overtaken(self: Codec, source: BytesSource, name: str, where: str) -> object:
             remote.write(KEY, good)
-            return decode(self, data, name, source)
+            return opened(self, source, name, where)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Codec, "decode", overtaken)
+            patched.setattr(Codec, "open", overtaken)
             with pytest.raises(CorruptChunk, match="replaced meanwhile"):
                 store.get_canonical(CONTEXT, CHUNK)
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
