@@ -1,14 +1,12 @@
 """Metrics against their definitions, written out."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from kamera.certify.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
-from kamera.eval.items import OneTokenQuestion, Scorer
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
@@ -34,27 +32,6 @@ def test_bootstrap_holds_the_mean_and_narrows_with_items():
         assert interval.low <= interval.mean <= interval.high
     assert many.high - many.low < few.high - few.low
     assert bootstrap([1.0] * 9) == bootstrap([1.0] * 5)
-
-
-def test_scorer_counts_accuracy_agreement_and_recovered_flips():
-    def one_hot(token):
-        return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
-
-    words = {"a": torch.tensor([0]), "b": torch.tensor([1])}
-    scorer = Scorer(SimpleNamespace(tokenize=words.__getitem__))
-    items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
-    arms = {
-        "re-prefill": [one_hot(0), one_hot(1)],
-        "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item
-        "patch": [one_hot(0), one_hot(3)],  # recovers it, and breaks the second
-    }
-    scorer.add("recall", items, arms)
-    rows = {row.arm: row for row in scorer.scores()}
-    assert [rows[a].accuracy.mean for a in arms] == [1.0, 0.5, 0.5]
-    assert rows["patch"].flip_recover == 1.0
-    assert rows["blind reuse"].flip_recover == 0.0
-    assert rows["patch"].agreement == 0.5
-    assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0
 
 
 def test_values_per_item_are_those_of_each_item_alone():
