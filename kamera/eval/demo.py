@@ -150,7 +150,7 @@ class _ClipWalk:
         prefills = [fresh.append(self._chunk(s.chunk_id), archive="later") for s in blind.slots]
         elapsed = time.perf_counter() - started
         windows = {"re-prefill": fresh, "blind reuse": blind, **self.windows}
-        work: dict[str, list[Report]] = {"re-prefill": prefills, "blind reuse": switched}
+        work: dict[str, Sequence[Report]] = {"re-prefill": prefills, "blind reuse": switched}
         work |= {arm: [report] for arm, report in reports.items()}
         two_hop, one_hop = self._questions()
         ideal = _logits(fresh, two_hop)
