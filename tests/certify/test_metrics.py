@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kamera.certify.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
+from kamera.certify.metrics import bootstrap, eta, eta_interval, kl, kl_items
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
@@ -39,17 +39,6 @@ def test_values_per_item_are_those_of_each_item_alone():
     arm, reference = (torch.randn(6, 9, generator=generator) for _ in range(2))
     pairs = list(zip(arm, reference, strict=True))
     assert kl_items(arm, reference).tolist() == [kl(a, r) for a, r in pairs]
-    assert agreement(arm, reference).tolist() == [float(a.argmax() == r.argmax()) for a, r in pairs]
-    assert agreement(arm, arm).all()
-
-
-def test_flip_recover_looks_only_at_items_that_blind_flips():
-    blind = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
-    assert flip_recover([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], blind).mean == 0.75
-    assert flip_recover(blind, blind).mean == 0.0
-    assert math.isnan(flip_recover([0.0], [1.0]).mean)
-    with pytest.raises(ValueError, match="2 items of the arm and 6"):
-        flip_recover([1.0, 1.0], blind)
 
 
 def test_eta_interval_draws_arm_and_blind_of_an_item_together():
@@ -61,3 +50,5 @@ def test_eta_interval_draws_arm_and_blind_of_an_item_together():
     assert noisy.low < noisy.mean < noisy.high
     assert noisy.mean == pytest.approx(0.0)  # the same losses on other items close nothing
     assert math.isnan(eta_interval([0.0, 1.0], [0.0, 0.0]).mean)
+    with pytest.raises(ValueError, match="2 items of the arm and 3"):
+        eta_interval([1.0, 1.0], blind[:3])
