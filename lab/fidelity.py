@@ -21,11 +21,11 @@ from kamera import __version__, testbed
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, finite, listing
 from kamera.engines.hf import HfEngine
-from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow
+from lab.scorer import OneTokenQuestion, Score, Scorer, answer_logits
 
 HELD_OUT = 900_000
 """Seed of the episodes; the backbone was trained on seeds from a million on."""

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.certify.metrics import agreement, kl_items
+from kamera.certify.metrics import kl_items
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
 from kamera.ops import Completion, Design, kv_concat
@@ -39,6 +39,7 @@ from kamera.window import sampling
 from lab.blended import blended
 from lab.composed.__main__ import RESAMPLED, backbone_of
 from lab.composed.windows import TASKS, WORLDS, Pool, Window, windows
+from lab.metrics import agreement
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, TARGET
 from lab.results import keep

@@ -23,12 +23,13 @@ from unittest import mock
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.certify.metrics import agreement, kl_items
+from kamera.certify.metrics import kl_items
 from kamera.patches.anchor import prefill_anchor
 from kamera.trust import OnLeave
 from kamera.window import placer
 from kamera.window.requests import Arrange
 from lab.composed.__main__ import backbone_of
+from lab.metrics import agreement
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, TARGET, Stage
 from lab.results import keep

@@ -2,7 +2,7 @@
 
 from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.certify.probe import TRIALS
-from kamera.certify.run import ITEMS, certify, run_probe
+from kamera.certify.run import ITEMS, certify
 from kamera.certify.sabotage import fit, random_like
 
-__all__ = ["ITEMS", "TRIALS", "bootstrap", "certify", "eta", "fit", "kl", "random_like", "run_probe"]
+__all__ = ["ITEMS", "TRIALS", "bootstrap", "certify", "eta", "fit", "kl", "random_like"]

@@ -59,15 +59,13 @@ def _rounding(dtype: torch.dtype) -> float:
 class ChunkPlace:
     """A chunk at its place in a window.
 
-    It stands ``offset`` (per axis) from the position of its ``canonical``, behind ``antecedents``; the first
-    chunk has no ``patch``.
+    It stands ``offset`` (per axis) from the position of its ``canonical``; the first chunk has no ``patch``.
     """
 
     chunk_id: str
     encoded: Encoded
     canonical: KV
     offset: tuple[int, ...]
-    antecedents: tuple[str, ...]
     patch: Patch | None
 
 
@@ -90,7 +88,6 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
                 Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
                 window.backbone.place(record.kv),
                 offset,
-                slot.antecedents,
                 None if patch is None else patch.patch.truncate(window.policy.rank),
             )
         )

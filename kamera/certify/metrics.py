@@ -30,12 +30,6 @@ def kl_items(arm: torch.Tensor, reference: torch.Tensor) -> Items:
     return values
 
 
-def agreement(arm: torch.Tensor, reference: torch.Tensor) -> Items:
-    """1.0 if the arm's best token is re-prefill's, else 0.0, per row of logits ``[items, vocabulary]``."""
-    same: Items = (arm.argmax(-1) == reference.argmax(-1)).double().cpu().numpy()
-    return same
-
-
 def eta(arm: Sequence[float], blind: Sequence[float]) -> float:
     """η = 1 − mean KL(arm ‖ re-prefill) / mean KL(blind ‖ re-prefill); nan if blind reuse loses nothing.
 
@@ -56,21 +50,14 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(float(data.mean()), float(low), float(high))
 
 
-def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> Estimate:
-    """Share of the re-prefill answers flipped by blind reuse that the arm restores.
-
-    Both are `agreement` with re-prefill per item; nan if blind reuse flips none (paper, section 4).
-    """
-    kept, base = _pair(arm, blind)
-    return bootstrap(kept[base == 0.0].tolist())
-
-
 def eta_interval(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> Estimate:
     """`eta` of per-item KLs, with items drawn in pairs; ``mean`` is η of all items.
 
     Draws in which blind reuse loses nothing have no η and are left out.
     """
-    ours, base = _pair(arm, blind)
+    ours, base = np.asarray(arm, dtype=np.float64), np.asarray(blind, dtype=np.float64)
+    if ours.shape != base.shape:
+        raise ValueError(f"{ours.shape[0]} items of the arm and {base.shape[0]} of blind: ask both the same")
     if not base.sum() > 0:
         return _UNKNOWN
     rng = np.random.default_rng(0)
@@ -82,10 +69,3 @@ def eta_interval(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -
 
 
 _UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
-
-
-def _pair(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
-    ours, base = np.asarray(arm, dtype=np.float64), np.asarray(blind, dtype=np.float64)
-    if ours.shape != base.shape:
-        raise ValueError(f"{ours.shape[0]} items of the arm and {base.shape[0]} of blind: ask both the same")
-    return ours, base

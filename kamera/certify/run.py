@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from typing import Any
+
+from tqdm import tqdm
 
 from kamera.certify.kv import KVComparison
 from kamera.certify.probe import TRIALS, ProbeScene, digest_of
-from kamera.certify.sabotage import OF_PHASE, sabotages
+from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
@@ -28,32 +31,9 @@ def certify(
     patch_bytes: float | None = ReusePolicy.patch_bytes,
     guarantees: Sequence[Guarantee] = tuple(TRIALS),
     model: str = "",
+    bar: tqdm[Any] | None = None,
 ) -> Certificate:
-    """Run a probe completely. Raises the errors of `run_probe`."""
-    *_, last = run_probe(
-        backbone,
-        probe=probe,
-        items=items,
-        rank=rank,
-        patch_bytes=patch_bytes,
-        guarantees=guarantees,
-        model=model,
-    )
-    assert isinstance(last, Certificate), "a probe ends with its certificate"
-    return last
-
-
-def run_probe(
-    backbone: Backbone | HfEngine,
-    *,
-    probe: str = "pages",
-    items: int = ITEMS,
-    rank: int = ReusePolicy.rank,
-    patch_bytes: float | None = ReusePolicy.patch_bytes,
-    guarantees: Sequence[Guarantee] = tuple(TRIALS),
-    model: str = "",
-) -> Iterator[tuple[int, int] | Certificate]:
-    """Ask ``items`` questions about each guarantee; yields (asked, wanted), and last the certificate.
+    """Ask ``items`` questions about each guarantee; ``bar`` counts them.
 
     Questions about patched KV are always asked, and each sabotaged build gets them too: in the first scene,
     and in further ones if the KV alone does not show its fault. An error of the operator, or of the KV that
@@ -76,12 +56,14 @@ def run_probe(
     poll.flaw = _flaw(engine)
     for scene in scenes_of(probe):
         poll.shown.append(scene)
-        yield from poll.add(Trials(engine, scene, policy))
+        for count in poll.add(Trials(engine, scene, policy)):
+            if bar is not None:
+                bar.update(count)
         if poll.done:
             break
     grounds = grounds_of(engine, policy.budget)
     findings, wrong = poll.findings_of()
-    yield Certificate(
+    return Certificate(
         fingerprint=grounds.fingerprint,
         model=model or type(engine.model).__name__,
         dtype=grounds.dtype,
@@ -134,8 +116,8 @@ class _Poll:
         asked = [len(found) for found in self.outcomes.values()]
         return min(asked) == self.items or bool(self.flaw and all(asked))
 
-    def add(self, trials: Trials) -> Iterator[tuple[int, int]]:
-        """Compare a scene's KV, and ask its questions, up to the number still wanted."""
+    def add(self, trials: Trials) -> Iterator[int]:
+        """Compare a scene's KV, and ask its questions, as many as are still wanted; yields how many."""
         self._compare(trials)
         for guarantee, outcomes in self.outcomes.items():
             wanted = trials.scene.queries[guarantee][: self.items - len(outcomes)]
@@ -146,7 +128,7 @@ class _Poll:
             if guarantee == "patched" and not self.flaw:
                 for name, answered in trials.ask_sabotages(wanted, self._open_faults()):
                     self.sabotaged[name] += answered
-            yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
+            yield len(wanted)
 
     def findings_of(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
         """The findings by guarantee, and by sabotage."""
@@ -159,7 +141,7 @@ class _Poll:
         findings = {}
         for guarantee, outcomes in self.outcomes.items():
             found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
-            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or n in OF_PHASE}
+            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or SABOTAGES[n].patch is None}
             findings[guarantee] = overrule(unseen(found, bears), self.flaw)
         return findings, wrong
 

@@ -5,16 +5,14 @@ A fault changes what the serving kernels are given for a chunk: another patch, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from kamera.ops import KV, Channel, LayerLayout, Layout, LowRank, Patch, floats, kv_map, turn_factors
 from kamera.ops.kernels import serve
-
-AXES = ("t", "h", "w")
-"""Names of the axes of a position where it has three."""
 
 SCALE = 0.8
 THETA = 2.0
@@ -47,123 +45,123 @@ class Material:
         serve(into, self.canonical, self.patch, self.layout, self.offset)
         return into
 
-    def under(self, patch: Patch) -> Material:
-        """The same with another patch."""
-        return replace(self, patch=patch)
+    def under(self, fault: Fault) -> Material:
+        """What a build with this fault gives to the kernels."""
+        offset = tuple(step * way for step, way in zip(fault.steps, self.offset, strict=False))
+        layout = self.layout
+        if fault.theta != 1.0:
+            layout = tuple(_turned_by(fault.theta, spec) for spec in layout)
+        patch = self.patch if fault.patch is None else _wrong_patch(self, fault.patch)
+        return replace(self, offset=offset, layout=layout, patch=patch)
 
 
-Fault = Callable[[Material], Material]
+WrongPatch = Literal[
+    "turned back",
+    "free only",
+    "phased only",
+    "exchanged",
+    "dropped",
+    "scaled",
+    "another",
+    "random",
+    "stale",
+]
+"""What is done to a patch, or taken in its place."""
 
 
-def _without_axis(axis: int) -> Fault:
-    def fault(of: Material) -> Material:
-        return replace(of, offset=tuple(0 if at == axis else way for at, way in enumerate(of.offset)))
+@dataclass(frozen=True)
+class Fault:
+    """What a build does wrong: factors of the ways along the axes and of the rotation's base, or the patch.
 
-    return fault
+    What concerns the rotation alone (``patch`` None) survivors share: they are served as computed, moved.
+    """
 
-
-def _other_theta(of: Material) -> Material:
-    return replace(of, layout=tuple(_each(spec, _turned_by_theta) for spec in of.layout))
-
-
-def _turn_back(of: Material) -> Material:
-    """The patch is turned back first, so that the turn of the sum leaves it as it is stored."""
-    back = [-step for step in of.offset]
-    return of.under(
-        Patch.of(
-            tuple(
-                {name: turn_factors(f, spec.channel(name), back) for name, f in layer.items()}
-                for layer, spec in zip(of.patch.layers, of.layout, strict=True)
-            )
-        )
-    )
-
-
-def _exchange(of: Material) -> Material:
-    """The patches of the last two layers that have the same channels."""
-    layers = list(of.patch.layers)
-    for i in range(len(layers) - 1, 0, -1):
-        if layers[i] and layers[i - 1] and _shapes(of.layout[i]) == _shapes(of.layout[i - 1]):
-            layers[i - 1], layers[i] = layers[i], layers[i - 1]
-            break
-    return of.under(Patch.of(tuple(layers)))
-
-
-def _drop(of: Material) -> Material:
-    """The layer whose patch is the least of those that correct more than rounding."""
-    energies = {i: e for i, layer in enumerate(of.patch.layers) if (e := _energy(layer)) > 0}
-    if not energies:
-        return of
-    counted = [i for i, e in energies.items() if e >= _NOTHING * max(energies.values())]
-    least = min(counted, key=energies.__getitem__)
-    return of.under(Patch.of(tuple({} if i == least else layer for i, layer in enumerate(of.patch.layers))))
-
-
-def _scale(of: Material) -> Material:
-    return of.under(_map(of.patch, lambda f: LowRank(floats(f.left) * SCALE, floats(f.right))))
+    steps: tuple[int, int, int] = (1, 1, 1)
+    theta: float = 1.0
+    patch: WrongPatch | None = None
 
 
 SABOTAGES: dict[str, Fault] = {
-    "no rotation": lambda of: replace(of, offset=(0,) * len(of.offset)),
-    "rotated twice": lambda of: replace(of, offset=tuple(2 * step for step in of.offset)),
-    **{f"axis {name} not rotated": _without_axis(axis) for axis, name in enumerate(AXES)},
-    "wrong theta": _other_theta,
-    "patch not turned": _turn_back,
-    "K not patched": lambda of: of.under(_only(of, phased=False)),
-    "V not patched": lambda of: of.under(_only(of, phased=True)),
-    "layers exchanged": _exchange,
-    "layer dropped": _drop,
-    "patch scaled": _scale,
-    "another chunk's patch": lambda of: of.under(fit(of.another, of.patch)),
-    "random patch": lambda of: of.under(random_like(of.patch, of.seed)),
-    "stale patch": lambda of: of.under(of.stale),
+    "no rotation": Fault(steps=(0, 0, 0)),
+    "rotated twice": Fault(steps=(2, 2, 2)),
+    "axis t not rotated": Fault(steps=(0, 1, 1)),
+    "axis h not rotated": Fault(steps=(1, 0, 1)),
+    "axis w not rotated": Fault(steps=(1, 1, 0)),
+    "wrong theta": Fault(theta=THETA),
+    "patch not turned": Fault(patch="turned back"),
+    "K not patched": Fault(patch="free only"),
+    "V not patched": Fault(patch="phased only"),
+    "layers exchanged": Fault(patch="exchanged"),
+    "layer dropped": Fault(patch="dropped"),
+    "patch scaled": Fault(patch="scaled"),
+    "another chunk's patch": Fault(patch="another"),
+    "random patch": Fault(patch="random"),
+    "stale patch": Fault(patch="stale"),
 }
 """Faults by name. K means the phased channels (k_pe of MLA too), V the free ones."""
-
-OF_PHASE = frozenset(
-    {"no rotation", "rotated twice", "wrong theta", *(f"axis {a} not rotated" for a in AXES)}
-)
-"""Faults of the rotation, which survivors share: they are served as they were computed, moved."""
 
 
 def sabotages(axes: int) -> dict[str, Fault]:
     """The faults that a build for positions of so many axes can have."""
-    single = {f"axis {name} not rotated" for name in AXES} if axes != len(AXES) else set()
-    return {name: fault for name, fault in SABOTAGES.items() if name not in single}
+    return {name: fault for name, fault in SABOTAGES.items() if axes == 3 or len(set(fault.steps)) == 1}
 
 
-def _each(spec: LayerLayout, change: Callable[[Channel], Channel]) -> LayerLayout:
-    return replace(spec, channels=tuple(map(change, spec.channels)))
+def _turned_by(theta: float, spec: LayerLayout) -> LayerLayout:
+    channels = []
+    for c in spec.channels:
+        if c.rope is not None:
+            pairs = max(1, len(c.rope.inv_freq))
+            turned = tuple(f * theta ** (-i / pairs) for i, f in enumerate(c.rope.inv_freq))
+            c = replace(c, rope=replace(c.rope, inv_freq=turned))
+        channels.append(c)
+    return replace(spec, channels=tuple(channels))
 
 
-def _turned_by_theta(c: Channel) -> Channel:
-    if c.rope is None:
-        return c
-    pairs = max(1, len(c.rope.inv_freq))
-    return replace(
-        c,
-        rope=replace(
-            c.rope, inv_freq=tuple(f * THETA ** (-i / pairs) for i, f in enumerate(c.rope.inv_freq))
-        ),
-    )
-
-
-def _shapes(spec: LayerLayout) -> list[tuple[str, int]]:
-    return [(c.name, c.features) for c in spec.channels]
-
-
-def _only(of: Material, *, phased: bool) -> Patch:
-    """The patch of the phased channels, or of the free ones."""
-    return Patch.of(
-        tuple(
-            {
-                c.name: layer[c.name]
-                for c in spec.channels
-                if c.name in layer and (c.rope is not None) is phased
-            }
-            for layer, spec in zip(of.patch.layers, of.layout, strict=True)
+def _wrong_patch(of: Material, kind: WrongPatch) -> Patch:
+    if kind == "another":
+        return fit(of.another, of.patch)
+    if kind == "random":
+        return random_like(of.patch, of.seed)
+    if kind == "stale":
+        return of.stale
+    layers: list[Mapping[str, LowRank]] = list(of.patch.layers)
+    if kind == "exchanged":
+        _exchange(layers, of.layout)
+    elif kind == "dropped":
+        _drop(layers)
+    else:
+        changed = (
+            {name: _wrong_factors(of, spec.channel(name), low, kind) for name, low in layer.items()}
+            for layer, spec in zip(layers, of.layout, strict=True)
         )
-    )
+        layers = [{name: low for name, low in layer.items() if low is not None} for layer in changed]
+    return Patch.of(tuple(layers))
+
+
+def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: WrongPatch) -> LowRank | None:
+    """The factors of one channel of a layer; None for none."""
+    if kind == "turned back":  # so that the turn of the sum leaves the patch as it is stored
+        return turn_factors(low, channel, [-way for way in of.offset])
+    if kind == "scaled":
+        return LowRank(floats(low.left) * SCALE, floats(low.right))
+    return low if (channel.rope is None) == (kind == "free only") else None
+
+
+def _exchange(layers: list[Mapping[str, LowRank]], layout: Layout) -> None:
+    """The last two layers that have the same channels change places."""
+    shapes = [[(c.name, c.features) for c in spec.channels] for spec in layout]
+    for i in range(len(layers) - 1, 0, -1):
+        if layers[i] and layers[i - 1] and shapes[i] == shapes[i - 1]:
+            layers[i - 1], layers[i] = layers[i], layers[i - 1]
+            return
+
+
+def _drop(layers: list[Mapping[str, LowRank]]) -> None:
+    """Leave out the layer whose patch is the least of those that correct more than rounding."""
+    energies = {i: e for i, layer in enumerate(layers) if (e := _energy(layer)) > 0}
+    counted = [i for i, e in energies.items() if e >= _NOTHING * max(energies.values())]
+    if counted:
+        layers[min(counted, key=energies.__getitem__)] = {}
 
 
 def fit(patch: Patch, to: Patch) -> Patch:
@@ -181,7 +179,8 @@ def fit(patch: Patch, to: Patch) -> Patch:
 def random_like(patch: Patch, seed: int) -> Patch:
     """A random patch of the same rank and norm, layer by layer and channel by channel."""
     drawn = torch.Generator().manual_seed(seed)
-    return _map(patch, lambda factors: _noise(factors, drawn))
+    layers = ({name: _noise(low, drawn) for name, low in layer.items()} for layer in patch.layers)
+    return Patch.of(tuple(layers))
 
 
 def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
@@ -189,10 +188,6 @@ def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
     left, right = (torch.randn(n, factors.rank, generator=drawn) for n in true.shape)
     scale = float(true.float().norm()) / float((left @ right.T).norm())
     return LowRank((left * scale).to(true.device), right.to(true.device))
-
-
-def _map(patch: Patch, change: Callable[[LowRank], LowRank]) -> Patch:
-    return Patch.of(tuple({name: change(f) for name, f in layer.items()} for layer in patch.layers))
 
 
 def _energy(layer: Mapping[str, LowRank]) -> float:

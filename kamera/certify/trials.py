@@ -12,7 +12,7 @@ from kamera.certify.answers import Instead, answers
 from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
-from kamera.certify.sabotage import OF_PHASE, Material, sabotages
+from kamera.certify.sabotage import SABOTAGES, Material, sabotages
 from kamera.certify.verdict import QuestionOutcome
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
@@ -91,7 +91,10 @@ class Trials:
     def compare_sabotages(self) -> dict[str, KVComparison]:
         """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotages.items()}
+        return {
+            name: self._truth.compare(kv, said=SABOTAGES[name].patch is None)
+            for name, kv in self._sabotages.items()
+        }
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class Trials:
             layout, stale = self.backbone.layout, self.stale[place.chunk_id]
             of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
             for name, fault in faults.items():
-                shown[name].append(fault(of).served())
+                shown[name].append(of.under(fault).served())
         return shown
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from kamera.certify import ITEMS, TRIALS, run_probe
+from kamera.certify import ITEMS, TRIALS
+from kamera.certify import certify as probed
 from kamera.cli.command import command
 from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet
 from kamera.cli.output import Output, facts, listing
@@ -56,14 +57,15 @@ def certify(
     chosen = probe or ("world" if model == "testbed" and not Path(model).exists() else "pages")
     backbone = loading.load(model, show_progress=out.shows_progress)
     with out.progress(items * len(TRIALS), "question") as bar:
-        steps = run_probe(
-            backbone, probe=chosen, items=items, rank=rank, patch_bytes=patch_bytes or None, model=model
+        certificate = probed(
+            backbone,
+            probe=chosen,
+            items=items,
+            rank=rank,
+            patch_bytes=patch_bytes or None,
+            model=model,
+            bar=bar,
         )
-        for step in steps:
-            if isinstance(step, Certificate):
-                certificate = step
-            else:
-                bar.update(step[0] - bar.n)
     path = certificate.write(folder)
     out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
     if certificate.refusal("patched") is not None:

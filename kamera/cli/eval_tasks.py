@@ -104,7 +104,7 @@ class TaskRun:
                 max_pixels=self.max_pixels,
                 image_size=self.image_size,
                 resume=self.resume,
-                on_item=bar.update,
+                bar=bar,
             )
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
         _write(self.written, results, self.out, about)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kamera import testbed
+from kamera.certify import kl
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone, HfEngine
-from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import Append, Event, Evict, KameraWindow, Recall, Reorder, Report, Slide
@@ -35,18 +36,8 @@ Uncertified: what a certificate would vouch for is what is shown here, next to t
 
 
 @dataclass(frozen=True)
-class DemoCost:
-    """Cost of one arm for one operation."""
-
-    forwards: int
-    tokens: int
-    vision_encodes: int
-    milliseconds: float
-
-
-@dataclass(frozen=True)
 class DemoRow:
-    """One arm after one operation, over all clips: accuracy, KL to the re-prefill, mean cost."""
+    """One arm after one operation: accuracy, KL to the re-prefill, cost; means (of the time the median)."""
 
     operation: str
     arm: str
@@ -78,8 +69,7 @@ def run_demo(
     Clips are written to ``directory`` as mp4 and decoded with PyAV; the chunks are the decoded frames.
     """
     engine = HfEngine(*testbed.load()) if backbone is None else backbone.engine
-    scorer = Scorer(engine)
-    costs: dict[tuple[str, str], list[DemoCost]] = {}
+    rows: dict[tuple[str, str], list[DemoRow]] = {}
     shown: list[tuple[str, str, str]] = []
     events: list[Event] = []
     for clip in range(clips):
@@ -93,16 +83,20 @@ def run_demo(
                 window.on_event(partial(_hear, events, arm))
         for operation, reports in walk.operations():
             yield f"clip {clip + 1} of {clips}: {operation}"
-            arms, cost = walk.arms(reports)
-            items = walk.items()
-            scorer.add(operation, items, {n: answer_logits(w, items) for n, w in arms.items()})
-            for arm, spent in cost.items():
-                costs.setdefault((operation, arm), []).append(spent)
+            for row in walk.rows(operation, reports):
+                rows.setdefault((operation, row.arm), []).append(row)
             if clip == 0:
                 for arm, window in walk.windows.items():
                     shown.append((operation, arm, " ".join(s.guarantee for s in window.slots)))
-    rows = _rows(scorer.scores(), costs)
-    yield Demo(tuple(rows), clips, tuple(shown), tuple(events))
+    yield Demo(tuple(map(_over_clips, rows.values())), clips, tuple(shown), tuple(events))
+
+
+def _over_clips(rows: Sequence[DemoRow]) -> DemoRow:
+    """The rows of one arm after one operation as one; each clip has as many questions."""
+    names = ("one_hop", "two_hop", "kl", "forwards", "vision_encodes")
+    means: dict[str, Any] = {name: float(np.mean([getattr(row, name) for row in rows])) for name in names}
+    time = float(np.median([row.milliseconds for row in rows]))
+    return replace(rows[0], **means, n=sum(row.n for row in rows), milliseconds=time)
 
 
 def _hear(events: list[Event], arm: str, event: Event) -> None:
@@ -145,8 +139,8 @@ class _ClipWalk:
         self._all(turned)
         yield "reorder", self._all(turned)
 
-    def arms(self, reports: dict[str, Report]) -> tuple[dict[str, KameraWindow], dict[str, DemoCost]]:
-        """The windows after an operation, one of them blind, and one prefilled afresh; and what each took."""
+    def rows(self, operation: str, reports: dict[str, Report]) -> Iterator[DemoRow]:
+        """Every arm after an operation: the windows, one of them blind, and one prefilled afresh."""
         blind = self.windows["survivor"].fork()
         switched = [blind.condition(slot, False) for slot in blind.slots]
         started = time.perf_counter()
@@ -156,24 +150,36 @@ class _ClipWalk:
         prefills = [fresh.append(self._chunk(s.chunk_id), archive="later") for s in blind.slots]
         elapsed = time.perf_counter() - started
         windows = {"re-prefill": fresh, "blind reuse": blind, **self.windows}
-        spent = {
-            "re-prefill": _sum(prefills, elapsed),
-            "blind reuse": _sum(switched, sum(r.seconds for r in switched)),
-            **{arm: _sum([report], report.seconds) for arm, report in reports.items()},
-        }
-        return windows, spent
+        work: dict[str, Sequence[Report]] = {"re-prefill": prefills, "blind reuse": switched}
+        work |= {arm: [report] for arm, report in reports.items()}
+        two_hop, one_hop = self._questions()
+        ideal = _logits(fresh, two_hop)
+        for arm, window in windows.items():
+            logits = _logits(window, two_hop)
+            seconds = elapsed if window is fresh else sum(r.seconds for r in work[arm])
+            yield DemoRow(
+                operation,
+                arm,
+                self._accuracy(one_hop, _logits(window, one_hop)),
+                self._accuracy(two_hop, logits),
+                float(np.mean([kl(one, true) for one, true in zip(logits, ideal, strict=True)])),
+                len(two_hop),
+                sum(r.forwards for r in work[arm]),
+                sum(r.vision_encodes for r in work[arm]),
+                1e3 * seconds,
+            )
 
-    def items(self) -> list[OneTokenQuestion]:
-        """Questions about all there is in the window: values, whatever left with other frames, and glyphs."""
+    def _questions(self) -> tuple[list[testbed.Question], list[testbed.Question]]:
+        """About values in the window, whatever left with other frames, and about their glyphs."""
         order = [self._frame(s.chunk_id) for s in self.windows["survivor"].slots]
-        values = [self.episode.ask(*s, order=order) for s in self._subjects("value", order)]
-        chosen = [values[i] for i in self.rng.permutation(len(values))[: self.per_kind]]
-        glyphs = [self.episode.ask("glyph", q.subject, order=order) for q in chosen]
-        return [OneTokenQuestion(q.text, q.answer, q.kind) for q in (*chosen, *glyphs)]
-
-    def _subjects(self, kind: str, order: Sequence[int]) -> list[tuple[str, int]]:
         tags = [tag for i in order for tag in self.episode.frames[i].glyph_of]
-        return [(kind, tag) for tag in tags]
+        chosen = [tags[i] for i in self.rng.permutation(len(tags))[: self.per_kind]]
+        values = [self.episode.ask("value", tag, order) for tag in chosen]
+        return values, [self.episode.ask("glyph", tag, order) for tag in chosen]
+
+    def _accuracy(self, questions: Sequence[testbed.Question], logits: Sequence[torch.Tensor]) -> float:
+        truths = [int(self.backbone.tokenize(question.answer)[0]) for question in questions]
+        return float(np.mean([int(one.argmax()) == truth for one, truth in zip(logits, truths, strict=True)]))
 
     def _opened(self, policy: ReusePolicy) -> KameraWindow:
         """A window with room for all but the first frame: the last append slides by itself."""
@@ -196,27 +202,5 @@ class _ClipWalk:
         return self.chunks[self._frame(chunk_id)]
 
 
-def _sum(reports: Sequence[Report], seconds: float) -> DemoCost:
-    return DemoCost(
-        sum(r.forwards for r in reports),
-        sum(r.tokens_recomputed for r in reports),
-        sum(r.vision_encodes for r in reports),
-        1e3 * seconds,
-    )
-
-
-def _rows(scores: Iterable[Score], costs: dict[tuple[str, str], list[DemoCost]]) -> Iterator[DemoRow]:
-    by = {(s.operation, s.kind, s.arm): s for s in scores}
-    for (operation, arm), spent in costs.items():
-        two, one = by[(operation, "value", arm)], by[(operation, "glyph", arm)]
-        yield DemoRow(
-            operation,
-            arm,
-            one.accuracy.mean,
-            two.accuracy.mean,
-            two.kl,
-            two.n,
-            float(np.mean([c.forwards for c in spent])),
-            float(np.mean([c.vision_encodes for c in spent])),
-            float(np.median([c.milliseconds for c in spent])),
-        )
+def _logits(window: KameraWindow, questions: Sequence[testbed.Question]) -> list[torch.Tensor]:
+    return [window.next_token_logits(question.text) for question in questions]

@@ -133,14 +133,6 @@ class Desk:
         )
         return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
 
-    def logits(
-        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, ids: torch.Tensor
-    ) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after question ids ``[tokens]`` behind ``spans``."""
-        facts = [self.facts[name] for name in order]
-        live.show([self.anchor_span(), *spans], room=ids.shape[0])
-        return self.backbone.ask(ids, text_positions(self.backbone, self.anchor.input_ids, facts, ids), live)
-
     def tokens(self, order: Sequence[str]) -> int:
         """Tokens of these units."""
         return sum(self.chunks[name].num_tokens for name in order)

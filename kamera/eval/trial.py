@@ -60,7 +60,7 @@ class Trial:
     answer_seconds: float = 0.0
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Trial:
+    def read(cls, document: Mapping[str, Any]) -> Trial:
         """The trial whose fields are ``document``."""
         values = dict(document)
         if (first := values.pop("first_token", None)) is not None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kamera.certify.metrics import Items, bootstrap, eta_interval, flip_recover
+from kamera.certify.metrics import Items, bootstrap, eta_interval
 from kamera.trust import Estimate
+from lab.metrics import flip_recover
 from lab.paper.trial import Judged
 
 Setting = Mapping[str, str | int]

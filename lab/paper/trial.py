@@ -10,11 +10,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from kamera.certify.metrics import Items, agreement, kl_items
+from kamera.certify.metrics import Items, kl_items
 from kamera.ops import KV
 from kamera.testbed import Question
 from lab.arms import Arm, Served
 from lab.asking import ask_side_by_side
+from lab.metrics import agreement
 from lab.repairs import PlainPatch
 from lab.scene import Operator, Scene
 

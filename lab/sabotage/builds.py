@@ -94,7 +94,8 @@ def _in_kernels(fault: Fault) -> Build:
         def served(given: Writing) -> None:
             none, groups = Patch.of([{} for _ in given.layout], given.into.groups), given.into.groups
             patch = given.patch or none
-            of = fault(Material(given.source, patch, given.layout, given.offset, none, none, seed=0))
+            given_of = Material(given.source, patch, given.layout, given.offset, none, none, seed=0)
+            of = given_of.under(fault)
             held = None if given.patch is None else of.patch.grouped(groups)
             write(given._replace(patch=held, layout=of.layout, offset=of.offset))
 
@@ -151,7 +152,7 @@ def _in_forming(backbone: HfEngine, fault: Fault) -> Build:
     def wrong(self: PatchBudget, deltas: Any, layout: Any, canonical: Any) -> Any:
         sized = form(self, deltas, layout, canonical)
         held, still = sized.formed.patch, (0,) * backbone.axes
-        of = fault(Material(canonical, held, layout, still, held, held, seed=0))
+        of = Material(canonical, held, layout, still, held, held, seed=0).under(fault)
         return sized._replace(formed=sized.formed._replace(patch=of.patch))
 
     return lambda: replaced(PatchBudget, "_formed", wrong)

@@ -10,6 +10,7 @@ from kamera.content import Chunk
 from kamera.eval.adapter import Unit
 from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk, Placing
+from kamera.patches import text_positions
 
 
 @dataclass
@@ -43,4 +44,8 @@ class Adapted:
     def logits(self, question: torch.Tensor) -> torch.Tensor:
         """Behind the window."""
         assert self.arm.shown is not None, "an arm that places at once"
-        return self.desk.logits(self.arm.order, self.arm.shown, self.arm.live, question)
+        desk, live = self.desk, self.arm.live
+        facts = [desk.facts[name] for name in self.arm.order]
+        live.show([desk.anchor_span(), *self.arm.shown], room=question.shape[0])
+        positions = text_positions(desk.backbone, desk.anchor.input_ids, facts, question)
+        return desk.backbone.ask(question, positions, live)

@@ -1,14 +1,12 @@
 """Metrics against their definitions, written out."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from kamera.certify.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
-from kamera.eval.items import OneTokenQuestion, Scorer
+from kamera.certify.metrics import bootstrap, eta, eta_interval, kl, kl_items
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
@@ -36,43 +34,11 @@ def test_bootstrap_holds_the_mean_and_narrows_with_items():
     assert bootstrap([1.0] * 9) == bootstrap([1.0] * 5)
 
 
-def test_scorer_counts_accuracy_agreement_and_recovered_flips():
-    def one_hot(token):
-        return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
-
-    words = {"a": torch.tensor([0]), "b": torch.tensor([1])}
-    scorer = Scorer(SimpleNamespace(tokenize=words.__getitem__))
-    items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
-    arms = {
-        "re-prefill": [one_hot(0), one_hot(1)],
-        "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item
-        "patch": [one_hot(0), one_hot(3)],  # recovers it, and breaks the second
-    }
-    scorer.add("recall", items, arms)
-    rows = {row.arm: row for row in scorer.scores()}
-    assert [rows[a].accuracy.mean for a in arms] == [1.0, 0.5, 0.5]
-    assert rows["patch"].flip_recover == 1.0
-    assert rows["blind reuse"].flip_recover == 0.0
-    assert rows["patch"].agreement == 0.5
-    assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0
-
-
 def test_values_per_item_are_those_of_each_item_alone():
     generator = torch.Generator().manual_seed(0)
     arm, reference = (torch.randn(6, 9, generator=generator) for _ in range(2))
     pairs = list(zip(arm, reference, strict=True))
     assert kl_items(arm, reference).tolist() == [kl(a, r) for a, r in pairs]
-    assert agreement(arm, reference).tolist() == [float(a.argmax() == r.argmax()) for a, r in pairs]
-    assert agreement(arm, arm).all()
-
-
-def test_flip_recover_looks_only_at_items_that_blind_flips():
-    blind = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
-    assert flip_recover([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], blind).mean == 0.75
-    assert flip_recover(blind, blind).mean == 0.0
-    assert math.isnan(flip_recover([0.0], [1.0]).mean)
-    with pytest.raises(ValueError, match="2 items of the arm and 6"):
-        flip_recover([1.0, 1.0], blind)
 
 
 def test_eta_interval_draws_arm_and_blind_of_an_item_together():
@@ -84,3 +50,5 @@ def test_eta_interval_draws_arm_and_blind_of_an_item_together():
     assert noisy.low < noisy.mean < noisy.high
     assert noisy.mean == pytest.approx(0.0)  # the same losses on other items close nothing
     assert math.isnan(eta_interval([0.0, 1.0], [0.0, 0.0]).mean)
+    with pytest.raises(ValueError, match="2 items of the arm and 3"):
+        eta_interval([1.0, 1.0], blind[:3])

@@ -35,13 +35,12 @@ def looked_back(policy: ReusePolicy) -> tuple[int, str]:
 def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypatch):
     """The probe is asked at length elsewhere; here it has found what it would."""
 
-    def found(backbone, *, probe, items, rank, patch_bytes, model):
+    def found(backbone, *, probe, items, rank, patch_bytes, model, bar):
         asked.append((probe, items, rank, patch_bytes, model))
-        yield 40, 40
-        yield certificate(backbone, rank, findings=but("survivor", "unsafe", "it knows"), probe=probe)
+        return certificate(backbone, rank, findings=but("survivor", "unsafe", "it knows"), probe=probe)
 
     asked: list[tuple] = []
-    monkeypatch.setattr("kamera.cli.certify.run_probe", found)
+    monkeypatch.setattr("kamera.cli.certify.probed", found)
     policy = ReusePolicy(rank=16, certified=True, tolerance=None, forms="always")
     with pytest.warns(UncertifiedBackbone, match="--dtype float32 --rank 16"):
         assert looked_back(policy) == (1, "exact")

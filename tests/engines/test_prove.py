@@ -34,9 +34,8 @@ def turned_otherwise_in(layer: int):
     def wrong(write):
         def served(given):
             none, layout = Patch.of([{} for _ in given.layout], given.into.groups), given.layout
-            of = SABOTAGES["wrong theta"](
-                Material(given.source, none, layout, given.offset, none, none, seed=0)
-            )
+            whole = Material(given.source, none, layout, given.offset, none, none, seed=0)
+            of = whole.under(SABOTAGES["wrong theta"])
             mixed = [of.layout[i] if i == layer else spec for i, spec in enumerate(layout)]
             here, held = apart(given.into), apart(given.source)
             low = None if given.patch is None else given.patch.grouped(here.groups)

@@ -1,10 +1,14 @@
 """The headline, on the shipped backbone: what reuse loses, and that a small patch brings it back."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from kamera import testbed
 from kamera.engines.hf import HfEngine
 from lab.fidelity import Fidelity, measure
+from lab.scorer import OneTokenQuestion, Scorer
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +51,24 @@ def test_the_patch_restores_the_loss_of_recall_and_reorder(backbone):
 def test_patch_restores_what_blind_reuse_loses_on_500_items(backbone):
     *_, table = measure(backbone, items=500, rank=16)
     assert misses(table, 500) == []
+
+
+def test_scorer_counts_accuracy_agreement_and_recovered_flips():
+    def one_hot(token):
+        return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
+
+    words = {"a": torch.tensor([0]), "b": torch.tensor([1])}
+    scorer = Scorer(SimpleNamespace(tokenize=words.__getitem__))
+    items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
+    arms = {
+        "re-prefill": [one_hot(0), one_hot(1)],
+        "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item
+        "patch": [one_hot(0), one_hot(3)],  # recovers it, and breaks the second
+    }
+    scorer.add("recall", items, arms)
+    rows = {row.arm: row for row in scorer.scores()}
+    assert [rows[a].accuracy.mean for a in arms] == [1.0, 0.5, 0.5]
+    assert rows["patch"].flip_recover == 1.0
+    assert rows["blind reuse"].flip_recover == 0.0
+    assert rows["patch"].agreement == 0.5
+    assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0

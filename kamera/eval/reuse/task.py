@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +21,8 @@ from kamera.eval.tasks.sample import (
     Wanted,
     every,
     grouped,
-    mean,
 )
+from kamera.eval.tasks.set_files import write_lines
 
 
 class ReuseBench:
@@ -67,18 +66,16 @@ class ReuseBench:
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """The mean over items and traces, and by trace."""
         scored = [(a.sample.task, a.score) for a in answered if a.score is not None]
-        overall = mean([score for _, score in scored])
-        return Summary(overall, "mean over items and traces", overall, len(scored), grouped("trace", scored))
+        return Summary.of(answered, "mean over items and traces", grouped("trace", scored))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``reuse.jsonl``: item, trace, label and response."""
-        path = folder / "reuse.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for a in answered:
-                line = {"item": a.sample.meta["item"], "trace": a.sample.task}
-                line |= {"answer": a.sample.answer, "response": a.response}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        return [path]
+        lines = [
+            {"item": a.sample.meta["item"], "trace": a.sample.task}
+            | {"answer": a.sample.answer, "response": a.response}
+            for a in answered
+        ]
+        return [write_lines(folder / "reuse.jsonl", lines)]
 
 
 def _sample(benchmark: Benchmark, item: Item, trace: WindowTrace) -> TaskSample:

@@ -13,7 +13,7 @@ from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Task, TaskSample, digest
+from kamera.eval.tasks.sample import Part, Task, TaskSample, digest
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Case, Trial, trials
 from kamera.patches import anchor_ids
@@ -88,11 +88,14 @@ class TaskAsker:
     def _units(self, sample: TaskSample) -> list[Unit]:
         """Adjacent live parts are one unit, because they arrive together, with the question."""
         units: list[Unit] = []
-        for live, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):
+        for live, parts in groupby(sample.parts, self._is_live):
             items = [self.shrink.content(part) for part in parts]
             for content in [[*chain(*items)]] if live else items:
                 units.append(Unit(f"u{len(units)}", content, live))
         return units
+
+    def _is_live(self, part: Part) -> bool:
+        return part.live and self.reuse == "context"
 
 
 def room_of(backbone: HfEngine) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,48 +12,14 @@ from kamera.eval.tasks.letters import LetterTask
 from kamera.eval.tasks.sample import Video
 
 
-@dataclass(frozen=True)
-class ClipSampling:
-    """Sampling of a video's frames, and the number of clips.
-
-    ``num_frames`` evenly spaced ones, or those at ``fps``; 8 frames by default. The frames go into ``clips``
-    consecutive clips of equal length (to one frame). A video in one clip is one chunk without antecedents:
-    all arms answer equally. Several clips are the chunks of a stream, each with all earlier ones as
-    antecedents.
-    """
-
-    num_frames: int | None = None
-    fps: float | None = None
-    clips: int = 4
-
-    def __post_init__(self) -> None:
-        if self.num_frames is not None and self.fps is not None:
-            raise ValueError(f"give num_frames ({self.num_frames}) or fps ({self.fps}), not both")
-        for name in ("num_frames", "fps", "clips"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}: must be positive")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of `ClipSampling`."""
-        return {"num_frames": self._count, "fps": self.fps, "clips": self.clips}
-
-    @property
-    def _count(self) -> int | None:
-        return 8 if self.num_frames is None and self.fps is None else self.num_frames
-
-    def read(self, path: Path) -> tuple[Clip, ...]:
-        """The clips of the video, at most ``clips``. Raises UnreadableMedia, naming the file."""
-        return split(read_video(path, num_frames=self._count, fps=self.fps), self.clips)
-
-    def parts(self, clips: Sequence[Clip]) -> tuple[Video, ...]:
-        """The clips as parts of a prompt, with their sampling."""
-        return tuple(Video(clip, len(clip.frames), self.fps) for clip in clips)
-
-
 class VideoTask(LetterTask):
-    """What the choice sets over videos share: ``subtasks`` of `offered`; the rest as in `ClipSampling`."""
+    """What the choice sets over videos share: ``subtasks`` of `offered`, and the sampling of frames.
+
+    ``num_frames`` evenly spaced frames of a video, or those at ``fps``; 8 frames by default. They go into
+    ``clips`` consecutive clips of equal length (to one frame). A video in one clip is one chunk without
+    antecedents: all arms answer equally. Several clips are the chunks of a stream, each with all earlier ones
+    as antecedents.
+    """
 
     title: ClassVar[str]
     offered: ClassVar[tuple[str, ...]]
@@ -69,13 +34,24 @@ class VideoTask(LetterTask):
         unknown = sorted(set(subtasks or ()) - set(self.offered))
         if unknown:
             raise ValueError(f"task {unknown} is none of {self.title}'s: {', '.join(self.offered)}")
+        if num_frames is not None and fps is not None:
+            raise ValueError(f"give num_frames ({num_frames}) or fps ({fps}), not both")
+        for name, value in (("num_frames", num_frames), ("fps", fps), ("clips", clips)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}: must be positive")
         self.subtasks = tuple(s for s in self.offered if s in (subtasks or self.offered[:1]))
-        self.sampling = ClipSampling(num_frames, fps, clips)
+        self.num_frames = 8 if num_frames is None and fps is None else num_frames
+        self.fps, self.clips = fps, clips
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Sampling of frames, and the number of chunks."""
-        return self.sampling.settings
+        return {"num_frames": self.num_frames, "fps": self.fps, "clips": self.clips}
+
+    def read(self, path: Path) -> tuple[Video, ...]:
+        """The clips of a video as parts, at most ``clips``. Raises UnreadableMedia, naming the file."""
+        clips = split(read_video(path, num_frames=self.num_frames, fps=self.fps), self.clips)
+        return tuple(Video(clip, len(clip.frames), self.fps) for clip in clips)
 
 
 def split(clip: Clip, parts: int) -> tuple[Clip, ...]:

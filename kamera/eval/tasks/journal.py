@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import TaskSample, digest
 from kamera.eval.trial import Trial
 
-T = TypeVar("T")
+Line = TypeVar("Line", Trial, "SampleRow")
 
 FORM = 5
 """Format of the files. A run of another format is refused."""
@@ -113,9 +113,9 @@ class Journal:
             self.rows[row.sample.id] = row
 
     def _read(self) -> None:
-        for trial in _read_lines(self.path, Trial.of):
+        for trial in _read_lines(self.path, Trial):
             self.trials[trial.item, trial.arm] = trial
-        for row in _read_lines(self._samples, SampleRow.read):
+        for row in _read_lines(self._samples, SampleRow):
             self.rows[row.sample.id] = row
 
 
@@ -168,16 +168,16 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _read_lines(path: Path, read: Callable[[Mapping[str, Any]], T]) -> list[T]:
+def _read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """The records of a file; an incomplete last one is removed from the file."""
     if not path.is_file():
         return []
     data = path.read_bytes()
     rows = data.split(b"\n")
-    records: list[T] = []
+    records: list[Line] = []
     whole = 0
     for number, row in enumerate(rows, 1):
-        record = _record(row, read)
+        record = _record(row, kind)
         if record is None and any(rows[number:]):
             raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone")
         if record is None or number == len(rows):
@@ -190,8 +190,8 @@ def _read_lines(path: Path, read: Callable[[Mapping[str, Any]], T]) -> list[T]:
     return records
 
 
-def _record(row: bytes, read: Callable[[Mapping[str, Any]], T]) -> T | None:
+def _record(row: bytes, kind: type[Line]) -> Line | None:
     try:
-        return read(json.loads(row))
+        return kind.read(json.loads(row))
     except (ValueError, TypeError, KeyError):
         return None

@@ -146,17 +146,9 @@ class MileBench:
             for code in CODES
             if code in codes
         )
-        return Summary(
-            official=mean([group.score for group in by_code]),
-            how=f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets",
-            mean=mean([score for _, score in scored]),
-            n=len(scored),
-            groups=(
-                *by_code,
-                *datasets,
-                *grouped("images", ((quantity(s), score) for s, score in scored)),
-            ),
-        )
+        groups = (*by_code, *datasets, *grouped("images", ((quantity(s), score) for s, score in scored)))
+        how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
+        return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``{Dataset}/pred.json`` for the official tools, their ``eval.json`` and item scores."""

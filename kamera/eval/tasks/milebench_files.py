@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from kamera.eval.tasks.milebench_score import extract_choice, process
 from kamera.eval.tasks.sample import Answered, TaskSample, mean
+from kamera.eval.tasks.set_files import write_json
 
 
 def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
@@ -17,7 +17,7 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
     by_dataset: dict[str, list[Answered]] = defaultdict(list)
     for a in answered:
         by_dataset[a.sample.task].append(a)
-    written = []
+    written: list[Path] = []
     for name, items in by_dataset.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         documents: dict[str, Any] = {
@@ -29,10 +29,7 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
             documents["pred_with_extracted.json"] = [
                 {**_prediction(a, folder.name), **_extracted(a)} for a in items
             ]
-        for file, document in documents.items():
-            written.append(folder / name / file)
-            text = json.dumps(document, indent=4, ensure_ascii=False)
-            written[-1].write_text(text + "\n", encoding="utf-8")
+        written += [write_json(folder / name / file, document) for file, document in documents.items()]
     return written
 
 

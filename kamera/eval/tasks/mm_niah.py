@@ -27,6 +27,7 @@ from kamera.eval.tasks.sample import (
     grouped,
     mean,
 )
+from kamera.eval.tasks.set_files import write_json, write_lines
 
 SUBTASKS = (
     *("retrieval-text", "retrieval-image", "counting-text", "counting-image"),
@@ -189,49 +190,42 @@ class MMNiah:
         for scored in placed.values():
             for at, score in scored:
                 by_cell[at].append(score)
-        labelled = [(a, a.score) for a in answered if a.score is not None]
+        labelled = [(a.sample.task, a.score) for a in answered if a.score is not None]
+        lengths = [
+            Cell("context length (official)", LABELS[i], score, count[i])
+            for i, score in enumerate(overall)
+            if count[i]
+        ]
+        places = [
+            Cell("length and depth", _cell(at), mean(scores), len(scores))
+            for at, scores in sorted(by_cell.items())
+        ]
         short = sum(n for column, n in count.items() if column < 0)
         how = "mean of 11 length bins, each of 5 depth rows; empty rows count 0"
-        return Summary(
-            official=mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan"),
-            how=f"{how}; {short} below 1k tokens do not count" if short else how,
-            mean=mean([score for _, score in labelled]),
-            n=len(labelled),
-            groups=(
-                *grouped("subtask", ((a.sample.task, score) for a, score in labelled)),
-                *(
-                    Cell("context length (official)", LABELS[i], score, count[i])
-                    for i, score in enumerate(overall)
-                    if count[i]
-                ),
-                *(
-                    Cell("length and depth", _cell(at), mean(scores), len(scores))
-                    for at, scores in sorted(by_cell.items())
-                ),
-            ),
-        )
+        how += f"; {short} below 1k tokens do not count" if short else ""
+        official = mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan")
+        return Summary.of(answered, how, (*grouped("subtask", labelled), *lengths, *places), official)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``{arm}_{subtask}.jsonl`` as the official scorer reads them, and its ``scores_{split}.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        lines: dict[str, list[str]] = defaultdict(list)
+        lines: dict[str, list[Any]] = defaultdict(list)
         for a in answered:
             meta = a.sample.meta
             line = {key: meta[key] for key in ("question_id", "question")}
             line |= {"answer": a.sample.answer, "response": a.response}
             line |= {key: meta[key] for key in ("context_length", "placed_depth")}
-            lines[a.sample.task].append(json.dumps(line, ensure_ascii=False) + "\n")
-        written = []
-        for task, rows in sorted(lines.items()):
-            written.append(folder / f"{folder.name}_{task}.jsonl")
-            written[-1].write_text("".join(rows), encoding="utf-8")
+            lines[a.sample.task].append(line)
+        written = [
+            write_lines(folder / f"{folder.name}_{task}.jsonl", rows) for task, rows in sorted(lines.items())
+        ]
         bins: dict[str, list[Any]] = {task: bin_scores(scored) for task, scored in _placed(answered).items()}
         if len(bins) == len(SUBTASKS):
             bins["overall"] = [round(mean(column), 6) for column in zip(*bins.values(), strict=True)]
         if bins:
             (folder / "results").mkdir(exist_ok=True)
-            written.append(folder / "results" / f"scores_{self.split}.json")
-            written[-1].write_text(json.dumps({**bins, "context_ranges": LABELS}, indent=1), encoding="utf-8")
+            scores = {**bins, "context_ranges": LABELS}
+            written.append(write_json(folder / "results" / f"scores_{self.split}.json", scores, indent=1))
         return written
 
 

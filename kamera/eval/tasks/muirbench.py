@@ -6,7 +6,6 @@ own, or lmms-eval's (``form="lmms-eval"``), each with its own answer extraction.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from kamera.eval.tasks.sample import (
     every,
     mean,
 )
-from kamera.eval.tasks.set_files import picture, rows
+from kamera.eval.tasks.set_files import picture, rows, write_lines
 
 TASKS = (
     "Geographic Understanding",
@@ -116,21 +115,17 @@ class MuirBench(LetterTask):
         for label, fits in (("answerable", True), ("unanswerable", False)):
             groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
         groups.append(_group("kind", "both of a pair", _pairs(scored)))
-        overall = mean([s for _, s in scored])
-        lost = self.unread(answered)
-        filled = tuple(g for g in groups if g.n)
-        return Summary(overall, "accuracy over all samples", overall, len(scored), filled + lost)
+        filled = [group for group in groups if group.n]
+        return Summary.of(answered, "accuracy over all samples", (*filled, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``muirbench.jsonl``: lmms-eval's per-item fields, and the response."""
-        path = folder / "muirbench.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for a in answered:
-                kept = {k: a.sample.meta[k] for k in ("idx", "task", "image_relation", "image_type")}
-                found = self.letter(a.response, a.sample)
-                line = {**kept, "answer": a.sample.answer, "pred": found, "response": a.response}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        return [path]
+        lines = [
+            {k: a.sample.meta[k] for k in ("idx", "task", "image_relation", "image_type")}
+            | {"answer": a.sample.answer, "pred": self.letter(a.response, a.sample), "response": a.response}
+            for a in answered
+        ]
+        return [write_lines(folder / "muirbench.jsonl", lines)]
 
     def _sample(self, row: dict[str, Any], where: str) -> TaskSample | Problem:
         for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it

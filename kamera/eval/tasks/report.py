@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kamera.certify import bootstrap
 from kamera.eval.arms import BLIND, NATIVE, REPREFILL, SABOTAGE
-from kamera.eval.compare import Judgement, compare
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, grouped, mean
 from kamera.eval.trial import Trial
@@ -98,30 +98,26 @@ def collect(
     }
     own = {arm: [trial for trial in trials if trial.arm == arm] for arm in answered}
     ideals = {t.item: t.first_token for t in own.get(REPREFILL, ())}
-    judged = {
-        arm: [
-            Judgement(a.sample.meta.get("item", t.item), a.score, agrees, _kl(t, ideals.get(t.item)))
-            for t, a, agrees in zip(
-                own[arm], of_arm, _agreement(decisions[arm], decisions.get(REPREFILL)), strict=True
-            )
-        ]
-        for arm, of_arm in answered.items()
-    }
-    compared = {arm: compare(of_arm, judged.get(BLIND, ())) for arm, of_arm in judged.items()}
+    agrees = {arm: _agreement(decided, decisions.get(REPREFILL)) for arm, decided in decisions.items()}
+    agreement: dict[str, Estimate] = {}
     rows = []
     for arm, of_arm in answered.items():
-        some, means = own[arm], compared[arm]
-        natively = _agreement(decisions[arm], decisions.get(NATIVE))
+        some = own[arm]
+        items = [a.sample.meta.get("item", t.item) for a, t in zip(of_arm, some, strict=True)]
+        agreement[arm] = _interval(items, agrees[arm])
+        blind = agrees.get(BLIND, [None] * len(of_arm))
+        flipped = [now if was == 0.0 else None for now, was in zip(agrees[arm], blind, strict=True)]
+        native = _agreement(decisions[arm], decisions.get(NATIVE))
         kv_bytes = sum(t.kv_bytes for t in some)
         rows.append(
             ArmResult(
                 arm=arm,
-                summary=_with_agreement(task.summarize(of_arm), of_arm, judged[arm]),
-                interval=means.accuracy,
-                agreement=means.agreement.mean,
-                native_agreement=mean([same for same in natively if same is not None]),
-                flip_recover=means.flip_recover.mean,
-                first_token_kl=means.kl.mean,
+                summary=_with_agreement(task.summarize(of_arm), of_arm, agrees[arm]),
+                interval=_interval(items, [a.score for a in of_arm]),
+                agreement=agreement[arm].mean,
+                native_agreement=mean([same for same in native if same is not None]),
+                flip_recover=_interval(items, flipped).mean,
+                first_token_kl=_interval(items, [_kl(t, ideals.get(t.item)) for t in some]).mean,
                 seconds=mean([t.ttft_seconds for t in some]),
                 answer_seconds=mean([t.answer_seconds for t in some]),
                 forwards=mean([t.forwards + t.live_forwards for t in some]),
@@ -140,15 +136,22 @@ def collect(
         arms=tuple(rows),
         notes=tuple((*key, count) for key, count in sorted(notes.items())),
         problems=tuple(problems),
-        unseen=tuple(_unseen({arm: means.agreement for arm, means in compared.items()})),
+        unseen=tuple(_unseen(agreement)),
     )
 
 
-def _with_agreement(summary: Summary, of_arm: Sequence[Answered], judged: Sequence[Judgement]) -> Summary:
-    pairs = zip(of_arm, judged, strict=True)
-    agreed = grouped(
-        "subtask, agreement", ((a.sample.task, j.agrees) for a, j in pairs if j.agrees is not None)
-    )
+def _interval(items: Sequence[str], values: Sequence[float | None]) -> Estimate:
+    """Mean over items with its interval: the answers to one behind several traces are not independent."""
+    by_item: dict[str, list[float]] = {}
+    for item, value in zip(items, values, strict=True):
+        if value is not None:
+            by_item.setdefault(item, []).append(value)
+    return bootstrap([mean(some) for some in by_item.values()])
+
+
+def _with_agreement(summary: Summary, of_arm: Sequence[Answered], agrees: Sequence[float | None]) -> Summary:
+    pairs = zip(of_arm, agrees, strict=True)
+    agreed = grouped("subtask, agreement", ((a.sample.task, same) for a, same in pairs if same is not None))
     return replace(summary, groups=(*summary.groups, *agreed)) if len(agreed) > 1 else summary
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+from tqdm import tqdm
 
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
@@ -38,7 +40,7 @@ def run_task(
     max_pixels: int | None = None,
     image_size: int | None = None,
     resume: bool = True,
-    on_item: Callable[[], None] = lambda: None,
+    bar: tqdm[Any] | None = None,
 ) -> Results:
     """Ask samples of ``task`` in ``data`` under every arm, greedily, and score the answers.
 
@@ -50,8 +52,8 @@ def run_task(
 
     ``limit``, ``sample``, ``seed`` and ``shard`` select the samples (`Selection`; default: all).
     ``max_tokens`` (default: the model's limit) bounds the prompt, ``system`` is the system prompt,
-    ``max_pixels`` and ``image_size`` make pictures and frames smaller (`Shrink`) for every arm. ``on_item``
-    is called after each sample.
+    ``max_pixels`` and ``image_size`` make pictures and frames smaller (`Shrink`) for every arm. ``bar`` is
+    updated after each sample.
 
     Lines, predictions and settings are kept in ``out_dir``; a second run there answers only missing items:
     other samples, new arms, failed items. A sample that fails is a line with its error and one of the
@@ -95,7 +97,8 @@ def run_task(
             for trial in asking.trials(item, missing, journal.first_token(item.id)) if missing else ():
                 journal.add(trial)
             ids.append(item.id)
-            on_item()
+            if bar is not None:
+                bar.update()
         return finish(task, journal, ids, list(arms), out_dir, problems)
 
 

@@ -140,6 +140,15 @@ class Summary:
     n: int
     groups: tuple[Cell, ...] = ()
 
+    @classmethod
+    def of(
+        cls, answered: Sequence[Answered], how: str, groups: Iterable[Cell], official: float | None = None
+    ) -> Summary:
+        """The summary of an arm's answers; ``official`` is the plain mean by default."""
+        scores = [a.score for a in answered if a.score is not None]
+        overall = mean(scores)
+        return cls(overall if official is None else official, how, overall, len(scores), tuple(groups))
+
 
 class Task(Protocol):
     """A benchmark in its published layout. Options (split, subtasks) are arguments of its constructor."""

@@ -1,9 +1,9 @@
-"""Files of published sets: JSON documents, and parquet files row by row (the Hugging Face sets)."""
+"""Files of published sets: JSON documents and lines, and parquet files row by row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,20 @@ def read_json(path: Path, kind: type) -> Any:
             f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
         )
     return value
+
+
+def write_json(path: Path, document: Any, indent: int = 4) -> Path:
+    """Write a JSON document; returns its path."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def write_lines(path: Path, records: Iterable[Any]) -> Path:
+    """Write JSON lines; returns their path."""
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -6,17 +6,15 @@ Layout: ``videomme/test-00000-of-00001.parquet``, ``data/{videoID}.mp4`` (.MP4, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import VideoTask, find_video
 from kamera.eval.tasks.letters import first_abcd
-from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Wanted, every, mean
-from kamera.eval.tasks.set_files import rows
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, Wanted, every, mean
+from kamera.eval.tasks.set_files import rows, write_json
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
@@ -33,7 +31,7 @@ _ASK = (
 
 
 class VideoMME(VideoTask):
-    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `ClipSampling`."""
+    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `VideoTask`."""
 
     name = "video-mme"
     title = "Video-MME"
@@ -49,7 +47,7 @@ class VideoMME(VideoTask):
         if "with-subtitles" in self.subtasks and not (data / "subtitle").is_dir():
             raise TaskDataError(f"{data / 'subtitle'}: no such folder: unpack subtitle.zip")
         seen: set[str] = set()
-        shown: tuple[str, tuple[Clip, ...] | str] = ("", ())  # a video's questions are consecutive
+        shown: tuple[str, tuple[Video, ...] | str] = ("", ())  # a video's questions are consecutive
         for number, row in rows(table, (*_TEXTS, "options")):
             if limit is not None and len(seen) >= limit:
                 return
@@ -80,12 +78,9 @@ class VideoMME(VideoTask):
         Overall and by duration, domain, sub-category and task type, for each setting; a response without a
         letter counts as unanswered.
         """
-        scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        read = [
-            (a.sample, a.score)
-            for a in answered
-            if a.score is not None and first_abcd(a.response) is not None
-        ]
+        labelled = [a for a in answered if a.score is not None]
+        scored = [(a.sample, float(a.score or 0.0)) for a in labelled]
+        read = [pair for a, pair in zip(labelled, scored, strict=True) if first_abcd(a.response) is not None]
         groups: list[Cell] = []
         for setting in SETTINGS:
             asked = [s for q, s in scored if q.task == setting]
@@ -99,11 +94,9 @@ class VideoMME(VideoTask):
                     cell = [s for q, s in of if q.meta[key] == label]
                     if cell:
                         groups.append(Cell(f"{key}, {setting}", label, mean(cell), len(cell)))
-        overall = mean([s for _, s in scored])
-        head = groups[0] if groups else Cell("overall", SETTINGS[0], overall, 0)
-        lost = self.unread(answered)
+        head = groups[0] if groups else Cell("overall", SETTINGS[0], float("nan"), 0)
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
-        return Summary(head.score, how, overall, len(scored), (*groups, *lost))
+        return Summary.of(answered, how, (*groups, *self.unread(answered)), head.score)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``video-mme-{setting}.json`` for each setting, in the format of the benchmark's result template."""
@@ -121,24 +114,21 @@ class VideoMME(VideoTask):
                     {**asked, **answers, "response": a.response}
                 )
             if videos:
-                path = folder / f"video-mme-{setting}.json"
-                text = json.dumps(list(videos.values()), ensure_ascii=False, indent=4)
-                path.write_text(text + "\n", encoding="utf-8")
-                paths.append(path)
+                paths.append(write_json(folder / f"video-mme-{setting}.json", list(videos.values())))
         return paths
 
-    def _video(self, folder: Path, video_id: str) -> tuple[Clip, ...] | str:
+    def _video(self, folder: Path, video_id: str) -> tuple[Video, ...] | str:
         """The video's clips, or its error."""
         path = find_video(folder, video_id, SUFFIXES)
         if path is None:
             return f"no video {folder / video_id} with any of {', '.join(SUFFIXES)}"
         try:
-            return self.sampling.read(path)
+            return self.read(path)
         except UnreadableMedia as error:
             return str(error)
 
     def _samples(
-        self, row: dict[str, Any], clips: Sequence[Clip], setting: str, subtitles: Path, where: str
+        self, row: dict[str, Any], clips: tuple[Video, ...], setting: str, subtitles: Path, where: str
     ) -> Iterator[TaskSample | Problem]:
         """The question in one setting. A video without a subtitle file is asked without subtitles."""
         lines: list[str] = []
@@ -146,7 +136,7 @@ class VideoMME(VideoTask):
             path = subtitles / f"{row['videoID']}.srt"
             if path.is_file():
                 try:
-                    lines = on_screen(read_srt(path), [t for clip in clips for t in clip.seconds])
+                    lines = on_screen(read_srt(path), [t for clip in clips for t in clip.source.seconds])
                 except ValueError as error:
                     yield Problem(where, str(error))
                     return
@@ -159,7 +149,7 @@ class VideoMME(VideoTask):
         yield TaskSample(
             id=_id(setting, row),
             task=setting,
-            parts=self.sampling.parts(clips),
+            parts=clips,
             question=question,
             answer=row["answer"],
             choices=options,

@@ -87,7 +87,7 @@ def run(backbone, data, out, **options):
     results = run_task(backbone, MMNiah(["reasoning-text"], bare=True), data, out, arms=ARMS, **options)
     assert not [p for p in results.problems if p.skipped]
     rows = [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
-    return {(row["item"][-1], row["arm"]): Trial.of(row) for row in rows}
+    return {(row["item"][-1], row["arm"]): Trial.read(row) for row in rows}
 
 
 def test_reused_tokens_are_the_contexts_for_any_last_image(backbone, pictured, tmp_path):

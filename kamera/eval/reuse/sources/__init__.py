@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-from kamera.eval.reuse.item import Item
 from kamera.eval.reuse.sources import gui, mmlongbench_doc, ovo_bench, samples
-from kamera.eval.tasks.sample import Problem
 
-Source = Callable[[Path, int], Iterator[Item | Problem]]
-"""Items of a set's folder, their windows of so many units at most; and problems of the data. Streams."""
-
-SOURCES: dict[str, Source] = {
+SOURCES = {
     "mm-niah": samples.mm_niah,
     "muirbench": samples.muirbench,
     "ovo-bench": ovo_bench.read,
     "mmlongbench-doc": mmlongbench_doc.read,
     "gui-odyssey": gui.read,
 }
+"""Items of a set's folder, their windows of so many units at most, and problems of the data; each streams."""
 TESTBED = "testbed"
 NAMES = (TESTBED, *SOURCES)
 
-__all__ = ["NAMES", "SOURCES", "TESTBED", "Source"]
+__all__ = ["NAMES", "SOURCES", "TESTBED"]

@@ -88,8 +88,8 @@ def _around(evidence: list[int], pages: list[int], units: int) -> list[int]:
         raise TaskDataError(f"evidence page {missing[0]} is not among the {len(pages)} rendered pages")
     if len(evidence) > units:
         raise TaskDataError(f"{len(evidence)} evidence pages do not fit a window of {units}")
-    near = sorted(pages, key=lambda page: (min((abs(page - e) for e in evidence), default=page), page))
-    return sorted(near[:units])
+    near = sorted((min((abs(page - e) for e in evidence), default=page), page) for page in pages)
+    return sorted(page for _, page in near[:units])
 
 
 def _listed(value: Any) -> list[Any]:

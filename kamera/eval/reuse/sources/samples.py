@@ -29,7 +29,6 @@ def _items(task: Task, data: Path, rule: str) -> Iterator[Item | Problem]:
 
 def _item(task: Task, sample: TaskSample, rule: str) -> Item:
     reused = [part for part in sample.parts if not part.live]
-    live = [_content(part) for part in sample.parts if part.live]
     return Item(
         id=sample.id,
         source=task.name,
@@ -39,7 +38,7 @@ def _item(task: Task, sample: TaskSample, rule: str) -> Item:
         question=sample.question,
         answer=sample.answer,
         meta={"rule": rule},
-        live=(live,) if live else (),
+        live=tuple([_content(part)] for part in sample.parts if part.live),
         choices=sample.choices,
         max_new_tokens=task.max_new_tokens(sample),
     )

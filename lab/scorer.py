@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.certify import eta, kl
+from kamera.certify import bootstrap, eta, kl
 from kamera.engines import Engine
-from kamera.eval.compare import Judgement, compare
 from kamera.trust import Estimate
 from kamera.window import KameraWindow
 
@@ -45,6 +44,15 @@ def answer_logits(window: KameraWindow, questions: Sequence[OneTokenQuestion]) -
     return [window.next_token_logits(question.text) for question in questions]
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """One answer: whether it is right, whether it is the reference's (1.0 or 0.0), and its KL to that."""
+
+    right: float
+    agrees: float
+    kl: float
+
+
 class Scorer:
     """Collects answers of several arms to the same questions, and computes the rows of a table."""
 
@@ -62,16 +70,19 @@ class Scorer:
                 choice = int(answers[i].argmax())
                 judged = self._judged.setdefault((operation, question.kind, arm), [])
                 agrees = float(choice == int(ideal.argmax()))
-                item = str(len(judged))
-                judged.append(Judgement(item, float(choice == truth), agrees, kl(answers[i], ideal)))
+                judged.append(Judgement(float(choice == truth), agrees, kl(answers[i], ideal)))
 
     def scores(self) -> Iterator[Score]:
         """All rows. η and flip-recover are relative to the arm `BLIND`."""
         for (operation, kind, arm), judged in self._judged.items():
             base = self._judged[operation, kind, BLIND]
-            means = compare(judged, base)
-            share = eta([one.kl or 0.0 for one in judged], [one.kl or 0.0 for one in base])
+            flipped = [one.agrees for one, was in zip(judged, base, strict=True) if was.agrees == 0.0]
+            kls = [one.kl for one in judged]
             yield Score(
-                *(operation, kind, arm, len(judged), means.accuracy, means.kl.mean, share),
-                *(means.agreement.mean, means.flip_recover.mean),
+                *(operation, kind, arm, len(judged)),
+                accuracy=bootstrap([one.right for one in judged]),
+                kl=bootstrap(kls).mean,
+                eta=eta(kls, [one.kl for one in base]),
+                agreement=bootstrap([one.agrees for one in judged]).mean,
+                flip_recover=bootstrap(flipped).mean,
             )
