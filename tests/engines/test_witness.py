@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from kamera.engines.hf.computation import computation
+from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.witness import Witness
 from tests.models import tiny
 
@@ -142,3 +144,21 @@ def test_an_addition_to_any_module_is_seen():
         module.add_module(f"m{i}", nn.Identity())
         seen.append(witness.look())
     assert all(a != b for a, b in itertools.pairwise(seen))
+
+
+def test_observers_come_and_go_without_another_walk(monkeypatch):
+    model = tiny.build("qwen2_5_vl")
+    seen = Witness(model, model.model.language_model)
+    first, walks = seen.look(), []
+
+    def walked(*given: Any) -> Any:
+        walks.append(given)
+        return computation(*given)
+
+    monkeypatch.setattr("kamera.engines.hf.witness.computation", walked)
+    handle = _layer(model).register_forward_hook(Observer(lambda *_: None))
+    assert seen.look() == first
+    handle.remove()
+    assert seen.look() == first and walks == []
+    _layer(model).register_forward_hook(lambda *_: None)  # any other hook may change what is computed
+    assert seen.look() != first and walks != []

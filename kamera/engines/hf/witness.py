@@ -114,6 +114,7 @@ class Witness:
         self._samples = _Samples(t for t in self._tree.inside if isinstance(t, torch.Tensor))
         self._adapters = _adapters(self._modules)
         self._choosing = [m for m in self._modules if chooses_frequencies(m)]
+        self._tables = hook_tables(self._modules)
 
     def _is_as_walked(self) -> bool:
         return (
@@ -128,13 +129,11 @@ class Witness:
     def _note(self) -> None:
         """Record the present settings, code and hooks; equal ones give an equal digest."""
         self._computation = computation(self._model)
-        watch, tables = self._computation.watch, hook_tables(self._modules)
-        for table in tables:
-            watch.space(table)
+        watch = self._computation.watch
         watch.note()
         self._carried = _Samples(watch.tensors.values())
         self._carries = self._carried.read()
-        self._foreign = [hook for table in tables for hook in table.values() if is_foreign(hook)]
+        self._foreign = self._foreign_hooks()
         vision = computation(self._model, layers_path(self._model, self._decoder))
         self._settings = (self._digest(self._computation), self._digest(vision))
 
@@ -147,7 +146,16 @@ class Witness:
         return hasher.hexdigest()
 
     def _is_as_noted(self) -> bool:
-        return self._computation.watch.is_as_noted() and self._carried.read() == self._carries
+        hooks = self._foreign_hooks()  # observers come and go: they are no part of the computation
+        return (
+            len(hooks) == len(self._foreign)
+            and _same(hooks, self._foreign)
+            and self._computation.watch.is_as_noted()
+            and self._carried.read() == self._carries
+        )
+
+    def _foreign_hooks(self) -> list[Any]:
+        return [hook for hook in chain.from_iterable(map(dict.values, self._tables)) if is_foreign(hook)]
 
 
 class _Samples:
