@@ -188,7 +188,7 @@ def compact(window: KameraWindow, chunks: list[Chunk]) -> list[torch.Tensor]:
 @settings(max_examples=6, phases=QUICK)
 @given(
     ours=sequences("append", "recall", "slide", "evict", "reorder", "condition", least=2, most=4),
-    theirs=sequences("append", "recall", "slide_keep", "evict", "reorder", "condition", least=2, most=4),
+    theirs=sequences("append", "recall", "slide", "evict", "reorder", "condition", least=2, most=4),
 )
 def test_forks_go_their_own_ways(ours, theirs):
     backbone, chunks = rig("qwen2_5_vl")

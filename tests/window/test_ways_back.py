@@ -1,8 +1,8 @@
 """Whatever a chunk comes back through, prefilling it again is what the plain model computes.
 
-Every tiny family × {saved window, saved session, bundle, remote}: two pictures of different sizes
-come back with no vision tower, are prefilled behind other company, and are held against one call of the plain
-model over the concatenated prompt.
+Every tiny family × {saved window, remote}, and a family of each kind of state × {archive, saved session,
+copied store}: two pictures of different sizes come back with no vision tower, are prefilled behind other
+company, and are held against one call of the plain model over the concatenated prompt.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import nn
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import media_items
 from kamera.edits import Directive
-from kamera.engines.hf import HfEngine, fingerprint
-from kamera.errors import CorruptChunk, IncompatibleChunk
-from kamera.ops import digest
+from kamera.engines.hf import HfEngine
+from kamera.errors import CorruptChunk
 from kamera.sessions import ChatSession
 from kamera.store import StoreAdmin
 from kamera.window import file as window_file
@@ -29,7 +28,7 @@ from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.content.templates import picture
 from tests.engines.compare import relative, worst
 from tests.models import samples, talkers, tiny
-from tests.window.rig import QUESTION, SYSTEM, Prefilled, distance, guarantees, make, sparse, watching
+from tests.window.rig import QUESTION, Prefilled, distance, guarantees, make, sparse, watching
 
 ROUNDING = 1e-4
 EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
@@ -38,9 +37,11 @@ FAMILIES = (*tiny.FAMILIES, *tiny.LIMITED, DEEP)
 STACKED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni", DEEP)
 """Families whose encoding has a list in it."""
 
-families = pytest.mark.parametrize("family", FAMILIES)
-TALKERS = tuple(family for family in FAMILIES if family != "unknown")
-"""Families that generate, as a session's answers need."""
+KINDS = (
+    *("qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "glm4v", "kimi_k25", "deepseek_v32", "llava_onevision"),
+    *("idefics3", "gemma3", "gemma4_shared", "mistral_sliding", "dynamic_ntk", DEEP),
+)
+"""A family of each kind of state and of encoding: what a file or a store writes depends on no more."""
 
 
 @functools.cache
@@ -150,7 +151,7 @@ def test_a_loaded_window_prefills_again_as_the_plain_model(family: str, tmp_path
     assert_a_reprefill(window, chunks[::-1])
 
 
-@in_orders(FAMILIES)
+@in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
@@ -228,8 +229,8 @@ def test_a_reopened_directory_gives_what_the_plain_model_computes(family: str, t
         assert_recalled_in_new_company(store, backbone, chunks)
 
 
-@families
-def test_an_imported_store_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", KINDS)
+def test_a_copied_store_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
     source, target = ChunkStore.open("memory://"), ChunkStore.open("memory://")
     for chunk in chunks:
@@ -248,7 +249,7 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-@families
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_remote_gives_another_machine_what_the_plain_model_computes(
     family: str, server: RedisServer
 ) -> None:
@@ -291,7 +292,7 @@ def talk(sees: bool) -> list[dict]:
     ]
 
 
-@in_orders(TALKERS)
+@in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_a_resumed_session_forgets_as_if_the_plain_model_had_never_seen(family: str, tmp_path: Path) -> None:
     backbone = talker_of(family)
@@ -306,35 +307,3 @@ def test_a_resumed_session_forgets_as_if_the_plain_model_had_never_seen(family: 
     assert again.window.guarantee == "exact"
     assert len(media_items(again.messages)) == (2 if sees else 0)
     assert relative(again.next_token_logits(), plain_logits(backbone, again.messages)) <= ROUNDING
-
-
-# -- what was kept before --------------------------------------------------------------------------
-
-
-def _old_names(domain: str, *fields: str | bytes) -> str:
-    """Digests of backbones as they were while lists came in the order of a file's names."""
-    old = {"kamera.backbone.v3": "kamera.backbone.v2", "kamera.vision.v2": "kamera.vision.v1"}
-    return digest(old.get(domain, domain), *fields)
-
-
-def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ChunkStore.open("memory://")
-    with monkeypatch.context() as before:
-        before.setattr(fingerprint, "digest", _old_names)
-        old = HfEngine(tiny.build("qwen3_vl"))
-        chunk = samples.chunk(old, samples.sample("qwen3_vl", 1))
-        window = make(old, store, chunk)
-        window.flush()
-        window.save(tmp_path / "w")
-    assert {info.kind for info in store.ls()} == {"anchor", "canonical", "encoding"}
-    backbone = backbone_of("qwen3_vl")
-    assert backbone.fingerprint != old.fingerprint
-    assert backbone.identity.vision() != old.identity.vision()
-    window = KameraWindow(backbone, store, SYSTEM, policy=EXACT)
-    with pytest.raises(IncompatibleChunk, match=f"archived by backbone {old.fingerprint[:12]}"):
-        window.recall(chunk.id)
-    with watching(backbone) as seen:
-        window.append(samples.chunk(backbone, samples.sample("qwen3_vl", 1)))
-    assert seen.encodes == 1
-    with pytest.raises(IncompatibleChunk, match=f"made by backbone {old.fingerprint[:12]}"):
-        KameraWindow.load(tmp_path / "w", backbone, store)
