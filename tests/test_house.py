@@ -37,7 +37,6 @@ MANY_METHODS = {
     "DiskTier": 21,
     "Former": 21,
     "RemoteTier": 18,
-    "ChatSession": 19,
     "Catalogue": 19,
     "Folder": 19,
     "Tiers": 16,

@@ -52,6 +52,12 @@ def anchor_segments(prompt: Rendered) -> int:
     return count
 
 
+def anchor_tokens(prompt: Rendered) -> torch.Tensor:
+    """The anchor's tokens, int64 ``[tokens]``."""
+    first = anchor_segments(prompt)
+    return prompt.ids[: prompt.segments[first - 1].stop if first else 0]
+
+
 def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
     """Ids of the anchor's segments."""
     return prompt.segment_ids()[: anchor_segments(prompt)]
