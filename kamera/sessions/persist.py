@@ -140,8 +140,7 @@ def _put_item(item: Any, files: dict[str, bytes]) -> Any:
     item = media_item(item, kind)
     if kind == "image":
         return {"type": "image", "kamera": {"file": _put_picture(load_image(item), files)}}
-    given = item.get("video")
-    clip = given if isinstance(given, Clip) else load_clip(item)
+    clip = load_clip(item)
     numbers = {
         "indices": [int(i) for i in clip.indices],
         "seconds": [float(s) for s in clip.seconds],
