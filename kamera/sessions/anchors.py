@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,13 +36,6 @@ def conversations_of(backbone: Engine) -> Conversations:
             "(Backbone(model, processor))"
         )
     return Conversations(backbone.processor)
-
-
-class Opened(NamedTuple):
-    """A window without chunks, and the work of prefilling its system prompt: none if that was at hand."""
-
-    window: KameraWindow
-    spent: Spent
 
 
 class Anchors:
@@ -79,8 +72,11 @@ class Anchors:
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
-    def open(self, ids: torch.Tensor) -> Opened:
-        """A window without chunks whose anchor is ``ids`` ``[tokens]``."""
+    def open(self, ids: torch.Tensor) -> tuple[KameraWindow, Spent]:
+        """A window without chunks whose anchor is ``ids`` ``[tokens]``, and the work of prefilling them.
+
+        That is none if they were at hand.
+        """
         name, spent = tensor_digest(ids), Spent()
         with self._lock:
             if name not in self._windows:
@@ -96,7 +92,7 @@ class Anchors:
             self._windows.move_to_end(name)
             while len(self._windows) > self._held:
                 self._windows.popitem(last=False)
-            return Opened(self._windows[name].fork(), spent)
+            return self._windows[name].fork(), spent
 
     def hear(self, window: KameraWindow) -> None:
         """Listen to a window, and to its forks."""

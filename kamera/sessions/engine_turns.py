@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -99,14 +99,6 @@ def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, 
     return EngineAnchors(engine, backbone, store, **options)
 
 
-@dataclass(frozen=True, eq=False)
-class EngineAsking:
-    """How an answer is asked for: who watches its tokens, and how they are drawn."""
-
-    watch: Stopwatch
-    sampling: EngineSampling
-
-
 def check_own(anchors: Anchors, wanted: str) -> None:
     """Raise UnsupportedByEngine for what takes a model and a live cache, over an engine."""
     if isinstance(anchors, EngineAnchors):
@@ -128,10 +120,8 @@ def answer_options(
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
     drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
     sampling = EngineSampling(temperature, stop=watch.stream.stop, **drawn)
-    return {
-        "max_new_tokens": options.get("max_new_tokens") or ANSWER,
-        "asking": EngineAsking(watch, sampling),
-    }
+    tokens = options.get("max_new_tokens") or ANSWER
+    return {"max_new_tokens": tokens, "watch": watch, "sampling": sampling}
 
 
 def shown_over(
@@ -184,9 +174,8 @@ def shown_over(
 
 def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
-    asking: EngineAsking = options["asking"]
-    prompt = window.prompt(dialogue, options["max_new_tokens"], asking.sampling)
-    done = joined(_watched(pieces_of(window.engine, prompt), asking.watch))
+    prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
+    done = joined(_watched(pieces_of(window.engine, prompt), options["watch"]))
     ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
     for account in open_accounts():
         account.add(Spent(len(done.token_ids), ran))
@@ -236,7 +225,6 @@ def _report(
         kept=cached - patched - turned,
         turned=turned,
         patched=patched,
-        sampled=0,
         prefilled=prompt.num_tokens - cached,
         forwards=int(done is not None),
         tokens_recomputed=0 if done is None else prompt.num_tokens - cached,

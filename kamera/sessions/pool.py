@@ -286,19 +286,18 @@ class SessionPool:
                 held, lent = match.name, match.how == "by_head"
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
-            entry = found
-            if entry is None or entry.busy or lent or name != held:  # another session answers
-                self._counts["opened"] += entry is None
-                self._counts["forked"] += entry is not None and entry.busy and not lent
-                state = None if entry is None else entry.session.state
-                name = secrets.token_hex(8) if entry is not None and name == held else name
-                if state is not None and lent:
-                    state = state.lent()
+            if found is None or found.busy or lent or name != held:  # another session answers
+                state = None
+                if found is not None:
+                    state = found.session.state.lent() if lent else found.session.state
+                    name = secrets.token_hex(8) if name == held else name
+                    self._counts["forked"] += found.busy and not lent
+                self._counts["opened"] += found is None
                 session = open_session(self._tenants[tenant], asked.manner, state)
-                entry = self._entries[tenant, name] = Entry(session, kind)
-            entry.busy, entry.tools, entry.session.manner = True, kind, asked.manner
-            entry.named = entry.named or session_id is not None
-            return name, entry
+                found = self._entries[tenant, name] = Entry(session, kind)
+            found.busy, found.tools, found.session.manner = True, kind, asked.manner
+            found.named = found.named or session_id is not None
+            return name, found
 
     def _matched(self, asked: Incoming, prompt: Rendered) -> Match:
         sessions = candidates(self._entries, asked.tenant, asked.kind, self._tails)

@@ -15,8 +15,8 @@ from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Recut, admissions_of, as_placed
-from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart, terms
+from kamera.reuse import Admission, Recut, admissions_of, as_placed, strict
+from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.layout import (
@@ -32,7 +32,7 @@ from kamera.sessions.layout import (
 from kamera.sessions.modes import Choice, Manner, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, Report, cut
+from kamera.window import KameraWindow, cut
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -153,7 +153,14 @@ def shown(
         prompt = prompt.cut_as(before.prompt)
     orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
     prompt, slots = orders.prompt, window.slots
-    report, admissions, answer = run_arrangement(window, choice, reuse, question_ids(prompt), options)
+    admissions = admissions_of(window, choice.plan, choice.order.recurring) if reuse else ()
+    answer = None
+    if options is None:
+        report = window.run(choice.plan)
+    else:
+        said, report = window.respond(question_ids(prompt), choice.plan, **options)
+        answer = str(said)
+    admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
     discovery = discovery_for(anchors, window, reuse)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
@@ -201,7 +208,7 @@ def chosen(
     apart, samples = stands_apart(window, reuse), window.policy.samples
     orders = Orders(anchors, prompt, before, media, again, apart, samples)
     among = choices(modes, window.policy.minimum, reuse)
-    choice = cheapest(window, among, orders.under, terms(window, reuse))
+    choice = cheapest(window, among, orders.under, strict(window.policy) if reuse else window.policy)
     return Chosen(orders, choice, found)
 
 
@@ -222,24 +229,6 @@ def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
         if len(cut(window, slot, at)) > 1:
             before = cut_at(before, slot, at)
     return before
-
-
-def run_arrangement(
-    window: KameraWindow,
-    choice: Choice,
-    reuse: bool,
-    question: torch.Tensor,
-    options: Options | None,
-) -> tuple[Report, tuple[Admission, ...], str | None]:
-    """Bring a window to what was chosen; with ``options`` the ``question``'s ids are answered, too."""
-    plan, answer = choice.plan, None
-    admissions = admissions_of(window, plan, choice.order.recurring) if reuse else ()
-    if options is None:
-        report = window.run(plan)
-    else:
-        answer, report = window.respond(question, plan, **options)
-    admissions = as_placed(admissions, plan, window.slots) if reuse else ()
-    return report, admissions, None if answer is None else str(answer)
 
 
 def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:
