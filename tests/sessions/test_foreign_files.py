@@ -131,7 +131,10 @@ MALFORMED: dict[str, Callable[[dict], object]] = {
     "layout": lambda body: _with_window(body, layout={}),
     "runs": lambda body: _with_window(body, layout={**body["window"]["layout"], "runs": [[0, 99]]}),
     "segments": lambda body: _with_prompt(body, segments=[{}]),
-    "a gap": lambda body: _with_prompt(body, segments=body["window"]["layout"]["prompt"]["segments"][1:]),
+    "a gap": lambda body: _with_prompt(
+        body,
+        segments=[{**s, "start": s["start"] + 1} for s in body["window"]["layout"]["prompt"]["segments"]],
+    ),
     "window": lambda body: _with_window(body, folder="../elsewhere"),
     "a number for a word": lambda body: _with_window(body, sha256=7),
     "a share of a token": lambda body: _changed(body, ids=[0.5]),
