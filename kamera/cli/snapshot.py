@@ -32,8 +32,8 @@ def saved_events(directory: Path) -> list[Event]:
 def _named(session: Path) -> str:
     """A saved session's name: its id in its pool, with its tenant's; else its directory's."""
     document = read_document(session)
-    name = document["id"] or session.name
-    return f"{document['tenant']}: {name}" if document["tenant"] else name
+    name = document.id or session.name
+    return f"{document.tenant}: {name}" if document.tenant else name
 
 
 def _saved(window: dict[str, Any], directory: Path, session: str) -> Event:

@@ -35,15 +35,11 @@ class Conversations:
         if longest < 1:
             raise ValueError(f"longest={longest}: a segment holds at least one token")
         self._template = ChatTemplate(processor)
-        self._opener = self._template.opener()
         self._media = MediaTokens(self._template)
         self._longest = longest
         self._lock = forks.Lock()
-        self._placeholders: dict[str, int] = {}
-        self._wrappers: dict[str, tuple[list[int], list[int]]] = {}
         self._checked: set[tuple[str, ...]] = set()
         self._turns: dict[str, int | None] = {}
-        self._frames: dict[str, tuple[list[int], list[int]]] = {"": ([], [])}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
         """The conversation with the generation prompt.
@@ -96,7 +92,7 @@ class Conversations:
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
         asked, answered = map(self._template.tokenize, self._template.both(messages, tools=tools))
-        placeholders = {kind: self._placeholder(kind) for kind in self._template.kinds}
+        placeholders = {kind: self._template.placeholder_id(kind) for kind in self._template.kinds}
         ids, spans = expand(asked, placeholders, media)
         common = common_prefix(asked, answered)
         before = sum(map(set(placeholders.values()).__contains__, asked[:common]))
@@ -104,9 +100,8 @@ class Conversations:
         if media:
             self._check_together(messages, tools, media, ids)
         owners = self._owners(messages, tools, ids, stable)
-        turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
-        tags = self._tags(ids, turns, owners, messages)
-        closed = self._closings(turns, tags, owners, messages)
+        turns = tuple(pairwise([*turn_borders(ids, self._template.opener, 0, stable), stable]))
+        tags, closed = self._tags(ids, turns, owners, messages)
         texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
         segments = tuple([self._segment(ids, *piece, owners, messages) for piece in pieces])
         return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags, texts)
@@ -125,7 +120,7 @@ class Conversations:
         borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
         of: dict[int, ProcessedMedia] = {}
         for (start, stop), item in media:
-            before, after = self._wrapper(item.kind)
+            before, after = self._template.wrapper(item.kind)
             if before and ids[start - len(before) : start] == before:
                 start -= len(before)
             if after and ids[stop : stop + len(after)] == after:
@@ -170,7 +165,7 @@ class Conversations:
         self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int], stable: int
     ) -> list[tuple[int, tuple[int, int]]]:
         """Starts of turns with the messages they render; messages that share a turn share its span."""
-        begins = turn_borders(ids, self._opener, 0, stable)
+        begins = turn_borders(ids, self._template.opener, 0, stable)
         whole = [(0, (0, len(messages)))]
         if not begins:
             return self._by_prefix(messages, tools, ids) or whole
@@ -222,7 +217,7 @@ class Conversations:
             if key not in self._turns:
                 try:
                     text = self._template.render(messages[:last], tools=tools, generation=False)
-                    self._turns[key] = self._template.tokenize(text).count(self._opener or -1)
+                    self._turns[key] = self._template.tokenize(text).count(self._template.opener or -1)
                 except ModalityNotSupported:
                     self._turns[key] = None
             counts.append(self._turns[key])
@@ -243,55 +238,25 @@ class Conversations:
         turns: Sequence[tuple[int, int]],
         owners: list[tuple[int, tuple[int, int]]],
         messages: Sequence[Message],
-    ) -> tuple[tuple[int, int], ...]:
-        """The template's own tokens at the beginning and the end of each turn."""
-        roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
-        found: list[tuple[int, int]] = []
-        for start, stop in turns:
-            opening, closing = self._frame(roles.get(start, ""))
-            length = len(opening) if ids[start : start + len(opening)] == opening else 1
-            found.append((start, start + length))
-            if closing and ids[stop - len(closing) : stop] == closing:
-                found.append((stop - len(closing), stop))
-        return tuple(found)
+    ) -> tuple[tuple[Extent, ...], set[int]]:
+        """The template's own tokens at the beginning and the end of each turn.
 
-    def _closings(
-        self,
-        turns: Sequence[tuple[int, int]],
-        tags: Sequence[tuple[int, int]],
-        owners: list[tuple[int, tuple[int, int]]],
-        messages: Sequence[Message],
-    ) -> set[int]:
-        """Starts of the closing tokens of turns that may hold pictures.
-
-        They are a segment of their own, so that a picture can leave without a change of text.
+        And the starts of those that close turns which may hold pictures: they are segments of their own, so
+        that a picture can leave without a change of text.
         """
         roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
-        begins = {stop: start for start, stop in turns if roles.get(start) in ("user", "tool")}
-        if not self._template.kinds:
-            return set()
-        return {start for start, stop in tags if stop in begins and start > begins[stop]}
-
-    def _frame(self, role: str) -> tuple[list[int], list[int]]:
-        """Token ids that open and close a turn of ``role``; empty if they cannot be found."""
-        if role not in self._frames:
-            self._frames[role] = self._template.frame(role, self._opener)
-        return self._frames[role]
-
-    def _placeholder(self, kind: str) -> int:
-        if kind not in self._placeholders:
-            ids = self._template.ids(self._template.placeholder(kind))
-            if len(ids) != 1:
-                raise ModalityNotSupported(
-                    f"the tokenizer has no one token for a {kind}'s placeholder: add it as a special token"
-                )
-            self._placeholders[kind] = int(ids[0])
-        return self._placeholders[kind]
-
-    def _wrapper(self, kind: str) -> tuple[list[int], list[int]]:
-        if kind not in self._wrappers:
-            self._wrappers[kind] = self._template.wrapper(kind)
-        return self._wrappers[kind]
+        tags, closed = list[Extent](), set[int]()
+        for start, stop in turns:
+            role = roles.get(start, "")
+            opening, closing = self._template.frame(role) if role else ([], [])
+            length = len(opening) if ids[start : start + len(opening)] == opening else 1
+            tags.append((start, start + length))
+            close = stop - len(closing)
+            if closing and ids[close:stop] == closing:
+                tags.append((close, stop))
+                if self._template.kinds and role in ("user", "tool") and close > start:
+                    closed.add(close)
+        return tuple(tags), closed
 
     def _check_together(
         self,

@@ -6,6 +6,7 @@ ones are shifted out. So no state is needed: doubling gives the sum over the las
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -40,29 +41,25 @@ def candidates(ids: Ids, exponent: int, bits: Bits) -> Places:
     mask = np.uint32((1 << exponent) - 1)
     if bits == "high":
         mask = np.uint32(int(mask) << (_BITS - exponent))
-    passes = (hash_window(exponent, bits) - 1).bit_length()
-    before = (1 << passes) - 1
-    found = []
-    for start in range(0, len(ids), _BLOCK):
-        first = max(0, start - before)
-        hashes = _sums(_mixed(ids[first : start + _BLOCK]), passes)
-        hits = np.flatnonzero((hashes[start - first :] & mask) == 0)
-        found.append(hits.astype(np.int64) + start)
-    ends = np.concatenate(found) if found else np.zeros(0, np.int64)
+    found = [np.zeros(0, np.int64)]
+    for start, hashes in _blocks(ids, (hash_window(exponent, bits) - 1).bit_length()):
+        found.append(np.flatnonzero((hashes & mask) == 0).astype(np.int64) + start)
+    ends = np.concatenate(found)
     repeated = (ends > 0) & (ids[ends] == ids[np.maximum(ends - 1, 0)])
     return ends[~repeated] + 1
 
 
 def gear(ids: Ids) -> Ids:
     """The hash after every token ``[tokens]``; from the 32nd on, a hash of the last 32."""
-    passes = (_BITS - 1).bit_length()
-    before = (1 << passes) - 1
-    hashes = np.empty(len(ids), np.uint32)
+    blocks = [hashes for _, hashes in _blocks(ids, (_BITS - 1).bit_length())]
+    return np.concatenate([np.zeros(0, np.uint32), *blocks])
+
+
+def _blocks(ids: Ids, passes: int) -> Iterator[tuple[int, Ids]]:
+    """The hashes of one block of tokens after another, each with its start."""
     for start in range(0, len(ids), _BLOCK):
-        first = max(0, start - before)
-        stop = min(start + _BLOCK, len(ids))
-        hashes[start:stop] = _sums(_mixed(ids[first:stop]), passes)[start - first :]
-    return hashes
+        first = max(0, start - (1 << passes) + 1)
+        yield start, _sums(_mixed(ids[first : start + _BLOCK]), passes)[start - first :]
 
 
 def _sums(hashes: Ids, passes: int) -> Ids:

@@ -30,7 +30,7 @@ class LandmarkReader:
 
     def __init__(self, processor: Any) -> None:
         template = ChatTemplate(processor)
-        self._opener = template.opener()
+        self._opener = template.opener
         kinds = {kind: template.ids(template.placeholder(kind)) for kind in template.kinds}
         self._media = {ids[0]: template.wrapper(kind) for kind, ids in kinds.items() if len(ids) == 1}
 

@@ -13,7 +13,7 @@ from PIL import Image
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.media import load_image
 from kamera.content.template import ChatTemplate
-from kamera.content.video import Clip, load_clip, processor_media
+from kamera.content.video import load_clip, processor_media
 from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
@@ -48,7 +48,7 @@ class MediaTokens:
     def of(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind = str(item["type"])
-        pixels: Any = load_image(item) if kind == "image" else _clip(item)
+        pixels: Any = load_image(item) if kind == "image" else load_clip(item)
         name = _digest(kind, pixels)
         if name not in self._held:
             self._held[name] = self._make(kind, name, pixels)
@@ -60,7 +60,7 @@ class MediaTokens:
     def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole prompt with all its media, in one call of the processor."""
         images = [load_image(item) for item in items if item["type"] == "image"]
-        clips = [_clip(item) for item in items if item["type"] == "video"]
+        clips = [load_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
         with self._template.exclusive.alone():
@@ -103,11 +103,6 @@ def expand(
         spans.append((len(out), len(out) + len(item.ids)))
         out.extend(item.ids)
     return out, spans
-
-
-def _clip(item: Any) -> Clip:
-    video = item.get("video") if isinstance(item, Mapping) else item
-    return video if isinstance(video, Clip) else load_clip(item)
 
 
 def _digest(kind: str, pixels: Any) -> str:

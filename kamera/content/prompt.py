@@ -78,10 +78,7 @@ class PromptFormat:
         once = self._render([*opening, self._message("user", _MARK)], generation=True)
         prefix, mark, tail = once.partition(_MARK)
         if not mark:
-            raise ProcessorRequired(
-                "the chat template drops the user's text: Kamera cannot find where a question goes; "
-                "build chunks with chunk_from_tensors and pass token ids"
-            )
+            raise _dropped()
         turns = [
             *opening,
             self._message("user", _MARK + "1"),
@@ -106,17 +103,7 @@ class PromptFormat:
             return "".join(i["text"] if i["type"] == "text" else tokens[i["type"]] for i in items)
         if all(i["type"] == "text" for i in items):
             return "".join(i["text"] for i in items)
-        # A question always follows a chunk, and templates render media before text differently from
-        # media alone (LLaVA, SmolVLM): render both.
-        content = [*items, _text(_MARK)]
-        whole = self._render([{"role": "user", "content": content}], generation=True)
-        before, _, after = whole.partition(_MARK)
-        if after != self.seams(None).tail:
-            raise ModalityNotSupported(
-                "the chat template does not keep a user's media and text in one piece: "
-                "build the chunk with chunk_from_tensors"
-            )
-        return self._behind_prefix(before)
+        return self._dialogue_text([{"role": "user", "content": list(items)}])
 
     # -- text for token ids --------------------------------------------------------------------
 
@@ -182,39 +169,34 @@ class PromptFormat:
         return self.seams(self._turn_text(turns)).prefix
 
     def _dialogue_text(self, turns: list[Turn]) -> str:
+        # A question always follows a chunk, and templates render media before text differently from
+        # media alone (LLaVA, SmolVLM): render both.
         text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
         if after != self.seams(None).tail:
-            raise ModalityNotSupported(
-                "the chat template does not keep these messages in one piece: "
-                "build the chunk with chunk_from_tensors"
-            )
+            raise _torn()
         return text
 
     def _question_text(self, turns: list[Turn]) -> str:
         return self._from_open_turn(turns)[0]
 
     def _opening_text(self, turns: list[Turn]) -> str:
-        before, found, _ = self._render(self._adapt(_with_mark(turns, _MARK)), generation=True).partition(
-            _MARK
-        )
+        whole = self._render(self._adapt(_with_mark(turns, _MARK)), generation=True)
+        before, found, _ = whole.partition(_MARK)
         if not found:
-            raise ProcessorRequired(
-                "the chat template drops the user's text: Kamera cannot find where chunks go; pass token ids"
-            )
+            raise _dropped()
         return before
 
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
-        if turns[0]["role"] == "user":
-            whole = self._render(self._adapt(turns), generation=True)
-            before, _, after = whole.partition(last) if last else (whole, "", "")
-            return self._behind_prefix(before), after
-        opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}, *turns]
+        is_open = turns[0]["role"] == "user"
+        opened: list[Turn] = turns if is_open else [{"role": "user", "content": [_text(_START)]}, *turns]
         whole = self._render(self._adapt(opened), generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
+        if is_open:
+            return self._behind_prefix(before), after
         _, found, text = before.partition(_START)
         if not found:
-            raise ModalityNotSupported("the chat template drops the user's text: pass token ids")
+            raise _dropped()
         return text, after
 
     def _behind_prefix(self, rendered: str) -> str:
@@ -224,10 +206,7 @@ class PromptFormat:
         shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(prefix))
         # whitespace may differ
         if prefix[shared:].strip() or len(rendered) < shared:
-            raise ModalityNotSupported(
-                "the chat template does not keep a user's media and text in one piece: "
-                "build the chunk with chunk_from_tensors"
-            )
+            raise _torn()
         return rendered[shared:]
 
     def _check(self, turns: Sequence[Turn]) -> None:
@@ -301,6 +280,20 @@ class PromptFormat:
                 "role pass system=None and put the instructions into the first chunk"
             ) from None
         return rendered
+
+
+def _torn() -> ModalityNotSupported:
+    return ModalityNotSupported(
+        "the chat template does not keep a user's media and text in one piece: build the chunk with "
+        "chunk_from_tensors"
+    )
+
+
+def _dropped() -> ProcessorRequired:
+    return ProcessorRequired(
+        "the chat template drops the user's text: Kamera cannot find where chunks and questions go; build "
+        "chunks with chunk_from_tensors and pass token ids"
+    )
 
 
 def _text(text: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from kamera.content.arguments import Arguments
@@ -37,6 +37,8 @@ class ChatTemplate:
         self.exclusive = exclusive_of(self.tokenizer)
         self._plain_text = PromptFormat(processor, [self._id(kind) for kind in self.kinds]).plain
         self._seen = lru_cache(1024)(self._plain_text.is_plain)  # a history comes again each turn
+        self.wrapper, self.frame = cache(self._wrapper), cache(self._frame)
+        self.placeholder_id = cache(self._placeholder_id)
         if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
@@ -115,6 +117,7 @@ class ChatTemplate:
         with self.exclusive.alone():
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
+    @cached_property
     def opener(self) -> int | None:
         """The special token that opens a turn; None if the template has none."""
         messages = [self._text("user", _MARK)]
@@ -126,7 +129,7 @@ class ChatTemplate:
         first = self.ids(added)[0]
         return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
 
-    def wrapper(self, kind: str) -> tuple[list[int], list[int]]:
+    def _wrapper(self, kind: str) -> tuple[list[int], list[int]]:
         """Token ids that the template writes before and after a picture's (clip's) placeholder."""
         items = [{"type": "text", "text": _MARK}, {"type": kind}, {"type": "text", "text": _MARK}]
         text = self.render([{"role": "user", "content": items}], generation=False)
@@ -138,7 +141,7 @@ class ChatTemplate:
             return [], []
         return self.ids(before), self.ids(after)
 
-    def frame(self, role: str, opener: int | None) -> tuple[list[int], list[int]]:
+    def _frame(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
         opening = [] if role == "user" else [self._text("user", "x")]
         try:
@@ -147,9 +150,9 @@ class ChatTemplate:
             return [], []
         before, mark, after = text.partition(_MARK)
         ids = self.ids(before)
-        if not mark or opener not in ids:
+        if not mark or self.opener is None or self.opener not in ids:
             return [], []
-        last = len(ids) - 1 - ids[::-1].index(opener)
+        last = len(ids) - 1 - ids[::-1].index(self.opener)
         return ids[last:], self.ids(after)
 
     def check(self, items: Sequence[Mapping[str, Any]]) -> None:
@@ -167,6 +170,14 @@ class ChatTemplate:
         if not token:
             raise ModalityNotSupported(f"{type(self.processor).__name__} takes no {kind}: leave it out")
         return str(token)
+
+    def _placeholder_id(self, kind: str) -> int:
+        ids = self.ids(self.placeholder(kind))
+        if len(ids) != 1:
+            raise ModalityNotSupported(
+                f"the tokenizer has no one token for a {kind}'s placeholder: add it as a special token"
+            )
+        return ids[0]
 
     def _plain(self, message: Message) -> dict[str, Any]:
         """A message with placeholders for media items, in the template's form of content and calls."""

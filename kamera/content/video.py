@@ -90,8 +90,13 @@ class FrameSampling:
                 f"{'the end' if self.end is None else f'{self.end} s'} of a video of {total / rate:.4g} s: "
                 "give a part of it"
             )
-        picked = sample_indices(last - first + 1, rate, self.fps, self.num_frames, self.max_frames)
-        return [first + i for i in picked]
+        count = total = last - first + 1
+        if self.num_frames is not None:
+            count = min(self.num_frames, total)
+        elif self.fps is not None:
+            count = max(1, min(total, round(total / rate * self.fps)))
+        count = min(count, self.max_frames or count)
+        return [first + i for i in np.linspace(0, total - 1, count).round().astype(int).tolist()]
 
 
 def read_video(
@@ -142,25 +147,6 @@ def read_video(
         fps=rate,
         total_frames=len(times),
     )
-
-
-def sample_indices(
-    total: int,
-    rate: float,
-    fps: float | None,
-    num_frames: int | None,
-    max_frames: int | None,
-) -> list[int]:
-    """Indices of the sampled frames of ``total`` at ``rate`` frames per second."""
-    if num_frames is not None:
-        count = min(num_frames, total)
-    elif fps is not None:
-        count = max(1, min(total, round(total / rate * fps)))
-    else:
-        count = total
-    if max_frames is not None:
-        count = min(count, max_frames)
-    return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
 
 def load_clip(item: Any, cell: int = CELL) -> Clip:

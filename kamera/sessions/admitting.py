@@ -6,13 +6,7 @@ from kamera.content import Rendered
 from kamera.reuse import Discovery, Recut, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, anchor_segments, last_said
-from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow
-
-
-def terms(window: KameraWindow, reuse: bool) -> ReusePolicy:
-    """The policy of a turn's plans."""
-    return strict(window.policy) if reuse else window.policy
 
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 
 from kamera import forks
 from kamera.content import Conversations
-from kamera.engines import Completes, Engine, Spent
+from kamera.engines import Engine, Spent
 from kamera.errors import ProcessorRequired
 from kamera.ops import tensor_digest
 from kamera.sessions.branches import Branches
+from kamera.sessions.tool_calls import call_form
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
-from kamera.window import KameraWindow, Listener, WindowMemory
+from kamera.window import DialogueWindow, KameraWindow, Listener, WindowMemory
+
+SessionWindow = KameraWindow | DialogueWindow
+"""A session's window: of its own, or over an engine."""
+
+OneWindow = TypeVar("OneWindow", KameraWindow, DialogueWindow, SessionWindow)
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
@@ -30,13 +36,6 @@ def conversations_of(backbone: Engine) -> Conversations:
             "(Backbone(model, processor))"
         )
     return Conversations(backbone.processor)
-
-
-class Opened(NamedTuple):
-    """A window without chunks, and the work of prefilling its system prompt: none if that was at hand."""
-
-    window: KameraWindow
-    spent: Spent
 
 
 class Anchors:
@@ -64,7 +63,7 @@ class Anchors:
         self.store = store
         self.conversations = conversations or conversations_of(backbone)
         self.branches = branches or Branches()
-        self.engine: Completes | None = None
+        self.calls = call_form(backbone)
         self.prefilled = 0
         self.max_tokens = max_tokens
         self.policy = policy
@@ -73,8 +72,11 @@ class Anchors:
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
-    def open(self, ids: torch.Tensor) -> Opened:
-        """A window without chunks whose anchor is ``ids`` ``[tokens]``."""
+    def open(self, ids: torch.Tensor) -> tuple[KameraWindow, Spent]:
+        """A window without chunks whose anchor is ``ids`` ``[tokens]``, and the work of prefilling them.
+
+        That is none if they were at hand.
+        """
         name, spent = tensor_digest(ids), Spent()
         with self._lock:
             if name not in self._windows:
@@ -90,7 +92,7 @@ class Anchors:
             self._windows.move_to_end(name)
             while len(self._windows) > self._held:
                 self._windows.popitem(last=False)
-            return Opened(self._windows[name].fork(), spent)
+            return self._windows[name].fork(), spent
 
     def hear(self, window: KameraWindow) -> None:
         """Listen to a window, and to its forks."""
@@ -99,12 +101,12 @@ class Anchors:
 
     # a window's forks share state, so only one thread at a time may create or measure them
 
-    def fork(self, window: KameraWindow, *, apart: bool = False) -> KameraWindow:
-        """A fork of a window from `open`; ``apart`` as in `KameraWindow.fork`."""
+    def fork(self, window: OneWindow, *, apart: bool = False) -> OneWindow:
+        """A fork of a window; ``apart`` as in `KameraWindow.fork`."""
         with self._lock:
             return window.fork(apart=apart)
 
-    def memory(self, window: KameraWindow) -> WindowMemory:
-        """The bytes of a window from `open`."""
+    def memory(self, window: SessionWindow) -> WindowMemory:
+        """The bytes of a window; none of one over an engine, which has the KV."""
         with self._lock:
-            return window.memory()
+            return window.memory() if isinstance(window, KameraWindow) else WindowMemory(0, 0, 0, 0)

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kamera import forks
 from kamera.content import Message
@@ -25,8 +25,9 @@ from kamera.errors import KameraError
 from kamera.patches import Ahead, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, held, in_place, known_part
-from kamera.sessions.modes import SessionMode
+from kamera.sessions.modes import Manner
 from kamera.sessions.showing import State, chosen
+from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,6 @@ _HELD = 8
 
 _TURNS = 16
 """Turns whose messages may stand in for the next ones."""
-
-
-class Manner(NamedTuple):
-    """How a session brings its window to a prompt."""
-
-    mode: SessionMode
-    policy: EditPolicy | None
-    anchors: Anchors
-    tools: Sequence[Any] | None
-    reuse: bool
 
 
 class Anticipation:
@@ -63,7 +54,7 @@ class Anticipation:
         with self._lock:
             self._told.append((before, given))
 
-    def begin(self, state: State, manner: Manner) -> None:
+    def begin(self, state: State, anchors: Anchors, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
         # a session that is gone needs nothing prepared, and its window is not held for that
         mine, seen = weakref.ref(self), weakref.ref(state)
@@ -74,11 +65,11 @@ class Anticipation:
                 return None
             client = here._learned()
             del here
-            ready = _tried(found, client, manner)
+            ready = _tried(found, client, anchors, manner)
             window = None if ready is None else ready.window
-            return None if ready is None or window is None else (ready, manner.anchors.memory(window).own)
+            return None if ready is None or window is None else (ready, anchors.memory(window).own)
 
-        manner.anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
+        anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
         self._ahead.begin(made)
 
     def take(self) -> State | None:
@@ -113,13 +104,13 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
             yield ruled
 
 
-def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | None:
+def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
     """The state from which the next turn starts, its known part in place; None if nothing leaves or moves.
 
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
     """
-    before, anchors = state.layout, manner.anchors
-    if state.window is None or before is None:
+    before = state.layout
+    if not isinstance(state.window, KameraWindow) or before is None:
         return None
     messages = next_history.messages
     prompt = known_part(anchors.conversations.render(messages, tools=manner.tools), next_history.known)
@@ -132,10 +123,11 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     return replace(state, layout=orders.layout(choice.on_leave), window=window)
 
 
-def _tried(state: State, client: Client, manner: Manner) -> State | None:
+def _tried(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:
     """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
     try:
-        made = (prepared(state, history, manner) for history in foreseen(state, client, manner.policy))
+        coming = foreseen(state, client, manner.edit_policy)
+        made = (prepared(state, history, anchors, manner) for history in coming)
         return next((one for one in made if one is not None), None)
     except (KameraError, ValueError) as error:
         logger.info("a session's next prompt was not prepared: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,25 +12,24 @@ from typing import Any
 import torch
 
 from kamera.content import Message, Rendered, copied
-from kamera.edits import Directive, EditPolicy, Snap, edited, edited_messages
+from kamera.edits import Directive, EditPolicy, Snap, edited_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
-from kamera.reuse import Admission
-from kamera.sessions.anchors import Anchors
-from kamera.sessions.anticipation import Anticipation, Manner
+from kamera.sessions.anchors import Anchors, SessionWindow
+from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
-from kamera.sessions.document import locked
+from kamera.sessions.document import locked, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, shown_over
 from kamera.sessions.logprobs import noted_of
-from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.modes import Manner, SessionMode
+from kamera.sessions.persist import load_session, save_session
 from kamera.sessions.showing import Options, Shown, State, Turns
 from kamera.sessions.stream import Stream
-from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
-from kamera.window import KameraWindow, Trace
+from kamera.window import Trace
 
 
 class ChatSession:
@@ -82,70 +80,34 @@ class ChatSession:
         )
         if uncached or reuse:
             check_own(anchors, "uncached and reuse")
-        settings: dict[str, Any] = {"tools": tools, "mode": mode, "edit_policy": edit_policy}
-        self._set_up(anchors, uncached=uncached, reuse=reuse, **settings)
+        self._begin(anchors, Manner(tools, mode, edit_policy, uncached, reuse), State())
 
-    @classmethod
-    def among(cls, anchors: Anchors, **settings: Any) -> ChatSession:
-        """One of several sessions that share ``anchors``; ``state`` is that of a session that goes on."""
-        session = cls.__new__(cls)
-        session._set_up(anchors, **settings)
-        return session
-
-    def _set_up(
-        self,
-        anchors: Anchors,
-        *,
-        tools: Sequence[Any] | None = None,
-        mode: SessionMode = "auto",
-        edit_policy: EditPolicy | None = None,
-        uncached: bool = False,
-        reuse: bool = False,
-        state: State | None = None,
-    ) -> None:
-        check_mode(mode)
+    def _begin(self, anchors: Anchors, manner: Manner, state: State) -> None:
         self.backbone, self.store = anchors.backbone, anchors.store
-        self.tools = tools
-        self.mode: SessionMode = mode
-        self.calls = call_form(self.backbone)
-        self.uncached = uncached
+        self.manner = manner
+        self.state = state  # the window in it is written to by no turn: each works on a branch
         self._anchors, self._conversations = anchors, anchors.conversations
-        self._edit_policy = edit_policy
-        self._state = state or State()
         self._turns, self._account = Turns(), Account()
         self._ahead = Anticipation(self.backbone)
-        self._reuse = reuse
-        if state is not None and state.last is not None and anchors.branches.now(state.last) is None:
-            anchors.branches.keep(state.last, None, (), state.messages)  # of another process
-
-    @property
-    def admissions(self) -> tuple[Admission, ...]:
-        """Tier and reason of each segment of the last prompt, with ``reuse``; else none."""
-        return self._state.admissions
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """A copy of the history, answers included, before the edit policy."""
-        return [copied(message) for message in self._state.messages]
+        return [copied(message) for message in self.state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
         """A copy of the last prompt's tokens, int64 ``[tokens]``: the chat template over the conversation."""
-        return torch.empty(0, dtype=torch.int64) if self._state.ids is None else self._state.ids.clone()
+        return torch.empty(0, dtype=torch.int64) if self.state.ids is None else self.state.ids.clone()
 
     @property
-    def window(self) -> KameraWindow | None:
+    def window(self) -> SessionWindow | None:
         """A fork of the window of the last prompt that a window could hold; None before the first.
 
         What is done in it changes nothing in the session. Over an engine it is a `DialogueWindow`.
         """
-        window = self._state.window
+        window = self.state.window
         return None if window is None else self._anchors.fork(window)
-
-    @property
-    def state(self) -> State:
-        """What stands: the history, and the window itself, which nobody else may change."""
-        return self._state
 
     def usage(self) -> Usage:
         """The model work of this session, now and later, equal to hooks after `flush`; a fork has its own."""
@@ -153,12 +115,12 @@ class ChatSession:
 
     def flush(self) -> None:
         """Wait for all later work of this session's window; raises as `KameraWindow.flush`."""
-        if self._state.window is not None:
-            self._state.window.flush()
+        if self.state.window is not None:
+            self.state.window.flush()
 
     def rendered(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
-        return self._conversations.render(self._state.messages, tools=self.tools)
+        return self._conversations.render(self.state.messages, tools=self.manner.tools)
 
     def send(
         self,
@@ -189,8 +151,8 @@ class ChatSession:
         """
         watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
         options = answer_options(self._anchors, watch, options, seed, logprobs)
-        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
-            base = self._state if after is None else self._behind(after)
+        with self._account.now(self.backbone), self._turns.taken(self.state) as seen:
+            base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(seen, history)
@@ -200,24 +162,23 @@ class ChatSession:
         self, base: State, history: History, scratch: Sequence[Message], watch: Stopwatch, options: Any
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
-        shaped = self._shaped(history)
+        shaped, tools = self._shaped(history), self.manner.tools
         try:
-            state, report, text = self._shown(shaped, [self.mode], base, None if scratch else options)
+            state, report, text = self._shown(shaped, base, None if scratch else options)
             branch = state
             if scratch:  # on a branch, which ends with the answer
-                branch, extra, text = self._shown([*shaped, *scratch], [self.mode], state, options)
+                branch, extra, text = self._shown([*shaped, *scratch], state, options)
                 report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
-            if not self.uncached or watch.steps:
+            if not self.manner.uncached or watch.steps:
                 raise
-            inputs = self._conversations.whole([*shaped, *scratch], tools=self.tools)
+            inputs = self._conversations.whole([*shaped, *scratch], tools=tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
-        else:
-            text = branch.asked.generate(branch.question, **options) if text is None else text
-        said = spoken(text, watch.stream, self.calls, self.tools)
+        assert text is not None, "options were given"
+        said = spoken(text, watch.stream, self._anchors.calls, tools)
         self._ahead.answered(base.messages, history)
-        self._state = state = state.answered((*history, said.message))
+        self.state = state = state.answered((*history, said.message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
@@ -235,14 +196,14 @@ class ChatSession:
 
         The window follows as after any edit under the session's mode. Raises UnknownTurn.
         """
-        with self._account.now(self.backbone), self._turns.taken(self._state):
+        with self._account.now(self.backbone), self._turns.taken(self.state):
             self._anchors.branches.leave(turn_id)
-            left, state = self._anchors.branches.now(self._state.last), self._state
+            left, state = self._anchors.branches.now(self.state.last), self.state
             if left is not None and len(left) < len(state.messages):
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
-                    state = self._shown(self._shaped(left), [self.mode]).state
-                self._state = state.changed(messages=left)
+                    state = self._shown(self._shaped(left)).state
+                self.state = state.changed(messages=left)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -251,16 +212,17 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        with self._account.now(self.backbone), self._turns.taken(self._state):
-            shaped = self._shaped(whole_history(self._state.messages, messages, append))
+        with self._account.now(self.backbone), self._turns.taken(self.state):
+            shaped = self._shaped(whole_history(self.state.messages, messages, append))
             try:
-                state = self._shown(shaped, [self.mode]).state
+                state = self._shown(shaped).state
             except UNCACHEABLE:
-                if not self.uncached:
+                if not self.manner.uncached:
                     raise
-                return self.backbone.ask_whole(self._conversations.whole(shaped, tools=self.tools))
-            logits = state.asked.next_token_logits(state.question)
-            self._state = state
+                return self.backbone.ask_whole(self._conversations.whole(shaped, tools=self.manner.tools))
+            assert state.window is not None, "it holds the prompt"
+            logits = state.window.next_token_logits(state.question)
+            self.state = state
         return logits
 
     def anticipate(self) -> None:
@@ -270,12 +232,11 @@ class ChatSession:
         have shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its
         prompt has (`TurnReport.anticipated`).
         """
-        if isinstance(self._anchors, EngineAnchors):
-            with self._account.now(self.backbone):
-                return self._anchors.prepare(self._state)
-        manner = Manner(self.mode, self._edit_policy, self._anchors, self.tools, self._reuse)
         with self._account.now(self.backbone):
-            self._ahead.begin(self._state, manner)
+            if isinstance(self._anchors, EngineAnchors):
+                self._anchors.prepare(self.state)
+            else:
+                self._ahead.begin(self.state, self._anchors, self.manner)
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
@@ -285,26 +246,17 @@ class ChatSession:
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
-        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
-            self._state.check_seen(seen)
-            parts = self._conversations, self._state.messages, directives
-            history = edited_messages(*parts, tools=self.tools, snap=snap)
-            state, report, _ = self._shown(self._shaped(history), [d.mode for d in directives])
-            self._state = state.changed(messages=tuple(history), last=None)
+        with self._account.now(self.backbone), self._turns.taken(self.state) as seen:
+            self.state.check_seen(seen)
+            parts = self._conversations, self.state.messages, directives
+            history = edited_messages(*parts, tools=self.manner.tools, snap=snap)
+            state, report, _ = self._shown(self._shaped(history), modes=[d.mode for d in directives])
+            self.state = state.changed(messages=tuple(history), last=None)
         return report
 
     def fork(self) -> ChatSession:
         """An independent session of the same history, without copying; that before an answer, during it."""
-        branch = copy.copy(self)  # turns write to a branch, never to a session's window
-        branch._turns, branch._account = Turns(), Account()
-        branch._ahead = Anticipation(self.backbone)
-        return branch
-
-    def lend(self) -> ChatSession:
-        """A new conversation, which may use what its first prompt and this one's window begin with."""
-        branch = self.fork()
-        branch._state = State(layout=self._state.layout, window=self._state.window, borrowed=True)
-        return branch
+        return open_session(self._anchors, self.manner, self.state)
 
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
@@ -314,11 +266,9 @@ class ChatSession:
         another went on from it, StoreError if the operating system refuses or the directory holds other
         files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
-        from kamera.sessions.persist import save_session
-
         check_own(self._anchors, "a saved session")
         with locked(Path(path)):
-            save_session(Path(path), self, self._anchors, self._state, session_id)
+            save_session(Path(path), self.state, self._anchors, self.manner, session_id)
 
     @classmethod
     def load(
@@ -336,15 +286,12 @@ class ChatSession:
         ForeignObject for one that was saved under another secret than the store's, StoreVersionError for one
         of another format, IncompatibleChunk for another model or tenant.
         """
-        from kamera.sessions.persist import load_session
-
-        account, engine = Account(), backbone.engine
-        with account.now(engine):
-            settings, state, policy, max_tokens = load_session(Path(path), engine, store)
-        anchors = Anchors(engine, store, max_tokens=max_tokens, policy=policy)
-        settings |= {"edit_policy": edit_policy, "reuse": reuse}
-        session = cls.among(anchors, state=state, **settings)
-        session._account = account
+        saved = read_document(Path(path), store)
+        anchors = Anchors(backbone.engine, store, max_tokens=saved.max_tokens, policy=saved.policy)
+        manner = Manner(saved.tools, saved.mode, edit_policy, saved.uncached, reuse)
+        session = open_session(anchors, manner)
+        with session._account.now(session.backbone):
+            session.state = load_session(Path(path), saved, anchors)
         return session
 
     # -- inside --------------------------------------------------------------------------------
@@ -352,23 +299,28 @@ class ChatSession:
     def _behind(self, turn_id: str) -> State:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""
         history = self._anchors.branches.history(turn_id)
-        borrowed = self._state.borrowed or turn_id != self._state.last
-        return replace(self._state, messages=history, last=turn_id, borrowed=borrowed)
+        borrowed = self.state.borrowed or turn_id != self.state.last
+        return replace(self.state, messages=history, last=turn_id, borrowed=borrowed)
 
     def _shaped(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
-        if self._edit_policy is None:
-            return list(history)
-        return [*edited(self._edit_policy, history, self._state.turn)]
+        return self.manner.shaped(history, self.state.turn)
 
     def _shown(
         self,
         shaped: Sequence[Message],
-        modes: Sequence[str],
         old: State | None = None,
         options: Options | None = None,
+        modes: Sequence[str] = (),
     ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        old = replace(old or self._state, ahead=self._ahead.take())
+        old, modes = replace(old or self.state, ahead=self._ahead.take()), modes or [self.manner.mode]
         with self.backbone.identity.steady():
-            return shown_over(old, shaped, modes, self._anchors, self.tools, self._reuse, options)
+            return shown_over(old, shaped, modes, self._anchors, self.manner, options)
+
+
+def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:
+    """One of several sessions that share ``anchors``; ``state`` is that of a session that goes on."""
+    session = ChatSession.__new__(ChatSession)
+    session._begin(anchors, manner, state or State())
+    return session

@@ -1,8 +1,9 @@
 """The document of a saved session, ``session.json``: one seal over all that belongs to the session.
 
 Its first line is the seal: the SHA-256 of the second line, and the store's signature of that. The second line
-is the session, with its id and tenant, the digest of its window's file, and its pictures by their digests. So
-no file of another session, and no folder under another id, passes for a part of this one. No pickle.
+is the session (`Document`): its fields are declared once, and JSON is read and written by them. It names its
+window's file and its pictures by their digests. So no file of another session, and no folder under another
+id, passes for a part of this one. No pickle.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ import hashlib
 import json
 import os
 import re
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import cattrs
+import torch
+
 from kamera import files
+from kamera.content import tool_schema
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.sessions.modes import check_mode
+from kamera.ops import digest
+from kamera.sessions.layout import Layout
+from kamera.sessions.modes import SessionMode
 from kamera.store import ChunkStore, Folder, signature
-from kamera.trust import GUARANTEES
+from kamera.trust import Guarantee, ReusePolicy
 from kamera.window import well_formed
 
 VERSION = 1
@@ -29,25 +37,89 @@ VERSION = 1
 
 FILE = "session.json"
 
-Document = dict[str, Any]
-
 _WINDOW = re.compile(r"window-[0-9a-f]{16}")
 
 
-def window_name() -> str:
-    """A new name for the directory of a session's window."""
-    return f"window-{secrets.token_hex(8)}"
+@dataclass(frozen=True, eq=False)
+class SavedWindow:
+    """A session's window, saved in ``folder``; ``sha256`` is the digest of its file, ``layout`` its prompt's.
+
+    ``guarantee`` is the weakest in it as other conversations see it, ``minimum`` the least that is served.
+    """
+
+    folder: str
+    sha256: str
+    guarantee: Guarantee
+    minimum: Guarantee
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        prompt, runs = self.layout.prompt, self.layout.runs
+        stops = [0, *(segment.stop for segment in prompt.segments)]
+        if not _WINDOW.fullmatch(self.folder):
+            raise ValueError(f"{self.folder!r} is no window's folder")
+        if [segment.start for segment in prompt.segments] != stops[:-1] or prompt.stable != stops[-1]:
+            raise ValueError("the segments of a prompt follow one another")
+        if stops[-1] > prompt.num_tokens or not all(0 <= a < b < len(stops) for a, b in runs):
+            raise ValueError("a window's runs are segments of its prompt")
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in each of its slots."""
+        segments = self.layout.prompt.segments
+        return [segments[last - 1].stop - segments[first].start for first, last in self.layout.runs]
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """A saved session; ``id`` is the one in its pool. Media in ``messages`` are names of files.
+
+    ``policy`` and ``max_tokens`` are those of its windows; the others are fields of `Manner` and `State`.
+    """
+
+    id: str | None
+    fingerprint: str
+    tenant: str
+    mode: SessionMode
+    uncached: bool
+    tools: list[dict[str, Any]] | None
+    policy: ReusePolicy | None
+    max_tokens: int | None
+    messages: list[dict[str, Any]]
+    turn: int
+    changes: tuple[str, ...]
+    last: str | None
+    ids: torch.Tensor | None
+    window: SavedWindow | None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(message["role"], str) for message in self.messages):
+            raise TypeError("messages have roles")
+
+    @cached_property
+    def kind(self) -> str:
+        """The digest of its tools."""
+        return tools_digest(self.tools)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON value that `read_document` reads."""
+        return {"version": VERSION, **_converter().unstructure(self)}
+
+
+def tools_digest(tools: Sequence[Any] | None) -> str:
+    """A digest of tools as the template sees them; the same in every process."""
+    seen = None if tools is None else [tool_schema(tool) for tool in tools]
+    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
 def sealed(document: Mapping[str, Any], store: ChunkStore) -> bytes:
-    """The bytes of a document. Raises ValueError for one that JSON cannot hold."""
+    """The bytes of a document's JSON value. Raises ValueError for one that JSON cannot hold."""
     try:
-        # not sorted: a template writes the keys of tools and arguments in their order
-        body = json.dumps(document, allow_nan=False).encode()
+        body = _text(document)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the session cannot be saved: {error}") from None
-    digest = hashlib.sha256(body).hexdigest()
-    seal = {"kamera": "session", "sha256": digest, "signature": signature(store, digest)}
+    name = hashlib.sha256(body).hexdigest()
+    seal = {"kamera": "session", "sha256": name, "signature": signature(store, name)}
     return json.dumps(seal).encode() + b"\n" + body + b"\n"
 
 
@@ -70,25 +142,27 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
     if seal is None:
         raise CorruptChunk(f"{str(where)!r} is damaged or not a Kamera session: its first line is no seal")
     body = data[data.index(b"\n") + 1 : -1]
-    digest = hashlib.sha256(body).hexdigest()
-    if data[-1:] != b"\n" or digest != seal.get("sha256"):
+    found = hashlib.sha256(body).hexdigest()
+    if data[-1:] != b"\n" or found != seal.get("sha256"):
         raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
     with well_formed(where):
-        document: Document = json.loads(body)
-        version = document["version"]
+        told = json.loads(body)
+        version = told.pop("version")
     if version != VERSION:
         raise StoreVersionError(
             f"{str(where)!r} is of session format {str(version)[:20]}, this version reads {VERSION}: open it "
             "with the version that wrote it and save it again"
         )
     with well_formed(where):
-        _check(document)
-    if name is not None and document["id"] != name:
+        document = _structured(told)
+        if _text(document.to_json()) != body:  # a value of another type, or an entry of no field
+            raise ValueError("this version writes another document")
+    if name is not None and document.id != name:
         raise CorruptChunk(
-            f"{str(where)!r} is the session {document['id']!r}, not {name!r}: it was copied there, remove it"
+            f"{str(where)!r} is the session {document.id!r}, not {name!r}: it was copied there, remove it"
         )
-    ours = store is not None and store.tenant == document["tenant"]  # else refused by its tenant
-    if ours and store is not None and signature(store, digest) != seal.get("signature"):
+    ours = store is not None and store.tenant == document.tenant  # else refused by its tenant
+    if ours and store is not None and signature(store, found) != seal.get("signature"):
         raise ForeignObject(
             f"{str(where)!r} was not written under this store's secret: open the store with the one it had"
         )
@@ -100,12 +174,6 @@ def is_document(folder: Folder) -> bool:
     with contextlib.suppress(OSError):
         return _seal_of(folder.read(FILE)[0]) is not None
     return False
-
-
-def publish(folder: Path, name: str, data: bytes) -> None:
-    """Write a file in one step, in place of any other of its name. Raises OSError."""
-    with files.published(folder / name, 0o666) as file:
-        file.write(data)
 
 
 @contextlib.contextmanager
@@ -125,6 +193,11 @@ def locked(path: Path) -> Iterator[None]:
                 return
 
 
+def _text(document: Mapping[str, Any]) -> bytes:
+    # not sorted: a template writes the keys of tools and arguments in their order
+    return json.dumps(document, allow_nan=False).encode()
+
+
 def _seal_of(data: bytes) -> dict[str, Any] | None:
     try:
         seal = json.loads(data.partition(b"\n")[0])
@@ -133,40 +206,18 @@ def _seal_of(data: bytes) -> dict[str, Any] | None:
     return seal if isinstance(seal, dict) and seal.get("kamera") == "session" else None
 
 
-def _check(document: Document) -> None:
-    """Raise one of the errors that `well_formed` catches for a document that no version writes."""
-    check_mode(document["mode"])
-    for name, kind in _KINDS.items():
-        if not isinstance(document[name], kind) or (kind is int and isinstance(document[name], bool)):
-            raise TypeError(f"{name} is {type(document[name]).__name__}")
-    if not all(isinstance(change, str) for change in document["changes"]):
-        raise TypeError("changes are ids")
-    if not all(isinstance(message["role"], str) for message in document["messages"]):
-        raise TypeError("messages have roles")
-    if (document["window"] is None) != (document["layout"] is None):
-        raise ValueError("a window has a layout")
-    if document["window"] is not None:
-        folder, digest = document["window"]["folder"], document["window"]["sha256"]
-        if not _WINDOW.fullmatch(folder) or not isinstance(digest, str):
-            raise ValueError("a window has a folder and a digest")
-        if not {document["guarantee"], document["minimum"]} <= set(GUARANTEES):
-            raise ValueError("a window has guarantees")
+def _structured(told: Any) -> Document:
+    try:
+        return _converter().structure(told, Document)
+    except cattrs.errors.CattrsError as error:
+        raise ValueError(str(error)) from None
 
 
-_Text: Any = (str, type(None))
-_KINDS: Mapping[str, Any] = {
-    "id": _Text,
-    "fingerprint": str,
-    "tenant": str,
-    "uncached": bool,
-    "tools": (list, type(None)),
-    "policy": (dict, type(None)),
-    "max_tokens": (int, type(None)),
-    "messages": list,
-    "turn": int,
-    "changes": list,
-    "last": _Text,
-    "ids": (list, type(None)),
-    "window": (dict, type(None)),
-    "layout": (dict, type(None)),
-}
+@cache
+def _converter() -> cattrs.Converter:
+    made = cattrs.Converter(detailed_validation=False)
+    made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
+    made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+    made.register_unstructure_hook(torch.Tensor, torch.Tensor.tolist)
+    made.register_structure_hook(torch.Tensor, lambda ids, _: torch.tensor(ids, dtype=torch.int64))
+    return made

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, kind_of, media_items
+from kamera.content import Chunk, Conversations, Message, Rendered, kind_of
 from kamera.engines import (
     Completes,
     Engine,
@@ -23,23 +23,15 @@ from kamera.engines import (
 )
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
-from kamera.sessions.anchors import Anchors, Opened
-from kamera.sessions.layout import anchor_ids, anchor_segments, question_ids
-from kamera.sessions.modes import applied, choices
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.layout import anchor_ids, anchor_segments, anchor_tokens, question_ids
+from kamera.sessions.modes import Manner, applied, choices
 from kamera.sessions.ordering import Orders
-from kamera.sessions.showing import Options, Shown, State, shown, tokens_dropped
+from kamera.sessions.showing import Options, Shown, State, media_of, shown, tokens_dropped
 from kamera.sessions.turn import Stopwatch, TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee
-from kamera.window import (
-    ANSWER,
-    Dialogue,
-    DialogueWindow,
-    EngineSlot,
-    EngineUsage,
-    KameraWindow,
-    WindowMemory,
-)
+from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot, EngineUsage
 
 logger = logging.getLogger(__name__)
 
@@ -76,28 +68,18 @@ class EngineAnchors(Anchors):
         self.engine, self.conversations = engine, Opening(backbone.processor)
         if options.get("listener") is not None:
             check_own(self, "a trace")
-        self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
+        self.begin(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
 
-    def open(self, ids: torch.Tensor) -> Opened:
+    def begin(self, ids: torch.Tensor) -> DialogueWindow:
         """A window without chunks, whose anchor the engine computes with the first prompt."""
-        assert self.engine is not None
         given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens}
-        window = DialogueWindow(self.engine, self.backbone, self.store, ids, **given)
-        return Opened(cast(KameraWindow, window), Spent())
-
-    def fork(self, window: KameraWindow, *, apart: bool = False) -> KameraWindow:
-        """As `DialogueWindow.fork`."""
-        return cast(KameraWindow, cast(DialogueWindow, window).fork())
-
-    def memory(self, window: KameraWindow) -> WindowMemory:
-        """Nothing: the KV is the engine's."""
-        return WindowMemory(0, 0, 0, 0)
+        return DialogueWindow(self.engine, self.backbone, self.store, ids, **given)
 
     def prepare(self, state: State) -> None:
         """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
-        if state.window is None:
+        if not isinstance(state.window, DialogueWindow):
             return
-        branch = cast(DialogueWindow, state.window).fork()
+        branch = self.fork(state.window)
         branch.usage = EngineUsage()
 
         def work() -> None:
@@ -117,17 +99,9 @@ def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, 
     return EngineAnchors(engine, backbone, store, **options)
 
 
-@dataclass(frozen=True, eq=False)
-class EngineAsking:
-    """How an answer is asked for: who watches its tokens, and how they are drawn."""
-
-    watch: Stopwatch
-    sampling: EngineSampling
-
-
 def check_own(anchors: Anchors, wanted: str) -> None:
     """Raise UnsupportedByEngine for what takes a model and a live cache, over an engine."""
-    if anchors.engine is not None:
+    if isinstance(anchors, EngineAnchors):
         raise UnsupportedByEngine(f"{wanted}: model and KV are an engine's; use a session without one")
 
 
@@ -135,7 +109,7 @@ def answer_options(
     anchors: Anchors, watch: Stopwatch, options: dict[str, Any], seed: int | None, logprobs: int | None
 ) -> dict[str, Any]:
     """Options of an answer that ``watch`` follows. Raises UnsupportedByEngine for those that one lacks."""
-    if anchors.engine is None:
+    if not isinstance(anchors, EngineAnchors):
         return watch.following(options, seed)
     other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
     if other:
@@ -146,10 +120,8 @@ def answer_options(
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
     drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
     sampling = EngineSampling(temperature, stop=watch.stream.stop, **drawn)
-    return {
-        "max_new_tokens": options.get("max_new_tokens") or ANSWER,
-        "asking": EngineAsking(watch, sampling),
-    }
+    tokens = options.get("max_new_tokens") or ANSWER
+    return {"max_new_tokens": tokens, "watch": watch, "sampling": sampling}
 
 
 def shown_over(
@@ -157,8 +129,7 @@ def shown_over(
     shaped: Sequence[Message],
     modes: Sequence[str],
     anchors: Anchors,
-    tools: Sequence[Any] | None,
-    reuse: bool,
+    manner: Manner,
     options: Options | None = None,
 ) -> Shown:
     """As `shown`; over an engine by rows alone, and with ``options`` the engine answers.
@@ -166,48 +137,45 @@ def shown_over(
     The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises the errors
     of `Conversations.render`, WindowFull, UnsupportedByEngine for clips, and EngineFailed.
     """
-    if anchors.engine is None:
-        return shown(old, shaped, modes, anchors, tools, reuse, options)
+    if not isinstance(anchors, EngineAnchors):
+        return shown(old, shaped, modes, anchors, manner, options)
     started = time.perf_counter()
-    prompt, before = anchors.conversations.render(shaped, tools=tools), old.layout
+    prompt, before = anchors.conversations.render(shaped, tools=manner.tools), old.layout
     if (
-        old.window is None
+        not isinstance(old.window, DialogueWindow)
         or before is None
         or old.borrowed
         or anchor_ids(before.prompt) != anchor_ids(prompt)
     ):
-        before, first = None, anchor_segments(prompt)
-        opened = anchors.open(prompt.ids[: prompt.segments[first - 1].stop if first else 0]).window
+        before, window = None, anchors.begin(anchor_tokens(prompt))
     else:
-        opened, prompt = anchors.fork(old.window), prompt.cut_as(before.prompt)
-    window, slots = cast(DialogueWindow, opened), cast(DialogueWindow, opened).slots
-    media = {m.digest: m for m in map(anchors.conversations.media, media_items(shaped))}
+        window, prompt = anchors.fork(old.window), prompt.cut_as(before.prompt)
+    slots, media = window.slots, media_of(anchors, shaped)
     if any(m.kind != "image" for m in media.values()):
         raise UnsupportedByEngine("a clip: an engine is shown pictures and text alone")
     window.policy = policy = anchors.policy or window.policy
-    on_leave = choices(modes, opened)[0]
-    orders = Orders(anchors, prompt, before, cast(Any, slots), media, (), False, False)
-    items = cast("Sequence[EngineSlot | Chunk]", orders.under(on_leave).items)
+    on_leave = choices(modes, policy.minimum)[0]
+    orders = Orders(anchors, prompt, before, media)
+    items = [slots[item] if isinstance(item, int) else item for item in orders.under(on_leave).items]
     pictures = {i.id: i.picture for i in items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
     window.arrange(items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
     done, answer, seconds = None, None, time.perf_counter() - started
     if options is not None:
-        dialogue = Dialogue(question_ids(prompt), _messages(shaped), tools or ())
+        dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
         done = _answered(window, dialogue, options)
         answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
     layout = orders.layout(on_leave)
     left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
-    state = replace(old, ids=prompt.ids, layout=layout, window=opened, ahead=None, borrowed=False)
+    state = replace(old, ids=prompt.ids, layout=layout, window=window, ahead=None, borrowed=False)
     return Shown(state, report, answer)
 
 
 def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
-    asking: EngineAsking = options["asking"]
-    prompt = window.prompt(dialogue, options["max_new_tokens"], asking.sampling)
-    done = joined(_watched(pieces_of(window.engine, prompt), asking.watch))
+    prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
+    done = joined(_watched(pieces_of(window.engine, prompt), options["watch"]))
     ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
     for account in open_accounts():
         account.add(Spent(len(done.token_ids), ran))
@@ -257,7 +225,6 @@ def _report(
         kept=cached - patched - turned,
         turned=turned,
         patched=patched,
-        sampled=0,
         prefilled=prompt.num_tokens - cached,
         forwards=int(done is not None),
         tokens_recomputed=0 if done is None else prompt.num_tokens - cached,

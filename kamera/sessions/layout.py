@@ -52,6 +52,12 @@ def anchor_segments(prompt: Rendered) -> int:
     return count
 
 
+def anchor_tokens(prompt: Rendered) -> torch.Tensor:
+    """The anchor's tokens, int64 ``[tokens]``."""
+    first = anchor_segments(prompt)
+    return prompt.ids[: prompt.segments[first - 1].stop if first else 0]
+
+
 def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
     """Ids of the anchor's segments."""
     return prompt.segment_ids()[: anchor_segments(prompt)]
@@ -215,21 +221,21 @@ def _closed(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) ->
     return out
 
 
-def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: int) -> list[Piece]:
+def _glued(
+    segments: Sequence[Segment], pieces: list[Piece], *, again: int, longest_glue: int = GLUE - 1
+) -> list[Piece]:
     """Glue in one run with the text before it, if both are new, or are prefilled again.
 
     That is glue of less than ``again`` tokens behind the first change: there is nothing to serve it from.
-    Runs have at most `LONGEST` tokens.
+    Glue has at most ``longest_glue`` tokens, runs have at most `LONGEST`.
     """
-    same = 0
-    while same < len(pieces) and pieces[same][1] == same:
-        same += 1
+    same = _unchanged(pieces)
     out = pieces[:same]
     open_run = False  # whether what comes next may join the last run
     for (start, stop), slot in pieces[same:]:
         text = all(s.media is None for s in segments[start:stop])
         tokens = segments[stop - 1].stop - segments[start].start
-        glue = text and tokens < GLUE
+        glue = text and tokens <= longest_glue
         free = text and (slot is None or tokens < again)
         begin = out[-1][0][0] if open_run else start
         if open_run and glue and free and segments[stop - 1].stop - segments[begin].start <= LONGEST:
@@ -240,22 +246,16 @@ def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: int) -> l
     return out
 
 
+def _unchanged(pieces: list[Piece]) -> int:
+    """Number of pieces in front of the first change."""
+    return next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
+
+
 def _joined(segments: Sequence[Segment], pieces: list[Piece]) -> list[Piece]:
-    same = 0
-    while same < len(pieces) and pieces[same][1] == same:
-        same += 1
-    out = pieces[:same]
-    open_run = False
+    """Adjacent texts behind the first change in one run, none of them in its slot."""
+    same = _unchanged(pieces)
+    parts = pieces[:same]
     for (start, stop), slot in pieces[same:]:
-        if any(s.media is not None for s in segments[start:stop]):
-            out.append(((start, stop), slot))
-            open_run = False
-            continue
-        for index in range(start, stop):
-            begin = out[-1][0][0] if open_run else index
-            if open_run and segments[index].stop - segments[begin].start <= LONGEST:
-                out[-1] = ((begin, index + 1), None)
-            else:
-                out.append(((index, index + 1), None))
-            open_run = True
-    return out
+        shown = any(s.media is not None for s in segments[start:stop])
+        parts += [((start, stop), slot)] if shown else [((i, i + 1), None) for i in range(start, stop)]
+    return _glued(segments, parts, again=0, longest_glue=LONGEST)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 from kamera.content import Conversations, Message, Rendered
-from kamera.edits import EditPolicy, difference, edited
+from kamera.edits import difference
 from kamera.errors import KameraError
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
-from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
+from kamera.sessions.modes import OF_THE_PROMPT, Manner, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE
 
@@ -45,15 +45,11 @@ class Match:
 
 
 def edited_prompt(
-    conversations: Conversations,
-    messages: Sequence[Message],
-    tools: Sequence[Any] | None,
-    policy: EditPolicy | None,
+    conversations: Conversations, messages: Sequence[Message], manner: Manner
 ) -> Rendered | None:
     """The prompt of a history, for matching; None if it cannot be cut, an error that its session raises."""
     try:
-        shaped = list(messages) if policy is None else edited(policy, messages, 0)
-        return conversations.render(shaped, tools=tools)
+        return conversations.render(manner.shaped(messages, 0), tools=manner.tools)
     except (KameraError, ValueError):
         return None
 
@@ -63,7 +59,7 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     layout, window = session.state.layout, session.state.window
     if layout is None or window is None:
         return None
-    on_leave = laxest(session.mode, window.policy.minimum, window.policy.samples)
+    on_leave = laxest(session.manner.mode, window.policy.minimum, window.policy.samples)
     clean = [end for _, end in layout.runs[: first_that_knows_more(window.slots)]]
     return Candidate(layout, worth_to_others(window), on_leave, tails, clean[-1] if clean else 0)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from kamera.content import Chunk
-from kamera.edits import Mode
+from kamera.content import Chunk, Message
+from kamera.edits import EditPolicy, Mode, edited
 from kamera.errors import PolicyRefused, quote
 from kamera.trust import GUARANTEES, Guarantee, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import Arrange, KameraWindow, Plan, Slot
+from kamera.window import Arrange, DialogueWindow, EngineSlot, KameraWindow, Plan, Slot
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""
@@ -22,10 +23,29 @@ _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
 
-class Order(NamedTuple):
-    """What a window shall hold, and which of the new chunks, by id, came before elsewhere."""
+@dataclass(frozen=True, eq=False)
+class Manner:
+    """How a session answers: its options, as `ChatSession` takes them. Raises ValueError for no mode."""
 
-    items: Sequence[Slot | Chunk]
+    tools: Sequence[Any] | None = None
+    mode: SessionMode = "auto"
+    edit_policy: EditPolicy | None = None
+    uncached: bool = False
+    reuse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(SessionMode):
+            raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
+
+    def shaped(self, history: Sequence[Message], turn: int) -> list[Message]:
+        """The history after the edit policy. Raises EditPolicyFailed."""
+        return [*(history if self.edit_policy is None else edited(self.edit_policy, history, turn))]
+
+
+class Order(NamedTuple):
+    """What a window shall hold: slots by their indices, and new chunks; ids of those that came before."""
+
+    items: Sequence[int | Chunk]
     recurring: tuple[str, ...]
 
 
@@ -35,12 +55,6 @@ class Choice(NamedTuple):
     on_leave: OnLeave
     order: Order
     plan: Plan
-
-
-def check_mode(mode: str) -> None:
-    """Raise `ValueError` for an unknown mode."""
-    if mode not in get_args(SessionMode):
-        raise ValueError(f"mode {quote(mode)} is none of {', '.join(get_args(SessionMode))}")
 
 
 def applied(on_leave: OnLeave) -> Applied:
@@ -63,34 +77,30 @@ OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
 """Guarantees of KV that was conditioned on nothing outside of its prompt."""
 
 
-def first_that_knows_more(slots: Sequence[Slot]) -> int:
+def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
     """Index of the first slot whose KV may be conditioned on content outside of the window."""
     found = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
     return next(found, len(slots))
 
 
-def worth_to_others(window: KameraWindow) -> Guarantee:
+def worth_to_others(window: KameraWindow | DialogueWindow) -> Guarantee:
     """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
     sampled = any(slot.guarantee == "sampled" for slot in window.slots)
     return weakest((window.guarantee, "survivor")) if sampled else window.guarantee
 
 
-def choices(modes: Sequence[str], window: KameraWindow, apart: bool = False) -> tuple[OnLeave, ...]:
-    """The treatments from which an edit under ``modes`` chooses; one where no mode is auto.
+def choices(modes: Sequence[str], minimum: Guarantee, apart: bool = False) -> tuple[OnLeave, ...]:
+    """The treatments from which an edit under ``modes`` and a policy's ``minimum`` chooses.
 
     The strictest of several holds for all, since segments behind one edit are also behind the earlier ones.
     ``apart``: auto does not choose "exact", which prefills segments joined, so that none of them is found
     again elsewhere.
     """
-    if window.policy.minimum == "exact":
+    if minimum == "exact":
         return ("exact",)
-    named = [_ON_LEAVE[mode] for mode in modes if mode != "auto"]
-    floor = max(named, key=_STRICTNESS.index, default="keep")
-    least = _STRICTNESS.index(floor)
-    most = least
-    if "auto" in modes:
-        most = max(least, _STRICTNESS.index("repair" if apart else "exact"))
-    return _STRICTNESS[least : most + 1]
+    least = max((_STRICTNESS.index(_ON_LEAVE[mode]) for mode in modes if mode != "auto"), default=0)
+    most = _STRICTNESS.index("repair" if apart else "exact") if "auto" in modes else least
+    return _STRICTNESS[least : max(least, most) + 1]
 
 
 def cheapest(
@@ -106,17 +116,19 @@ def cheapest(
     chunks are appended only, no treatment applies, and one plan is made. Raises PolicyRefused if no treatment
     can be carried out.
     """
+    slots = window.slots
     found: list[tuple[tuple[int, int, int], Choice]] = []
     refusal: PolicyRefused | None = None
     for on_leave in sorted(among, key=_TIES.index):
         order = order_of(on_leave)
         try:
-            request = Arrange(order.items, on_leave, archive=False, recurring=order.recurring)
+            items = [slots[item] if isinstance(item, int) else item for item in order.items]
+            request = Arrange(items, on_leave, archive=False, recurring=order.recurring)
             plan = window.plan(request, policy=policy)
         except PolicyRefused as error:
             refusal = error
             continue
-        if len(among) == 1 or _appends(window.slots, order.items):
+        if len(among) == 1 or list(order.items[: len(slots)]) == list(range(len(slots))):
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, window.policy.minimum):
@@ -126,9 +138,3 @@ def cheapest(
         assert refusal is not None, "exact KV is always admitted"
         raise refusal
     return min(found, key=itemgetter(0))[1]
-
-
-def _appends(slots: Sequence[Slot], order: Sequence[Slot | Chunk]) -> bool:
-    """True if the order begins with all the window's slots as they stand."""
-    named = [item.number if isinstance(item, Slot) else None for item in order[: len(slots)]]
-    return named == [slot.number for slot in slots]

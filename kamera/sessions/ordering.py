@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
@@ -10,12 +10,11 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, laid_out
 from kamera.sessions.modes import Order
 from kamera.trust import OnLeave
-from kamera.window import Slot
 
 
 @dataclass
 class Orders:
-    """The orders of a ``prompt`` in a window of ``slots``, whose layout was ``before``.
+    """The orders of a ``prompt`` in a window whose layout was ``before``.
 
     ``media`` are its pictures and clips, by digest, ``again`` the extents that came before
     elsewhere; ``apart`` and ``samples`` as in `laid_out`. A new chunk is made once.
@@ -24,32 +23,24 @@ class Orders:
     anchors: Anchors
     prompt: Rendered
     before: Layout | None
-    slots: Sequence[Slot]
     media: Mapping[str, ProcessedMedia]
-    again: Collection[Extent]
-    apart: bool
-    samples: bool
+    again: Collection[Extent] = ()
+    apart: bool = False
+    samples: bool = False
     _pieces: dict[OnLeave, list[Piece]] = field(default_factory=dict)
     _made: dict[Run, Chunk] = field(default_factory=dict)
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
-        pieces = laid_out(
-            self.prompt,
-            self.before,
-            on_leave,
-            apart=self.apart,
-            again=self.again,
-            samples=self.samples,
+        pieces = self._pieces[on_leave] = laid_out(
+            self.prompt, self.before, on_leave, apart=self.apart, again=self.again, samples=self.samples
         )
-        self._pieces[on_leave] = pieces
         new = [run for run, slot in pieces if slot is None]
         for run in new:
             if run not in self._made:
                 self._made[run] = self._chunk(run)
         recurring = dict.fromkeys(self._made[run].id for run in new if self._extent(run) in self.again)
-        items = [self._made[run] if slot is None else self.slots[slot] for run, slot in pieces]
-        return Order(items, tuple(recurring))
+        return Order([self._made[run] if slot is None else slot for run, slot in pieces], tuple(recurring))
 
     def layout(self, on_leave: OnLeave) -> Layout:
         """The window's layout once it holds that."""

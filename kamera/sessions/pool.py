@@ -17,20 +17,20 @@ from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.patches import later_of
 from kamera.sessions.branches import Branches
-from kamera.sessions.chat import ChatSession
+from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
+from kamera.sessions.document import tools_digest
 from kamera.sessions.entries import Entry, candidates, let_go, trim
 from kamera.sessions.incoming import Incoming, incoming
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import Match, best_head, best_match
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
-from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
-from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
+from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Traces, turn_of
 from kamera.sessions.tenants import Tenants
-from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.trust import ReusePolicy, check_policy
 
@@ -92,7 +92,6 @@ class SessionPool:
             )
         check_saving(save, max_saved_bytes)
         check_limits(max_sessions, max_bytes, min_tokens)
-        check_mode(mode)
         check_policy(policy)
         self.backbone = backbone.engine
         self.max_sessions = max_sessions
@@ -100,10 +99,9 @@ class SessionPool:
         self.min_tokens = min_tokens
         self.anticipates = anticipates
         self._store = store
-        self._tenants = Tenants(self.backbone, store, trace, branches, max_tokens, policy, engine)
-        self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
-        self._options |= {"uncached": uncached, "reuse": reuse}
-        self.calls = call_form(self.backbone)
+        self._manner = Manner(None, mode, edit_policy, uncached, reuse)
+        windows = {"max_tokens": max_tokens, "policy": policy}
+        self._tenants = Tenants(self.backbone, store, trace, branches, engine, windows)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()
@@ -137,11 +135,11 @@ class SessionPool:
         """
         self.backbone.check_sampling(options)
         whose = tenant_of(self._store, tenant)
-        given: dict[str, Any] = {"session_id": session_id, "after": after, "tools": tools}
+        given: dict[str, Any] = {"session_id": session_id, "after": after, "hint": hint}
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.now(self.backbone):
-            known = self._tenants[whose], self.calls, self._options["edit_policy"]
-            return self._sent(incoming(messages, *known, hint=hint, **given), options)
+            manner = replace(self._manner, tools=tools)
+            return self._sent(incoming(messages, self._tenants[whose], manner, **given), options)
 
     def _sent(self, asked: Incoming, options: dict[str, Any]) -> Turn:
         name, entry = self._reserved(asked)
@@ -172,7 +170,7 @@ class SessionPool:
             session = None if entry is None else entry.session.fork()
         with self._account.now(self.backbone):
             if session is None and self._saved is not None:
-                session = self._saved.load(session_id, self._tenants[whose], **self._options)
+                session = self._saved.load(session_id, self._tenants[whose], self._manner)
         if session is None:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
@@ -249,7 +247,8 @@ class SessionPool:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
         whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
         with self._lock:
-            entry = self._entries.setdefault((whose, session_id), Entry(changed, tools_digest(changed.tools)))
+            kind = tools_digest(changed.manner.tools)
+            entry = self._entries.setdefault((whose, session_id), Entry(changed, kind))
             if entry.busy:
                 raise SessionConflict(
                     f"session {quote(session_id)} is in the midst of an answer: edit it after that"
@@ -287,20 +286,18 @@ class SessionPool:
                 held, lent = match.name, match.how == "by_head"
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
-            if found is None:
-                self._counts["opened"] += 1
-                session = ChatSession.among(self._tenants[tenant], **self._options)
-                entry = self._entries[tenant, name] = Entry(session, kind)
-            elif found.busy or lent or name != held:
-                self._counts["forked"] += found.busy and not lent
-                name = secrets.token_hex(8) if name == held else name
-                session = found.session.lend() if lent else found.session.fork()
-                entry = self._entries[tenant, name] = Entry(session, kind)
-            else:
-                entry = found
-            entry.busy, entry.tools, entry.session.tools = True, kind, asked.tools
-            entry.named = entry.named or session_id is not None
-            return name, entry
+            if found is None or found.busy or lent or name != held:  # another session answers
+                state = None
+                if found is not None:
+                    state = found.session.state.lent() if lent else found.session.state
+                    name = secrets.token_hex(8) if name == held else name
+                    self._counts["forked"] += found.busy and not lent
+                self._counts["opened"] += found is None
+                session = open_session(self._tenants[tenant], asked.manner, state)
+                found = self._entries[tenant, name] = Entry(session, kind)
+            found.busy, found.tools, found.session.manner = True, kind, asked.manner
+            found.named = found.named or session_id is not None
+            return name, found
 
     def _matched(self, asked: Incoming, prompt: Rendered) -> Match:
         sessions = candidates(self._entries, asked.tenant, asked.kind, self._tails)
@@ -328,12 +325,12 @@ class SessionPool:
         if name in known:
             return None
         try:
-            session = None if name is None else self._saved.load(name, anchors, **self._options)
+            session = None if name is None else self._saved.load(name, anchors, self._manner)
             if session is None and prompt is not None and asked.after is None:
-                there = self._saved.candidates(anchors, self._options["mode"], asked.kind)
+                there = self._saved.candidates(anchors, self._manner, asked.kind)
                 there = {name: saved for name, saved in there.items() if name not in known}
                 name = best_match(prompt, held | there, self.min_tokens).name
-                session = self._saved.load(name, anchors, **self._options) if name in there else None
+                session = self._saved.load(name, anchors, self._manner) if name in there else None
         except KameraError:
             if prompt is None:
                 raise
@@ -345,12 +342,12 @@ class SessionPool:
         window = entry.session.state.window
         size, state = 0, entry.session.state
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
-        owner, tools = (key[0], entry.tools, hint), entry.session.tools
-        tails = tails_of(owner, anchor, state.messages, self.calls, tools)
+        owner, anchors = (key[0], entry.tools, hint), self._tenants[key[0]]
+        tails = tails_of(owner, anchor, state.messages, anchors.calls, entry.session.manner.tools)
         if self.max_bytes is not None and window is not None:
-            size = self._tenants[key[0]].memory(window).total
+            size = anchors.memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order
-            self._saved.save(*key, entry.session.fork(), self._tenants[key[0]])
+            self._saved.save(*key, entry.session.fork(), anchors)
         with self._lock:
             entry.busy, entry.bytes = False, size
             if turn is not None:  # an edit of messages takes no answer back from its owner

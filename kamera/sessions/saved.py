@@ -9,56 +9,28 @@ one session at once, the first to save stays on the disk, and the other's saves 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from kamera import files, forks
-from kamera.content import tool_schema
-from kamera.errors import (
-    CorruptChunk,
-    IncompatibleChunk,
-    KameraError,
-    StoreError,
-    quote,
-)
+from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, quote
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.chat import ChatSession
-from kamera.sessions.document import FILE, locked, read_document
-from kamera.sessions.layout import Layout
+from kamera.sessions.chat import ChatSession, open_session
+from kamera.sessions.document import FILE, Document, locked, read_document
 from kamera.sessions.match import Candidate
-from kamera.sessions.modes import SessionMode, laxest
-from kamera.sessions.persist import layout_of, load_session, save_session
-from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import well_formed
+from kamera.sessions.modes import Manner, laxest
+from kamera.sessions.persist import load_session, save_session
 
 _log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class _Header:
-    """What a saved session's document says of it, for choices that load no window.
-
-    ``made_by``: fingerprint, policy and limit of tokens of its window. ``held``: of one with a window, its
-    layout, the weakest guarantee and the least that is served. ``changes`` as of `State`.
-    """
-
-    name: str | None
-    changes: tuple[str, ...]
-    tenant: str
-    tools: str
-    made_by: tuple[str, ReusePolicy | None, int | None]
-    held: tuple[Layout, Guarantee, Guarantee] | None
 
 
 class SavedSessions:
@@ -75,7 +47,7 @@ class SavedSessions:
         self.root = Path(root)
         self.limit = limit
         self._lock = forks.Lock()
-        self._headers: dict[str, tuple[Stamp, _Header | None]] = {}
+        self._headers: dict[str, tuple[Stamp, Document | None]] = {}  # without messages
         self._written: dict[str, Stamp] = {}  # by directory, what this process wrote last
         self._start()
         forks.bind(self, SavedSessions._start)
@@ -139,28 +111,22 @@ class SavedSessions:
 
     def names(self, tenant: str) -> list[str]:
         """Ids of a tenant's sessions on the disk, in order."""
-        return sorted(h.name for h in self._known() if h.tenant == tenant and h.name is not None)
+        return sorted(h.id for h in self._known() if h.tenant == tenant and h.id is not None)
 
-    def candidates(self, anchors: Anchors, mode: SessionMode, kind: str) -> dict[str, Candidate]:
+    def candidates(self, anchors: Anchors, manner: Manner, kind: str) -> dict[str, Candidate]:
         """Saved sessions by id that `load` would give a window; ``kind`` is the digest of their tools."""
-        made_by = (anchors.backbone.fingerprint, anchors.policy, anchors.max_tokens)
-        wanted = (anchors.store.tenant, kind, made_by)
+        own = (anchors.backbone.fingerprint, anchors.store.tenant, anchors.policy, anchors.max_tokens, kind)
         samples = anchors.policy is not None and anchors.policy.samples
         found = {}
-        for header in self._known():
-            own = (header.tenant, header.tools, header.made_by)
-            if own == wanted and header.name is not None and header.held is not None:
-                layout, guarantee, minimum = header.held
-                found[header.name] = Candidate(layout, guarantee, laxest(mode, minimum, samples))
+        for one in self._known():
+            same = (one.fingerprint, one.tenant, one.policy, one.max_tokens, one.kind) == own
+            if same and one.id is not None and one.window is not None:
+                on_leave = laxest(manner.mode, one.window.minimum, samples)
+                found[one.id] = Candidate(one.window.layout, one.window.guarantee, on_leave)
         return found
 
-    def load(
-        self,
-        name: str,
-        anchors: Anchors,
-        **settings: Any,
-    ) -> ChatSession | None:
-        """A saved session under a pool's ``settings`` (those of `ChatSession.among`); None if there is none.
+    def load(self, name: str, anchors: Anchors, manner: Manner) -> ChatSession | None:
+        """A saved session, which answers in a pool's ``manner``; None if there is none.
 
         A window that is damaged or another session's, or was made under another policy or limit of tokens, is
         left out: the next turn prefills the history, and answers the same. Raises CorruptChunk for a damaged
@@ -170,24 +136,20 @@ class SavedSessions:
         self._settle(path)
         if not os.path.lexists(path / FILE):
             return None
-        parts = (path, anchors.backbone, anchors.store, name)
         try:
             with files.locked(path):
+                saved = read_document(path, anchors.store, name)
+                whole = (saved.policy, saved.max_tokens) == (anchors.policy, anchors.max_tokens)
                 try:
-                    _, state, policy, max_tokens = load_session(*parts)
-                    whole = (policy, max_tokens) == (anchors.policy, anchors.max_tokens)
+                    state = load_session(path, saved, anchors, messages_only=not whole)
                 except IncompatibleChunk:
                     raise
                 except KameraError as error:
                     _log.warning("the window of saved session %s is left out: %s", path.name, error)
-                    whole = False
-                if not whole:
-                    _, state, _, _ = load_session(*parts, messages_only=True)
+                    state = load_session(path, saved, anchors, messages_only=True)
         except OSError as error:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
-        if state.window is not None:
-            anchors.hear(state.window)
-        return ChatSession.among(anchors, state=state, **settings)
+        return open_session(anchors, manner, state)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -204,7 +166,7 @@ class SavedSessions:
     def _write(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
             with locked(path):
-                save_session(path, session, anchors, session.state, name, apart=True)
+                save_session(path, session.state, anchors, session.manner, name, apart=True)
                 self._written[path.name] = _stamp(path / FILE)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
@@ -235,7 +197,7 @@ class SavedSessions:
                         self.evicted += 1
                 total -= size
 
-    def _known(self) -> list[_Header]:
+    def _known(self) -> list[Document]:
         """Headers of all readable sessions; a document is parsed again only if its file has changed."""
         if not self.root.is_dir():
             return []
@@ -245,7 +207,7 @@ class SavedSessions:
             self._headers = {folder: self._headers[folder] for folder in names if folder in self._headers}
         return [header for header in found if header is not None]
 
-    def _header_in(self, folder: str) -> _Header | None:
+    def _header_in(self, folder: str) -> Document | None:
         """The header of one directory; None if no session can be read there, which is logged once."""
         try:
             stamp = _stamp(self.root / folder / FILE)
@@ -258,28 +220,22 @@ class SavedSessions:
                 self._headers[folder] = before
         return before[1]
 
-    def _header(self, path: Path) -> _Header | None:
+    def _header(self, path: Path) -> Document | None:
         """None for a document that cannot be read: it is named when its session is asked for."""
         try:
-            header = _header_of(path)
-            if header.name is not None and self._path(header.tenant, header.name) != path:
-                raise CorruptChunk(f"{str(path)!r} is not where session {header.name!r} belongs: remove it")
+            saved = read_document(path)
+            if saved.id is not None and self._path(saved.tenant, saved.id) != path:
+                raise CorruptChunk(f"{str(path)!r} is not where session {saved.id!r} belongs: remove it")
         except KameraError as error:
             _log.warning("a saved session is passed over: %s", error)
             return None
-        return header
+        return replace(saved, messages=[], ids=None)
 
 
 def check_saving(save: str | Path | None, limit: int | None) -> None:
     """Raise ValueError for a ``limit`` of bytes of no directory, or of none."""
     if limit is not None and (save is None or limit < 1):
         raise ValueError(f"max_saved_bytes={limit} of save={quote(save)}: 1 byte or more, of a directory")
-
-
-def tools_digest(tools: Sequence[Any] | None) -> str:
-    """A digest of tools as the template sees them; the same in every process."""
-    seen = None if tools is None else [tool_schema(tool) for tool in tools]
-    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
 def _remove(path: Path) -> None:
@@ -297,17 +253,3 @@ def _stamp(where: Path) -> Stamp:
     """What changes with a file. Raises OSError."""
     stat = os.stat(where, follow_symlinks=False)
     return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-def _header_of(path: Path) -> _Header:
-    """The header of the session saved at ``path``. Raises as `read_document`."""
-    document = read_document(path)
-    with well_formed(path / FILE):
-        held = None
-        if document["window"] is not None:
-            held = layout_of(document["layout"]), document["guarantee"], document["minimum"]
-        policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
-        made_by = document["fingerprint"], policy, document["max_tokens"]
-        tools = tools_digest(document["tools"])
-    changes = tuple(document["changes"])
-    return _Header(document["id"], changes, document["tenant"], tools, made_by, held)

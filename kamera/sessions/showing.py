@@ -15,24 +15,24 @@ from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Recut, admissions_of, as_placed
-from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart, terms
-from kamera.sessions.anchors import Anchors
+from kamera.reuse import Admission, Recut, admissions_of, as_placed, strict
+from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart
+from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
-    anchor_segments,
+    anchor_tokens,
     cut_at,
     cuts,
     in_place,
     lent,
     question_ids,
 )
-from kamera.sessions.modes import Choice, applied, cheapest, choices
+from kamera.sessions.modes import Choice, Manner, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, Report, cut
+from kamera.window import KameraWindow, cut
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -55,7 +55,7 @@ class State:
     turn: int = 0
     ids: torch.Tensor | None = None
     layout: Layout | None = None
-    window: KameraWindow | None = None
+    window: SessionWindow | None = None
     admissions: tuple[Admission, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
@@ -75,9 +75,12 @@ class State:
 
     def answered(self, history: History) -> State:
         """A state that goes on from this one by one turn, whose id is its last change."""
-        name = secrets.token_hex(8)
-        changes = (*self.changes, name)
-        return replace(self, messages=history, turn=self.turn + 1, changes=changes, last=name)
+        state = self.changed(messages=history, turn=self.turn + 1)
+        return replace(state, last=state.changes[-1])
+
+    def lent(self) -> State:
+        """A new conversation, which may use what its first prompt and this one's window begin with."""
+        return State(layout=self.layout, window=self.window, borrowed=True)
 
     def check_seen(self, seen: State, history: Sequence[Message] = ()) -> None:
         """Raise SessionConflict if this went on from ``seen``, and ``history`` does not begin with that."""
@@ -88,12 +91,6 @@ class State:
             f"another thread changed this session meanwhile, it has {count} messages now: look at "
             "session.messages and ask again, or send the new messages alone (append=True)"
         )
-
-    @property
-    def asked(self) -> KameraWindow:
-        """The window, of a state that has one."""
-        assert self.window is not None
-        return self.window
 
     @property
     def question(self) -> torch.Tensor:
@@ -133,8 +130,7 @@ def shown(
     shaped: Sequence[Message],
     modes: Sequence[str],
     anchors: Anchors,
-    tools: Sequence[Any] | None,
-    reuse: bool,
+    manner: Manner,
     options: Options | None = None,
 ) -> Shown:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
@@ -142,26 +138,35 @@ def shown(
     With ``options`` the prompt is answered. The strictest of ``modes`` applies to segments after a change.
     Raises the errors of `Conversations.render` and of the window.
     """
-    conversations = anchors.conversations
-    prompt = conversations.render(shaped, tools=tools)
+    prompt, reuse = anchors.conversations.render(shaped, tools=manner.tools), manner.reuse
     start = old.start_of(prompt)
     before = start.layout
-    if start.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
-        before, first = None, anchor_segments(prompt)
-        stop = prompt.segments[first - 1].stop if first else 0
-        window, opening = anchors.open(prompt.ids[:stop])
+    if (
+        not isinstance(start.window, KameraWindow)
+        or before is None
+        or anchor_ids(before.prompt) != anchor_ids(prompt)
+    ):
+        before = None
+        window, opening = anchors.open(anchor_tokens(prompt))
     else:
         window, opening = anchors.fork(start.window), Spent()
         prompt = prompt.cut_as(before.prompt)
     orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
-    prompt = orders.prompt
-    report, admissions, answer = run_arrangement(window, choice, reuse, question_ids(prompt), options)
+    prompt, slots = orders.prompt, window.slots
+    admissions = admissions_of(window, choice.plan, choice.order.recurring) if reuse else ()
+    answer = None
+    if options is None:
+        report = window.run(choice.plan)
+    else:
+        said, report = window.respond(question_ids(prompt), choice.plan, **options)
+        answer = str(said)
+    admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
     discovery = discovery_for(anchors, window, reuse)
     if discovery is not None and found is not None:
         discovery.add(found.prompt, found.cuts)
     left = 0 if before is None or old.layout is None or old.borrowed else tokens_dropped(old.layout, prompt)
     mode = applied(choice.on_leave)
-    total = turn_report(orders.slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
+    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
         total = replace(total, anticipated=_anticipated(old, start, prompt))
     layout = orders.layout(choice.on_leave)
@@ -197,13 +202,19 @@ def chosen(
     prompt = prompt if found is None else found.rendered
     if before is not None:
         before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
-    media = {m.digest: m for m in map(anchors.conversations.media, media_items(messages))}
+    media = media_of(anchors, messages)
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
     apart, samples = stands_apart(window, reuse), window.policy.samples
-    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
-    choice = cheapest(window, choices(modes, window, reuse), orders.under, terms(window, reuse))
+    orders = Orders(anchors, prompt, before, media, again, apart, samples)
+    among = choices(modes, window.policy.minimum, reuse)
+    choice = cheapest(window, among, orders.under, strict(window.policy) if reuse else window.policy)
     return Chosen(orders, choice, found)
+
+
+def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
+    """The pictures and clips of messages, by digest."""
+    return {m.digest: m for m in map(anchors.conversations.media, media_items(messages))}
 
 
 def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
@@ -218,24 +229,6 @@ def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
         if len(cut(window, slot, at)) > 1:
             before = cut_at(before, slot, at)
     return before
-
-
-def run_arrangement(
-    window: KameraWindow,
-    choice: Choice,
-    reuse: bool,
-    question: torch.Tensor,
-    options: Options | None,
-) -> tuple[Report, tuple[Admission, ...], str | None]:
-    """Bring a window to what was chosen; with ``options`` the ``question``'s ids are answered, too."""
-    plan, answer = choice.plan, None
-    admissions = admissions_of(window, plan, choice.order.recurring) if reuse else ()
-    if options is None:
-        report = window.run(plan)
-    else:
-        answer, report = window.respond(question, plan, **options)
-    admissions = as_placed(admissions, plan, window.slots) if reuse else ()
-    return report, admissions, None if answer is None else str(answer)
 
 
 def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kamera import forks
 from kamera.engines import Completes, Engine
 from kamera.errors import quote
@@ -11,14 +14,13 @@ from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.owners import Stores
 from kamera.sessions.telling import Telling, Traces
 from kamera.store import ChunkStore
-from kamera.trust import ReusePolicy
 
 
 class Tenants(dict[str, Anchors]):
     """What a pool's tenants have, by tenant; that of one that is asked for is opened. Thread-safe.
 
-    ``stores``, ``traces`` and ``branches`` as for `SessionPool`. Raises ValueError for a store of another
-    tenant.
+    ``stores``, ``traces`` and ``branches`` as for `SessionPool`, ``windows`` as for `Anchors`. Raises
+    ValueError for a store of another tenant.
     """
 
     def __init__(
@@ -27,15 +29,13 @@ class Tenants(dict[str, Anchors]):
         stores: Stores,
         traces: Traces | None,
         branches: dict[str, Branches] | None,
-        max_tokens: int | None,
-        policy: ReusePolicy | None,
-        engine: Completes | None = None,
+        engine: Completes | None,
+        windows: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self._backbone, self._stores, self._traces = backbone, stores, traces
-        self._max_tokens, self._policy, self._engine = max_tokens, policy, engine
+        self._backbone, self._stores, self._traces, self._engine = backbone, stores, traces, engine
         self._branches = {} if branches is None else branches
-        self._conversations = conversations_of(backbone)
+        self._windows = {**windows, "conversations": conversations_of(backbone), "held": SYSTEM_PROMPTS}
         self._lock = forks.Lock()
 
     def __missing__(self, tenant: str) -> Anchors:
@@ -44,16 +44,9 @@ class Tenants(dict[str, Anchors]):
             raise ValueError(
                 f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
             )
-        made = anchors_over(
-            self._engine,
-            self._backbone,
-            store,
-            max_tokens=self._max_tokens,
-            policy=self._policy,
-            conversations=self._conversations,
-            branches=self._branches.setdefault(tenant, Branches()),
-            held=SYSTEM_PROMPTS,
-            listener=None if self._traces is None else Telling(self._traces, tenant),
-        )
+        listener = None if self._traces is None else Telling(self._traces, tenant)
+        branches = self._branches.setdefault(tenant, Branches())
+        own = {"branches": branches, "listener": listener}
+        made = anchors_over(self._engine, self._backbone, store, **self._windows, **own)
         with self._lock:
             return self.setdefault(tenant, made)

@@ -40,18 +40,18 @@ class TurnReport:
     segment, with ``reuse``.
     """
 
-    kept: int
-    turned: int
-    patched: int
-    sampled: int
     prefilled: int
-    left: int
     forwards: int
     tokens_recomputed: int
     vision_encodes: int
     seconds: float
     guarantee: Guarantee
     mode: Applied
+    kept: int = 0
+    turned: int = 0
+    patched: int = 0
+    sampled: int = 0
+    left: int = 0
     notes: tuple[str, ...] = ()
     uncached: str | None = None
     first_token: float | None = None

@@ -35,12 +35,7 @@ def plain_answer(
         tokens = backbone.answer_whole(inputs, **options)[0]
     length = int(inputs["input_ids"].shape[1])
     report = TurnReport(
-        kept=0,
-        turned=0,
-        patched=0,
-        sampled=0,
         prefilled=length,
-        left=0,
         forwards=work.forwards,
         tokens_recomputed=work.tokens,
         vision_encodes=work.vision_encodes,

@@ -61,8 +61,8 @@ class DialogueWindow(EngineWindow):
         self._prefilled: set[str] = set()  # shared by all forks: a canonical is asked for once
         self._head = Dialogue(torch.empty(0, dtype=torch.int64), ())  # the system prompt of the last one
 
-    def fork(self) -> DialogueWindow:
-        """A window of the same chunks."""
+    def fork(self, *, apart: bool = False) -> DialogueWindow:
+        """A window of the same chunks; all forks are ``apart``."""
         branch = copy.copy(self)
         branch._held, branch._outlines = dict(self._held), dict(self._outlines)
         branch._rows = Catalogue(self._store, self._context, None, Losses())

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from kamera import ChunkStore, Patch, testbed
+from kamera import ChunkStore, KameraWindow, Patch, testbed
 from kamera.engines.hf import HfEngine
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
@@ -124,7 +124,7 @@ def _exchanged(desk: Desk, store: ChunkStore, foreign: Messages) -> int:
     other = ChunkStore.open("memory://")
     chat = desk.session("repair", other)
     chat.next_token_logits(foreign)
-    assert chat.window is not None
+    assert isinstance(chat.window, KameraWindow)
     context, count = chat.window.context, 0
     theirs = [other.get_patch(context, info.chunk_id, info.antecedents) for info in other.ls("exact")]
     for info in store.ls("exact"):

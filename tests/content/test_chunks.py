@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Clip, load_image, read_video
-from kamera.content.video import sample_indices
+from kamera.content.video import FrameSampling
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
     EmptyChunk,
@@ -153,7 +153,7 @@ def test_fps_and_a_count_exclude_each_other(tmp_path):
 def test_every_sampling_stays_inside_the_video():
     for total in (1, 2, 7):
         for wanted in ((None, None, None), (0.1, None, None), (None, 20, None), (None, None, 1)):
-            indices = sample_indices(total, 5.0, *wanted)
+            indices = FrameSampling(*wanted).indices(total, 5.0)
             assert indices
             assert indices == sorted(set(indices))
 

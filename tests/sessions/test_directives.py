@@ -24,7 +24,7 @@ def _shown(messages, backbone=None, **options):
 
 
 def _agrees(chat) -> None:
-    wanted = plain_logits(chat.backbone, chat.messages, chat.tools)
+    wanted = plain_logits(chat.backbone, chat.messages, chat.manner.tools)
     assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
 
 

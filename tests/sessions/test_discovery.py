@@ -56,10 +56,10 @@ def test_a_document_behind_another_header_is_served_and_counted_as_hooks_count()
             one.flush()
     assert borne(seen, one.usage())
     chat = one.session(turn.session_id)
-    served = [a for a in chat.admissions if a.tier == "sampled"]
+    served = [a for a in chat.state.admissions if a.tier == "sampled"]
     assert sum(a.tokens for a in served) > 0.9 * len(DOCUMENT)
     assert all("tokens run for this left context" in a.reason for a in served)
-    assert turn.report.admissions == chat.admissions
+    assert turn.report.admissions == chat.state.admissions
     assert turn.report.sampled > 0.6 * len(DOCUMENT)
     assert chat.prompt_ids.tolist() == rendered_ids(chat, told(words(13, 40)))
 
@@ -71,7 +71,7 @@ def test_what_is_found_and_not_served_answers_as_the_plain_model(policy):
         chat = ChatSession(speaking("headers"), store, policy=policy, reuse=True)
         assert off(chat, told(words(20 + number, 30 + number))) < 1e-4
         chat.flush()
-    reasons = [a.reason for a in chat.admissions]
+    reasons = [a.reason for a in chat.state.admissions]
     assert any("stored, but not for this left context" in why for why in reasons) == (policy is REFUSED)
 
 
@@ -115,11 +115,11 @@ def test_a_tenant_finds_nothing_of_another():
         one.flush()
     name = one.send(told(words(44, 40)), tenant="b", **GREEDY).session_id
     chat = one.session(name, "b")
-    assert {a.tier for a in chat.admissions} == {"none"}
-    assert not any("came before" in a.reason for a in chat.admissions)
+    assert {a.tier for a in chat.state.admissions} == {"none"}
+    assert not any("came before" in a.reason for a in chat.state.admissions)
     assert not chat.state.layout.prompt.cuts
     mine = one.send(told(words(44, 40)), tenant="a", **GREEDY).session_id
-    assert "sampled" in {a.tier for a in one.session(mine, "a").admissions}
+    assert "sampled" in {a.tier for a in one.session(mine, "a").state.admissions}
 
 
 @pytest.mark.parametrize("mode", ["auto", "repair"])
@@ -137,7 +137,7 @@ def test_an_answer_never_depends_on_what_another_conversation_dropped(mode):
             one.send(rest, turn.session_id, **GREEDY)
             one.flush()
         chat = one.session(one.send(told(words(90, 40)), **GREEDY).session_id)
-        assert "sampled" in {a.tier for a in chat.admissions}
+        assert "sampled" in {a.tier for a in chat.state.admissions}
         logits.append(chat.next_token_logits())
     assert torch.equal(*logits)
 

@@ -106,6 +106,15 @@ def _changed(body: dict, **fields) -> dict:
     return {**body, **fields}
 
 
+def _with_window(body: dict, **fields) -> dict:
+    return {**body, "window": {**body["window"], **fields}}
+
+
+def _with_prompt(body: dict, **fields) -> dict:
+    layout = body["window"]["layout"]
+    return _with_window(body, layout={**layout, "prompt": {**layout["prompt"], **fields}})
+
+
 MALFORMED: dict[str, Callable[[dict], object]] = {
     "newer": lambda body: _changed(body, version=2),
     "a word for a version": lambda body: _changed(body, version="two"),
@@ -118,11 +127,19 @@ MALFORMED: dict[str, Callable[[dict], object]] = {
     "mode": lambda body: _changed(body, mode="later"),
     "tenant": lambda body: _changed(body, tenant=None),
     "id": lambda body: _changed(body, id=7),
-    "guarantee": lambda body: _changed(body, guarantee="perfect"),
-    "layout": lambda body: _changed(body, layout={}),
-    "runs": lambda body: _changed(body, layout={**body["layout"], "runs": [[0, 99]]}),
-    "segments": lambda body: _changed(body, layout={**body["layout"], "segments": [{}]}),
-    "window": lambda body: _changed(body, window={"folder": "../elsewhere", "sha256": ""}),
+    "guarantee": lambda body: _with_window(body, guarantee="perfect"),
+    "layout": lambda body: _with_window(body, layout={}),
+    "runs": lambda body: _with_window(body, layout={**body["window"]["layout"], "runs": [[0, 99]]}),
+    "segments": lambda body: _with_prompt(body, segments=[{}]),
+    "a gap": lambda body: _with_prompt(
+        body,
+        segments=[{**s, "start": s["start"] + 1} for s in body["window"]["layout"]["prompt"]["segments"]],
+    ),
+    "window": lambda body: _with_window(body, folder="../elsewhere"),
+    "a number for a word": lambda body: _with_window(body, sha256=7),
+    "a share of a token": lambda body: _changed(body, ids=[0.5]),
+    "a word for a list": lambda body: _changed(body, changes="ab"),
+    "a field of no version": lambda body: _changed(body, later=1),
     "changes": lambda body: _changed(body, changes=[1, 2]),
 }
 

@@ -142,7 +142,7 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     assert gate.begun.wait(300)
     try:
         anchors = pool._tenants[""]
-        taken, entry = pool._reserved(incoming("quick", anchors, pool.calls, None, session_id=name))
+        taken, entry = pool._reserved(incoming("quick", anchors, pool._manner, session_id=name))
         assert taken != name and entry.session.messages == before == pool.session(name).messages
     finally:
         gate.open.set()

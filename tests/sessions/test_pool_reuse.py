@@ -31,8 +31,8 @@ def test_a_session_finds_what_another_has_stored():
     one, two = (pool(store, reuse=True) for _ in range(2))
     first, second = one.send(TALK, **GREEDY), two.send(TALK, **GREEDY)
     assert first.text == second.text
-    assert {a.tier for a in one.session(first.session_id).admissions} == {"none"}
-    assert {a.tier for a in two.session(second.session_id).admissions} == {"exact", "patched"}
+    assert {a.tier for a in one.session(first.session_id).state.admissions} == {"none"}
+    assert {a.tier for a in two.session(second.session_id).state.admissions} == {"exact", "patched"}
     assert second.report.forwards == 0
 
 
@@ -41,7 +41,7 @@ def test_a_tenant_finds_nothing_of_another():
     one = pool(stores.__getitem__, reuse=True, min_tokens=APART)
     names = {who: one.send(TALK, tenant=who, **GREEDY).session_id for who in ("a", "b")}
     for who, name in names.items():
-        assert {a.tier for a in one.session(name, who).admissions} == {"none"}
+        assert {a.tier for a in one.session(name, who).state.admissions} == {"none"}
 
 
 @pytest.mark.parametrize("policy", [EXACT, FULL], ids=["exact", "full rank"])
@@ -72,7 +72,7 @@ def test_threads_get_the_answers_of_sessions_without_it(policy):
 def test_reuse_is_off_unless_it_is_asked_for():
     one = pool(min_tokens=APART)
     name = one.send(TALK, **GREEDY).session_id
-    assert one.session(name).admissions == ()
+    assert one.session(name).state.admissions == ()
     on = pool(reuse=True)
     held = on.session(on.send(TALK, **GREEDY).session_id)
     wanted = plain_logits(held.backbone, TALK)

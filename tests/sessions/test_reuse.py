@@ -25,9 +25,9 @@ def test_reuse_changes_no_answer(policy):
     chat = session(speaking("headers"), policy, reuse=True)
     for messages in (TALK[:1], TALK, MOVED, TALK):
         assert off(chat, messages) < 1e-4
-    assert {a.tier for a in chat.admissions} <= {"exact", "patched", "none"}
-    assert [a.guarantee for a in chat.admissions] == [s.guarantee for s in chat.window.slots]
-    assert session(speaking("headers"), policy).admissions == ()
+    assert {a.tier for a in chat.state.admissions} <= {"exact", "patched", "none"}
+    assert [a.guarantee for a in chat.state.admissions] == [s.guarantee for s in chat.window.slots]
+    assert session(speaking("headers"), policy).state.admissions == ()
 
 
 def test_stored_segments_are_admitted_in_another_session():
@@ -35,5 +35,5 @@ def test_stored_segments_are_admitted_in_another_session():
     first, second = (ChatSession(speaking("headers"), store, policy=FULL, reuse=True) for _ in range(2))
     first.next_token_logits(TALK)
     assert off(second, TALK) < 1e-4
-    assert {a.tier for a in first.admissions} == {"none"}
-    assert {a.tier for a in second.admissions} == {"exact", "patched"}
+    assert {a.tier for a in first.state.admissions} == {"none"}
+    assert {a.tier for a in second.state.admissions} == {"exact", "patched"}

@@ -68,7 +68,7 @@ def test_a_loaded_session_answers_bit_for_bit_like_the_saved(tmp_path, mode):
     chat.edit([Directive(1, 3, unit="messages", mode=mode)])
     chat.save(tmp_path / "s")
     again = _loaded(tmp_path / "s")
-    assert (again.mode, len(again.messages)) == (mode, len(chat.messages))
+    assert (again.manner.mode, len(again.messages)) == (mode, len(chat.messages))
     assert torch.equal(again.prompt_ids, chat.prompt_ids)
     assert [s.guarantee for s in again.window.slots] == [s.guarantee for s in chat.window.slots]
     assert torch.equal(again.next_token_logits("next?"), chat.next_token_logits("next?"))
@@ -77,11 +77,11 @@ def test_a_loaded_session_answers_bit_for_bit_like_the_saved(tmp_path, mode):
 def test_tools_clips_and_empty_sessions_are_saved(tmp_path):
     chat = _saved(tmp_path / "tools", speaking("thinking"), AGENT, tools=TOOLS)
     again = _loaded(tmp_path / "tools", chat.backbone)
-    assert again.tools == TOOLS and again.messages == chat.messages
+    assert again.manner.tools == TOOLS and again.messages == chat.messages
     empty = session(speaking("thinking"))
     frames = tuple(picture(i) for i in range(2))
     clip = {"type": "video", "video": Clip(frames, (0, 5), (0.0, 0.5), 10.0, 30)}
-    empty._state = type(empty._state)(messages=({"role": "user", "content": [clip]},))
+    empty.state = type(empty.state)(messages=({"role": "user", "content": [clip]},))
     empty.save(tmp_path / "clip")
     (item,) = _loaded(tmp_path / "clip", speaking("thinking")).messages[0]["content"]
     held = item["video"]
