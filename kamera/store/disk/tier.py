@@ -22,10 +22,10 @@ from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
-from kamera.store.disk.objects import COPY, DiskObjects
+from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
-from kamera.store.info import ObjectInfo
+from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.opened import Fetched
 from kamera.store.orders import PutOrder
 from kamera.trust import outranks
@@ -120,7 +120,7 @@ class DiskTier(DiskObjects):
         self._writable("delete")
         with self._translated("delete"):
             folder = self._quarantine.there()
-            if folder is not None and COPY.fullmatch(file) and folder.remove(file):
+            if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
 
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
