@@ -213,12 +213,14 @@ class DiskObjects:
     def _refusal(self, verb: str, error: OSError) -> StoreError:
         return StoreError(f"store {self.root}: cannot {verb}: {error}")
 
-    def _writable(self, verb: str) -> None:
+    def _changing(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        """Inside, the directory is changed. Raises `StoreReadOnly` where it is read only."""
         if self.read_only:
             raise StoreReadOnly(
                 f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
                 "read_only= in a folder that can be written"
             )
+        return self._translated(verb)
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:
