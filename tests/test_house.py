@@ -34,7 +34,7 @@ MANY_METHODS = {
     "Questions": 30,
     "Contents": 18,
     "Model": 25,
-    "DiskTier": 21,
+    "DiskTier": 20,
     "Former": 21,
     "RemoteTier": 18,
     "Catalogue": 19,

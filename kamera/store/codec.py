@@ -9,7 +9,6 @@ never used.
 from __future__ import annotations
 
 import hashlib
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,12 +106,6 @@ class Codec:
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""
         return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
-
-    def file(self, record: Record) -> tuple[ObjectInfo, bytes]:
-        """The file of ``record`` as it is written now, and its info. Raises as `encode`."""
-        created = round(time.time(), 3)
-        data = self.encode(record, created)
-        return self.describe(record, created, len(data)), data
 
     @property
     def mac(self) -> bytes:

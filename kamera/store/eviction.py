@@ -82,18 +82,17 @@ def choose(
                 yield Victim(orphan, "its canonical is gone")
     if max_bytes is None:
         return
-    queue = list(_offers(groups.values()))
+    queue = [offer for group in groups.values() for offer in group.offers()]
     heapq.heapify(queue)
     while total > max_bytes and queue:
-        offer = heapq.heappop(queue)
-        group = offer.group
-        if offer.patch is None:
-            if offer.size != len(group.values):
+        *_, size, group, patch = heapq.heappop(queue)
+        if patch is None:
+            if size != len(group.values):
                 continue  # a patch has left since: the group was offered again
             # the canonical last: an interruption leaves no patch without one
             leaving = sorted(group.objects.values(), key=lambda found: found.kind in HEADS)
-        elif offer.patch.key in group.objects:
-            leaving = [offer.patch]
+        elif patch.key in group.objects:
+            leaving = [patch]
         else:
             continue
         for found in leaving:
@@ -103,22 +102,9 @@ def choose(
         free = group if group.objects else group.encoding
         if free is not None and free is not group:
             free.referring -= 1
-        if free is not None and free.is_free:
-            heapq.heappush(queue, free.offer())
-
-
-class _Leave(NamedTuple):
-    """A patch, or a group's head with its ``size`` - 1 patches, and what it is worth."""
-
-    worth: float
-    created: float
-    name: str
-    size: int
-    group: _Group
-    patch: Weighed | None
-
-    def __lt__(self, other: tuple[object, ...]) -> bool:
-        return self[:4] < other[:4]
+        if free is not None:
+            for offer in free.whole():
+                heapq.heappush(queue, offer)
 
 
 @dataclass
@@ -156,22 +142,19 @@ class _Group:
         """Patches that may leave alone."""
         return [o for o in self.objects.values() if o.kind not in HEADS and o.key not in self.pinned]
 
-    @property
-    def is_free(self) -> bool:
-        """True if the whole group may leave."""
-        return self.head is not None and not self.kept and not self.referring
+    def offers(self) -> Iterator[_Offer]:
+        """What may leave: each patch alone, and all together."""
+        for patch in self.loose():
+            worth = last_use(patch) if self.by == "use" else self.values[patch.key] / max(1, patch.bytes)
+            yield worth, patch.created, patch.key, 1, self, patch
+        yield from self.whole()
 
-    def offer(self) -> _Leave:
-        """The offer of the whole group."""
-        assert self.head is not None
-        worth = last_use(self.head) if self.by == "use" else self.value / max(1, self.bytes)
-        return _Leave(worth, self.head.created, self.head.key, len(self.objects), self, None)
+    def whole(self) -> Iterator[_Offer]:
+        """The offer of all together, if they may leave."""
+        if self.head is not None and not self.kept and not self.referring:
+            worth = last_use(self.head) if self.by == "use" else self.value / max(1, self.bytes)
+            yield worth, self.head.created, self.head.key, len(self.objects), self, None
 
 
-def _offers(groups: Iterable[_Group]) -> Iterator[_Leave]:
-    for group in groups:
-        for patch in group.loose():
-            worth = last_use(patch) if group.by == "use" else group.values[patch.key] / max(1, patch.bytes)
-            yield _Leave(worth, patch.created, patch.key, 1, group, patch)
-        if group.is_free:
-            yield group.offer()
+_Offer = tuple[float, float, str, int, _Group, Weighed | None]
+"""Worth, time and name, by which offers are sorted; a number of objects, their group, and the one patch."""

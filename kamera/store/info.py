@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,6 +15,8 @@ from kamera.trust import Proof
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""
+
+_COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})(\.safetensors)?")
 
 BY_AGE = attrgetter("created", "key")
 """What objects are sorted by: oldest first, those of one moment by their keys."""
@@ -297,3 +300,9 @@ class Quarantined:
     name: str
     bytes: int
     when: float
+
+    @classmethod
+    def of(cls, file: str, size: int) -> Quarantined | None:
+        """The copy of ``size`` bytes in a file named by an object and a time in ns; None for another file."""
+        match = _COPY.fullmatch(file)
+        return None if match is None else cls(file, match[1], size, int(match[2]) / 1e9)

@@ -159,7 +159,7 @@ class Tiers:
         found = {name: self._info_here(name) for name in names}
         away = [name for name, info in found.items() if info is None]
         if self.remote is not None and away:
-            found.update(zip(away, self.remote.infos_of(away), strict=True))
+            found.update(zip(away, self.remote.listing.of(away), strict=True))
         return [found[name] for name in names]
 
     def infos(self, wanted: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
@@ -174,7 +174,7 @@ class Tiers:
             return wanted.of(nearest) if self.disk is None else nearest
         found = {info.key: info for info in nearest}
         try:
-            for info in remote.infos():
+            for info in remote.listing.infos():
                 found.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)

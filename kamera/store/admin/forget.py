@@ -95,7 +95,7 @@ class _Look:
             if self._is_of(info):
                 yield _Trace(f"object {info.key} in memory", info.key)
         if tiers.remote is not None:
-            readable = list(tiers.remote.infos(afresh=True))
+            readable = list(tiers.remote.listing.infos(afresh=True))
             lost = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in readable}, "")
             yield from self._below(tiers.remote, f"{tiers.remote.url} ", readable, lost)
         if tiers.disk is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator
@@ -31,9 +30,6 @@ from kamera.store.sources import BytesSource, FileSource
 logger = logging.getLogger(__name__)
 
 _READERS = 8  # most threads that read the groups of an object
-
-COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})\.safetensors")
-"""The file of a damaged object in quarantine: its name, and the time in ns."""
 
 
 class DiskObjects:
@@ -126,15 +122,11 @@ class DiskObjects:
 
     def copies(self) -> list[Quarantined]:
         """All copies in quarantine, by name and time; of all tenants."""
-        found = []
         with self._translated("list the quarantine"):
             folder = self._quarantine.there()
-            for file, status in [] if folder is None else folder.statuses():
-                match = COPY.fullmatch(file)
-                if match is not None:
-                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-                    found.append(Quarantined(file, match.group(1), size, int(match.group(2)) / 1e9))
-        return found
+            files = [] if folder is None else folder.statuses()
+        copies = (Quarantined.of(f, s.st_size if stat.S_ISREG(s.st_mode) else 0) for f, s in files)
+        return [copy for copy in copies if copy is not None]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
         """The description of a copy from its header, of any tenant; None if it cannot be read."""
@@ -221,12 +213,14 @@ class DiskObjects:
     def _refusal(self, verb: str, error: OSError) -> StoreError:
         return StoreError(f"store {self.root}: cannot {verb}: {error}")
 
-    def _writable(self, verb: str) -> None:
+    def _changing(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        """Inside, the directory is changed. Raises `StoreReadOnly` where it is read only."""
         if self.read_only:
             raise StoreReadOnly(
                 f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
                 "read_only= in a folder that can be written"
             )
+        return self._translated(verb)
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:

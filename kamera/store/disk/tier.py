@@ -22,12 +22,13 @@ from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
-from kamera.store.disk.objects import COPY, DiskObjects
+from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, PART, Trace
-from kamera.store.info import ObjectInfo
+from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.opened import Fetched
 from kamera.store.orders import PutOrder
+from kamera.store.records import Record
 from kamera.trust import outranks
 
 __all__ = ["MARKER", "DiskTier"]
@@ -84,8 +85,7 @@ class DiskTier(DiskObjects):
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
-        self._writable("delete")
-        with self._translated("delete"):
+        with self._changing("delete"):
             gone = self._remove(key, None)
             self.index.drop(key)
             if gone:
@@ -94,15 +94,13 @@ class DiskTier(DiskObjects):
 
     def evict(self, key: str, stamp: str) -> bool:
         """Remove the object ``key`` if its file still has ``stamp``; return True if it was removed."""
-        self._writable("evict")
-        with self._translated("evict"):
+        with self._changing("evict"):
             return self._remove(key, stamp)
 
     def collect(self) -> int:
         """Remove files left by dead writers; return their number."""
-        self._writable("clear up")
         before = time.time() - _STALE_SECONDS
-        with self._translated("clear up"):
+        with self._changing("clear up"):
             tmp = self._tmp.there()
             if tmp is None:
                 return 0
@@ -117,17 +115,15 @@ class DiskTier(DiskObjects):
 
     def purge(self, file: str) -> None:
         """Delete a copy in quarantine."""
-        self._writable("delete")
-        with self._translated("delete"):
+        with self._changing("delete"):
             folder = self._quarantine.there()
-            if folder is not None and COPY.fullmatch(file) and folder.remove(file):
+            if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
 
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
         """Write all that is not to stay, and note in ``placed`` what became of each. Raises what hits all."""
-        self._writable("write")
         done = False
-        with self._translated("write"), contextlib.ExitStack() as stack:
+        with self._changing("write"), contextlib.ExitStack() as stack:
             tmp = self._tmp.made()
             self._clear_up(tmp)
             trace = Trace.begun(tmp, [order.name for order in orders])
@@ -158,7 +154,7 @@ class DiskTier(DiskObjects):
                 placed[name] = why
                 continue
             try:
-                info, data = order.file or self.codec.file(order.record)
+                info, data = order.file or self._file(order.record)
                 there = self._files.stamp(name)
                 if self._stays(info, order.replace):
                     placed[name] = None
@@ -176,6 +172,12 @@ class DiskTier(DiskObjects):
         if disk is not None and aside:
             disk.sync_all()
         return aside
+
+    def _file(self, record: Record) -> tuple[ObjectInfo, bytes]:
+        """The file of ``record`` as it is written now, and its info. Raises as `Codec.encode`."""
+        created = round(time.time(), 3)
+        data = self.codec.encode(record, created)
+        return self.codec.describe(record, created, len(data)), data
 
     def _bring(
         self,

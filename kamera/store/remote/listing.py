@@ -51,12 +51,12 @@ class Listing:
         """Names of foreign keys among them, sorted."""
         return sorted(name for name in self._listed() if not is_key(name))
 
-    def infos(self) -> Iterator[ObjectInfo]:
-        """The objects by name; those that cannot be read are left out. Raises `RemoteUnavailable`."""
+    def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
+        """The readable objects by name; a header is read if it is new, or ``afresh``."""
         marks = self._marks()
         with self._lock:
             # removed blobs make room; the others stay in name order, in which a scan meets them again
-            self._known = {name: known for name, known in self._known.items() if name in marks}
+            self._known = {name: known for name, known in self._known.items() if name in marks and not afresh}
             known = dict(self._known)
         fresh = self._still(known, marks)
         names = sorted(marks)

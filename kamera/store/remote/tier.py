@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -23,8 +22,6 @@ from kamera.trust import GUARANTEES, outranks
 
 logger = logging.getLogger(__name__)
 
-_COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
-
 
 class RemoteTier:
     """One tenant's objects in a remote; see `DiskTier`. Safe to use from several threads and machines.
@@ -39,7 +36,8 @@ class RemoteTier:
         self.pins = PinBook(BlobCell(self._blobs))
         self._codec = codec
         self._tenant = tenant
-        self._listing = Listing(self._blobs, codec, tenant)
+        self.listing = Listing(self._blobs, codec, tenant)
+        """Its objects by their headers."""
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -80,31 +78,22 @@ class RemoteTier:
     def info(self, name: str) -> ObjectInfo | None:
         """The description of ``name`` by its header; None for a foreign key, too. Raises as `read`."""
         try:
-            found = self._listing.at(OBJECTS + name)
+            found = self.listing.at(OBJECTS + name)
             return None if found is None or found.context.tenant != self._tenant else found
         except UNREADABLE:
             with contextlib.suppress(ForeignKey):
                 self.read(name)
             return None
 
-    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
-        """`info` of many."""
-        return self._listing.of(names)
-
-    def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
-        """Descriptions of the readable objects by name; a header is read when it is new, or ``afresh``."""
-        listing = Listing(self._blobs, self._codec, self._tenant) if afresh else self._listing
-        return listing.infos()
-
     def weighed(self, tenant: str | None) -> Iterator[Weighed]:
         """See `DiskTier`; uses are not counted here."""
-        return map(Weighed.of, self.infos())
+        return map(Weighed.of, self.listing.infos())
 
     def names(self) -> list[str]:
-        return self._listing.names()
+        return self.listing.names()
 
     def strangers(self) -> list[str]:
-        return [f"{self._source(n)}: no object's name: move it away" for n in self._listing.strangers()]
+        return [f"{self._source(n)}: no object's name: move it away" for n in self.listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
         """Store ``data`` over the object ``name``; False if that was formed behind stronger KV.
@@ -126,18 +115,15 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        found = (name[len(QUARANTINE) :] for name in self._blobs.marks(QUARANTINE))
-        copies = sorted(name for name in found if _COPY.fullmatch(name))
-        heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
-        return [
-            Quarantined(copy, copy[:64], head.size, int(copy[65:]) / 1e9)
-            for copy, head in zip(copies, heads, strict=True)
-            if head is not None
-        ]
+        blobs = sorted(self._blobs.marks(QUARANTINE))
+        heads = self._blobs.heads(blobs, 1) if blobs else []
+        found = zip((blob[len(QUARANTINE) :] for blob in blobs), heads, strict=True)
+        copies = (Quarantined.of(file, head.size) for file, head in found if head is not None)
+        return [copy for copy in copies if copy is not None]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
         with contextlib.suppress(*UNREADABLE):
-            return self._listing.at(QUARANTINE + file)
+            return self.listing.at(QUARANTINE + file)
         return None
 
     def purge(self, file: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from kamera.errors import RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin, survivor
 from kamera.store.disk.tier import DiskTier
-from kamera.store.remote import RemoteTier
+from kamera.store.remote.listing import Listing
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import (
     CONTEXT,
@@ -294,10 +294,10 @@ def test_forget_with_a_dead_remote_removes_nothing(tmp_path: Path, monkeypatch: 
         store.flush()
         before = {info.key for info in store.ls()}
 
-        def down(self: RemoteTier, **_: bool) -> Any:
+        def down(self: Listing, **_: bool) -> Any:
             raise RemoteUnavailable("down")
 
-        monkeypatch.setattr(RemoteTier, "infos", down)
+        monkeypatch.setattr(Listing, "infos", down)
         with pytest.raises(RemoteUnavailable):
             StoreAdmin(store).forget(GONE)
         monkeypatch.undo()

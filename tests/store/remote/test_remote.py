@@ -241,6 +241,17 @@ def test_damage_is_not_set_aside_over_what_came_in_its_place(
     assert not remote.names("quarantine")
 
 
+def test_who_asks_for_the_info_of_a_damaged_object_sets_it_aside(remote: Redis) -> None:
+    with ChunkStore.open(remote.url) as store:
+        store.put(canonical())
+    remote.write(KEY, remote.read(KEY)[:150])
+    with ChunkStore.open(remote.url) as store:
+        with pytest.raises(CorruptChunk, match="moved to"):
+            store.info(CONTEXT, CHUNK)
+        assert store.info(CONTEXT, CHUNK) is None
+    assert remote.names("quarantine")
+
+
 def test_verify_reads_everything_and_tells_what_is_damaged(remote: Redis) -> None:
     with ChunkStore.open(remote.url) as store:
         store.put(canonical())

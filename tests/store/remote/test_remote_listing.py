@@ -52,7 +52,7 @@ def test_what_is_remembered_is_what_reading_all_headers_gives(two: tuple[ChunkSt
         else:
             StoreAdmin(one).delete(rng.choice([canonical(chunk).key, patch(chunk).key]))
         remote = remote_of(other)
-        assert list(remote.infos()) == list(remote.infos(afresh=True)), step
+        assert list(remote.listing.infos()) == list(remote.listing.infos(afresh=True)), step
 
 
 def test_an_unchanged_listing_reads_no_blob(s3: S3Server) -> None:
