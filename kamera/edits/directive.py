@@ -62,7 +62,7 @@ class Edit:
     start: int
     stop: int
     replacement: tuple[int, ...]
-    mode: Mode
+    directive: Directive
 
 
 def resolve(
@@ -115,7 +115,7 @@ def _resolve_one(
                 'snap="widen"'
             )
         start, stop = grown
-    return Edit(start, stop, new, directive.mode)
+    return Edit(start, stop, new, directive)
 
 
 def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:

@@ -33,8 +33,9 @@ def test_a_message_is_its_whole_turn():
 
 def test_a_picture_is_replaced_by_text_in_its_turn():
     start, stop = _picture(1)
-    (edit,) = resolve([Directive(start, stop, "[omitted]")], _SCREENS, _tokenize)
-    assert edit == Edit(start, stop, tuple(_tokenize("[omitted]")), "repair")
+    directive = Directive(start, stop, "[omitted]")
+    (edit,) = resolve([directive], _SCREENS, _tokenize)
+    assert edit == Edit(start, stop, tuple(_tokenize("[omitted]")), directive)
 
 
 def test_segments_are_counted_like_messages():
