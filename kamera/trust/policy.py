@@ -192,11 +192,9 @@ class ReusePolicy:
         if self.minimum == "exact":
             return self
         orbit: set[Guarantee] = set() if self.admits("orbit") else {"orbit"}
-        repaired = self._strictly("orbit", self.on_miss)
         on_miss: OnMiss = "form" if self.on_miss == "blind" else self.on_miss
-        return replace(
-            repaired, withheld=self.withheld | orbit, on_miss="sample" if self.samples else on_miss
-        )
+        on_miss = "sample" if self.samples else on_miss
+        return replace(self._strictly("orbit", on_miss), withheld=self.withheld | orbit)
 
     @property
     def budget(self) -> PatchBudget:
