@@ -62,7 +62,6 @@ class TaskRun:
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Answers and predictions; the same command resumes there.")
     ]
-    asked: Asked
     loading: Loading
     written: Output
     model: ModelOption = "testbed"
@@ -78,6 +77,7 @@ class TaskRun:
             help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
         ),
     ] = None
+    asked: Asked = Asked()
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""

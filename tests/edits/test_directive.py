@@ -27,7 +27,7 @@ def _picture(n: int) -> tuple[int, int]:
 
 def test_a_message_is_its_whole_turn():
     (edit,) = resolve([Directive(1, 2, None, "forget", "messages")], _TALK, _tokenize)
-    assert (edit.start, edit.stop) == _TALK.turns[1] and edit.mode == "forget"
+    assert (edit.start, edit.stop) == _TALK.turns[1] and edit.directive.mode == "forget"
     assert (edit.start, edit.stop, edit.replacement) == (*_TALK.turns[1], ())
 
 
