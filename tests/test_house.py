@@ -53,28 +53,28 @@ shrinks; the goal of `KameraWindow` is 24, and of every other class but an engin
 
 LINES = {
     "ops": (3_750, 3_400),
-    "trust": (1_100, 800),
+    "trust": (1_050, 800),
     "content": (3_650, 2_500),
     "store": (8_800, 7_200),
     "engines": (9_650, 4_600),
     "patches": (2_750, 1_800),
     "window": (7_250, 3_400),
     "reuse": (1_700, 2_000),
-    "edits": (1_400, 1_200),
+    "edits": (1_350, 1_200),
     "sessions": (4_450, 2_200),
-    "certify": (1_700, 1_100),
+    "certify": (1_650, 1_100),
     "compile": (1_100, 1_300),
     "serve": (1_250, 1_200),
-    "eval": (5_400, 4_600),
-    "testbed": (950, 900),
-    "cli": (2_700, 2_600),
+    "eval": (5_150, 4_600),
+    "testbed": (900, 900),
+    "cli": (2_650, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 120
+CALLBACKS = 100
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks."""
 
 AIR = 0.25
