@@ -24,7 +24,7 @@ Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskOptions:
     """Which samples are asked and how: arguments of `kamera.eval.tasks.run_task`."""
 
     limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each annotation file.")] = (
@@ -77,7 +77,7 @@ class TaskRun:
             help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
         ),
     ] = None
-    asked: Asked = Asked()
+    asked: TaskOptions = TaskOptions()
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
