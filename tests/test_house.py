@@ -64,16 +64,16 @@ LINES = {
     "certify": (1_700, 1_100),
     "compile": (1_100, 1_300),
     "serve": (1_250, 1_200),
-    "eval": (5_400, 4_600),
-    "testbed": (950, 900),
-    "cli": (2_700, 2_600),
+    "eval": (5_150, 4_600),
+    "testbed": (900, 900),
+    "cli": (2_650, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 120
+CALLBACKS = 100
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks."""
 
 AIR = 0.25

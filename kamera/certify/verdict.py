@@ -133,15 +133,11 @@ def _verdict(
     name: str,
 ) -> tuple[Verdict, str]:
     needed, few = chance + SKILL * (1.0 - chance), _few(len(outcomes))
-    if ceiling.low < needed <= ceiling.high:
-        return "cannot tell", (
-            f"{few}: re-prefill answers {_show(ceiling)} of them, {needed:.2f} is needed to see a loss "
-            f"(chance {chance:.2f})"
-        )
     if ceiling.low < needed:
+        unsure = f"{few}: " if needed <= ceiling.high else ""
         return "cannot tell", (
-            f"re-prefill answers {_show(ceiling)} of the questions, {needed:.2f} is needed to see a loss "
-            f"(chance {chance:.2f})"
+            f"{unsure}re-prefill answers {_show(ceiling)} of the questions, {needed:.2f} is needed to see a "
+            f"loss (chance {chance:.2f})"
         )
     served, blind = (loss(outcomes, arm) for arm in ("served", "blind"))
     if served.mean < -MARGIN:

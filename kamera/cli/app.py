@@ -11,36 +11,30 @@ import typer
 from kamera.cli.lazy import Verb, group
 from kamera.errors import KameraError, PlanError
 
+
+def _verbs(module: str, *names: str) -> dict[str, Verb]:
+    """The commands of a module, each a function of its name."""
+    return {name: Verb(f"kamera.cli.{module}:{name.replace('-', '_')}") for name in names}
+
+
 STORE = {
-    "ls": Verb("kamera.cli.store:ls"),
-    "stats": Verb("kamera.cli.store:stats"),
-    "verify": Verb("kamera.cli.store:verify"),
-    "gc": Verb("kamera.cli.store_keep:gc"),
-    "pin": Verb("kamera.cli.store_keep:pin"),
-    "unpin": Verb("kamera.cli.store_keep:unpin"),
-    "forget": Verb("kamera.cli.store_keep:forget"),
-    "export": Verb("kamera.cli.store_copy:export"),
+    **_verbs("store", "ls", "stats", "verify"),
+    **_verbs("store_keep", "gc", "pin", "unpin", "forget"),
+    **_verbs("store_copy", "export"),
     "import": Verb("kamera.cli.store_copy:import_store"),
-    "convert": Verb("kamera.cli.store_copy:convert"),
+    **_verbs("store_copy", "convert"),
     "quarantine": Verb(
         "kamera.cli.store_quarantine:quarantine",
         "Damaged copies in quarantine; never served, deleted only on demand.",
     ),
 }
 EVAL = {
-    "mm-niah": Verb("kamera.cli.eval_tasks:mm_niah"),
-    "milebench": Verb("kamera.cli.eval_tasks:milebench"),
-    "muirbench": Verb("kamera.cli.eval_tasks:muirbench"),
-    "video-mme": Verb("kamera.cli.eval_tasks:video_mme"),
-    "egoschema": Verb("kamera.cli.eval_tasks:egoschema"),
-    "reuse": Verb("kamera.cli.eval_tasks:reuse"),
-    "freeze": Verb("kamera.cli.eval_freeze:freeze"),
-    "merge": Verb("kamera.cli.eval_tasks:merge"),
+    **_verbs("eval_tasks", "mm-niah", "milebench", "muirbench", "video-mme", "egoschema", "reuse"),
+    **_verbs("eval_freeze", "freeze"),
+    **_verbs("eval_tasks", "merge"),
 }
-store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)
-evaluate = typer.Typer(
-    help="Measure the loss of reuse and the share a patch restores.", cls=group(EVAL), no_args_is_help=True
-)
+store = typer.Typer(cls=group(STORE), no_args_is_help=True)
+evaluate = typer.Typer(cls=group(EVAL), no_args_is_help=True)
 VERBS = {
     "demo": Verb("kamera.cli.demo:demo"),
     "doctor": Verb("kamera.cli.doctor:doctor"),

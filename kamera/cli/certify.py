@@ -74,7 +74,11 @@ def certify(
 
 def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
     yield facts(certificate.model, _facts(certificate, path))
-    for what, findings in _groups(certificate):
+    groups: dict[str, Mapping[Any, Finding]] = {
+        "served": certificate.findings,
+        "wrong on purpose": certificate.sabotages,
+    }
+    for what, findings in groups.items():
         yield ""
         yield listing(
             "",
@@ -82,10 +86,6 @@ def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
             [_row(name, finding) for name, finding in findings.items()],
         )
         yield from (f"{name}: {finding.reason}" for name, finding in findings.items())
-
-
-def _groups(certificate: Certificate) -> list[tuple[str, Mapping[Any, Finding]]]:
-    return [("served", certificate.findings), ("wrong on purpose", certificate.sabotages)]
 
 
 def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:

@@ -108,11 +108,6 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
             patch["percent_of_kv"] = 100.0 * patch["tensor_bytes"] / patch["kv_bytes"]
 
 
-def store_of(path: Path) -> Path | None:
-    """The store directory that contains an object file, or None."""
-    return path.parents[1] if path.parent.name == "objects" else None
-
-
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
     saved, tensors = read_saved(directory)

@@ -66,9 +66,7 @@ def doctor(
         "supported": failed is None,
         "reason": reason,
         "backbone": asdict(backbone.describe()),
-        "processor": _processor(backbone),
-        "modalities": _modalities(backbone),
-        "anchor_tokens": _anchor_tokens(backbone, system),
+        **_reading(backbone, system),
         "proofs": [
             finite({"claim": claim, **asdict(proof), "holds": proof.holds}) for claim, proof in proofs.items()
         ],
@@ -100,35 +98,24 @@ def _prove(backbone: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
     yield "moves in the live cache", prove_moves(backbone)
 
 
-def _processor(backbone: HfEngine) -> dict[str, Any] | None:
+def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
+    """What its processor takes, and the number of anchor tokens under this system prompt."""
     template = backbone.builder.format
     if template is None:
-        return None
+        return {"processor": None, "modalities": [], "anchor_tokens": None}
+    pictures = backbone.builder.takes_pixels and template.takes_images
+    seen = ["image", "video" if template.takes_videos else "video as images"] if pictures else []
+    anchor = backbone.tokenize(backbone.builder.seams(system).prefix, special=not template.has_template)
     return {
-        "class": type(template.processor).__name__,
-        "chat_template": template.has_template,
-        "images": template.takes_images,
-        "videos": template.takes_videos,
+        "processor": {
+            "class": type(template.processor).__name__,
+            "chat_template": template.has_template,
+            "images": template.takes_images,
+            "videos": template.takes_videos,
+        },
+        "modalities": ["text", *seen],
+        "anchor_tokens": int(anchor.shape[0]),
     }
-
-
-def _modalities(backbone: HfEngine) -> list[str]:
-    template = backbone.builder.format
-    if template is None:
-        return []
-    if not (backbone.builder.takes_pixels and template.takes_images):
-        return ["text"]
-    return ["text", "image", "video" if template.takes_videos else "video as images"]
-
-
-def _anchor_tokens(backbone: HfEngine, system: str | None) -> int | None:
-    """Number of anchor tokens under this system prompt; None without a processor."""
-    template = backbone.builder.format
-    if template is None:
-        return None
-    return int(
-        backbone.tokenize(backbone.builder.seams(system).prefix, special=not template.has_template).shape[0]
-    )
 
 
 def _certificate(backbone: HfEngine) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -43,18 +42,15 @@ def freeze(
 
     spoken = SYSTEM if system is None and source == "testbed" else system
     origin = {"source": source, "items": items, "seed": seed, "units": units}
-    drawn = draw_items(source, data, count=items, seed=seed, units=units)
     with written.progress(items, "item") as bar:
-
-        def counted() -> Iterator[Item]:
-            for item in drawn:
-                if isinstance(item, Item):
-                    yield item
-                    bar.update()
-                else:
-                    written.note(str(item))
-
-        made = write(counted(), out, system=spoken, origin=origin)
+        kept = []
+        for item in draw_items(source, data, count=items, seed=seed, units=units):
+            if isinstance(item, Item):
+                kept.append(item)
+                bar.update()
+            else:
+                written.note(str(item))
+        made = write(kept, out, system=spoken, origin=origin)
     traces = sum(len(item.traces) for item in made.items)
     document = {"benchmark": str(out), "digest": made.digest, "items": len(made.items), "questions": traces}
     written.show(document | origin)

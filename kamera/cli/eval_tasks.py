@@ -24,35 +24,14 @@ Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into
 
 
 @dataclass(frozen=True)
-class TaskRun:
-    """A run of any of these benchmarks."""
+class TaskOptions:
+    """Which samples are asked and how: arguments of `kamera.eval.tasks.run_task`."""
 
-    data: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="The benchmark's folder, as published.")
-    ]
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Answers and predictions; the same command resumes there.")
-    ]
-    loading: Loading
-    written: Output
-    model: ModelOption = "testbed"
-    arms: Annotated[
-        str,
-        typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK, those of --arm-module."),
-    ] = "reprefill,blind,patch@16"
-    arm_module: ArmModules = None
     limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each annotation file.")] = (
         None
     )
     sample: Annotated[int | None, typer.Option(min=1, help="Ask N samples, drawn by --seed from all.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Which samples --sample draws.")] = 0
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
-        ),
-    ] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Longest prompt in tokens [default: the model's position limit]."),
@@ -72,6 +51,34 @@ class TaskRun:
         bool, typer.Option(help="Resume the run in --out, or refuse a folder that has one.")
     ] = True
 
+
+@dataclass(frozen=True)
+class TaskRun:
+    """A run of any of these benchmarks."""
+
+    data: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="The benchmark's folder, as published.")
+    ]
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Answers and predictions; the same command resumes there.")
+    ]
+    loading: Loading
+    written: Output
+    model: ModelOption = "testbed"
+    arms: Annotated[
+        str,
+        typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK, those of --arm-module."),
+    ] = "reprefill,blind,patch@16"
+    arm_module: ArmModules = None
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
+        ),
+    ] = None
+    asked: TaskOptions = TaskOptions()
+
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
         from kamera.eval.arms import arms_named, arms_of
@@ -79,33 +86,16 @@ class TaskRun:
         from kamera.eval.tasks.run import run_task
         from kamera.eval.tasks.selection import Selection, parse_shard
 
-        task = make_task(name, **options)
+        task, asked = make_task(name, **options), self.asked
         names = [arm.strip() for arm in self.arms.split(",")]
         others = arms_of(self.arm_module or ())
         arms_named(names, others)  # fails before the model is loaded
-        share = None if self.shard is None else parse_shard(self.shard)
-        Selection(self.limit, self.sample, self.seed, share)
+        shard = None if self.shard is None else parse_shard(self.shard)
+        Selection(asked.limit, asked.sample, asked.seed, shard)
         backbone = self.loading.load(self.model, show_progress=self.written.shows_progress)
         with self.written.progress(None, "sample") as bar:
-            results = run_task(
-                backbone,
-                task,
-                self.data,
-                self.out,
-                arms=names,
-                others=others,
-                limit=self.limit,
-                sample=self.sample,
-                seed=self.seed,
-                shard=share,
-                max_tokens=self.max_tokens,
-                system=self.system,
-                reuse=self.reuse,
-                max_pixels=self.max_pixels,
-                image_size=self.image_size,
-                resume=self.resume,
-                bar=bar,
-            )
+            given = {"arms": names, "others": others, "shard": shard, "bar": bar, **vars(asked)}
+            results = run_task(backbone, task, self.data, self.out, **given)
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
         _write(self.written, results, self.out, about)
 
@@ -199,5 +189,5 @@ def reuse(run: TaskRun, subtask: Subtasks = None) -> None:
     """
     from kamera.eval.reuse import load
 
-    system = load(run.data).system if run.system is None else run.system
-    replace(run, system=system).ask("reuse", subtasks=tuple(subtask or ()))
+    system = load(run.data).system if run.asked.system is None else run.asked.system
+    replace(run, asked=replace(run.asked, system=system)).ask("reuse", subtasks=tuple(subtask or ()))

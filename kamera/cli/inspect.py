@@ -67,7 +67,7 @@ def inspect(
         shown = _store_tables(document)
     elif path.is_file():
         document = contents.read_object(path)
-        contents.relate([document], contents.store_of(path))
+        contents.relate([document], path.parents[1] if path.parent.name == "objects" else None)
         shown = _object_tables(document)
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)

@@ -39,7 +39,7 @@ class Verb:
         verb = getattr(import_module(module), attribute)
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)  # help has [lists] and {objects}
         if isinstance(verb, typer.Typer):
-            holder.add_typer(verb, name=name)
+            holder.add_typer(verb, name=name, help=self.text)
         else:
             holder.command(name)(verb)
         return get_group(holder).commands[name]

@@ -15,11 +15,7 @@ from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
 QUARANTINE = {name: Verb(f"kamera.cli.store_quarantine:{name}") for name in ("ls", "drop")}
-quarantine = typer.Typer(
-    help="Damaged copies in quarantine; never served, deleted only on demand.",
-    cls=group(QUARANTINE),
-    no_args_is_help=True,
-)
+quarantine = typer.Typer(cls=group(QUARANTINE), no_args_is_help=True)
 
 
 @command

@@ -62,7 +62,7 @@ class Edit:
     start: int
     stop: int
     replacement: tuple[int, ...]
-    mode: Mode
+    directive: Directive
 
 
 def resolve(
@@ -108,14 +108,12 @@ def _resolve_one(
     if any(not isinstance(i, int) or i < 0 for i in new):
         raise InvalidDirective(f"replacement {quote(given)} holds a value that is not a token id")
     grown = _whole(rendered, start, stop)
-    if grown != (start, stop):
-        if snap == "refuse":
-            raise InvalidDirective(
-                f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
-                'snap="widen"'
-            )
-        start, stop = grown
-    return Edit(start, stop, new, directive.mode)
+    if grown != (start, stop) and snap == "refuse":
+        raise InvalidDirective(
+            f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
+            'snap="widen"'
+        )
+    return Edit(*grown, new, directive)
 
 
 def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:

@@ -28,18 +28,17 @@ def edited_messages(
     messages has that effect, and the errors of `resolve`.
     """
     rendered = conversations.render(messages, tools=tools)
-    resolve(directives, rendered, conversations.tokenize, snap=snap)  # all at once: none may overlap
-    edits = [(d, resolve([d], rendered, conversations.tokenize, snap=snap)[0]) for d in directives]
-    edits.sort(key=lambda pair: -pair[1].start)  # from the end, so that earlier positions stay valid
+    # from the end, so that earlier positions stay valid
+    edits = resolve(directives, rendered, conversations.tokenize, snap=snap)[::-1]
     out: _Messages = [dict(m) for m in messages]
-    inner = [edit for directive, edit in edits if directive.unit != "messages"]
+    inner = [edit for edit in edits if edit.directive.unit != "messages"]
     for edit in inner:
         _cut(out, edit, rendered, conversations)
     if inner:
         _check(conversations, _remaining(out), rendered, inner, tools)
-    for directive, _ in edits:
-        if directive.unit == "messages":
-            _replace(out, directive)
+    for edit in edits:
+        if edit.directive.unit == "messages":
+            _replace(out, edit.directive)
     return _remaining(out)
 
 

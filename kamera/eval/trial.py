@@ -19,16 +19,6 @@ UNANSWERED = "None"
 
 
 @dataclass(frozen=True)
-class Case:
-    """A question behind the last of some windows, each an order of units by name."""
-
-    item: str
-    units: Mapping[str, Unit]
-    windows: tuple[tuple[str, ...], ...]
-    query: ArmQuestion
-
-
-@dataclass(frozen=True)
 class Trial:
     """One arm's answer to one item, and its price.
 
@@ -85,6 +75,17 @@ class Trial:
         return replace(self, error=f"{type(error).__name__}: {first}")
 
 
+@dataclass(frozen=True)
+class Case:
+    """A question behind the last of some windows, each an order of units by name; ``blank`` is its trial
+    before it is asked."""
+
+    blank: Trial
+    units: Mapping[str, Unit]
+    windows: tuple[tuple[str, ...], ...]
+    query: ArmQuestion
+
+
 def trials(
     desk: Desk, case: Case, makers: Mapping[str, Maker], ideal: FirstToken | None = None
 ) -> Iterator[Trial]:
@@ -92,7 +93,7 @@ def trials(
     token, if it is not among them). Each arm gets a new adapter; its errors are in its trial, never raised.
     """
     for name in sorted(makers, key=REPREFILL.__ne__):
-        trial = Trial(case.item, name)
+        trial = replace(case.blank, arm=name)
         try:
             reply, placed, answered = _asked(makers[name](desk), case)
             if name == REPREFILL:

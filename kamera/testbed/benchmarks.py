@@ -26,7 +26,6 @@ HELD_OUT = 800_000
 class _EpisodeFiles:
     """One episode on disk: its frames' files, relative to the image folder, and the questions."""
 
-    index: int
     episode: Episode
     files: list[str]
     one_hop: list[Question]
@@ -105,7 +104,7 @@ def _show(
         one_hop = [q for q in mixed if q.hops == 1][:questions]
         # a default value needs only one frame: nothing is bound
         multi_hop = [q for q in mixed if q.hops > 1 and len(q.frames) > 1][:questions]
-        yield _EpisodeFiles(index, episode, files, one_hop, multi_hop)
+        yield _EpisodeFiles(episode, files, one_hop, multi_hop)
 
 
 def _mm_niah_record(number: int, shown: _EpisodeFiles, question: Question, name: str) -> dict[str, Any]:

@@ -179,9 +179,8 @@ def draw_frame(letter: str, rng: np.random.Generator, tags: np.ndarray) -> Frame
         else:
             stated = (shown + rng.integers(1, len(GLYPHS), size=SMALL_FACTS)) % len(GLYPHS)
             facts = [Fact(int(g), target=int(t)) for g, t in zip(shown, stated, strict=True)]
-    if letter.islower():
-        return Frame(kind, tuple(facts))
-    return Frame(kind, tuple(facts), place_facts(kind, len(facts), rng))
+    cells = () if letter.islower() else place_facts(kind, len(facts), rng)
+    return Frame(kind, tuple(facts), cells)
 
 
 def place_facts(kind: str, count: int, rng: np.random.Generator) -> Cells:

@@ -82,27 +82,18 @@ def aside(frames: Sequence[Frame], fresh: Frame, rng: np.random.Generator) -> Fr
     return Frame(fresh.kind, facts, place_facts(fresh.kind, len(facts), rng))
 
 
-def check_again(letter: str, before: Sequence[Frame], layout: str) -> None:
-    """Raise ValueError if `letter` repeats an items frame that is not there."""
-    if letter == AGAIN and not any(frame.shows_items for frame in before):
-        raise ValueError(f"layout {layout!r} has {AGAIN} before any items frame: put I or B first")
-
-
 def draw_again(
     letter: str, before: Sequence[Frame], motion: Motion | None, rng: np.random.Generator, tags: np.ndarray
 ) -> Frame:
     """The next frame of a window: drawn anew, or what was shown, shown again."""
     fresh = draw_frame(LIKE.get(letter, letter), rng, tags)
-    last = next((f for f in reversed(before) if _alike(f, fresh)), None)
+    alike = (f for f in reversed(before) if (f.kind, f.is_text) == (fresh.kind, fresh.is_text))
+    last = next(alike, None)
     if letter == AGAIN and motion is None:
         return with_tags_of(next(f for f in reversed(before) if f.shows_items), fresh, rng)
     if motion is None or last is None or letter == ASIDE:
         return fresh
     return shown_again(last, fresh, motion, rng)
-
-
-def _alike(one: Frame, other: Frame) -> bool:
-    return (one.kind, one.is_text) == (other.kind, other.is_text)
 
 
 def _subject(fact: Fact) -> int:

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame
-from .regimes import AGAIN, ASIDE, LIKE, aside, check_again, draw_again, motion_of
+from .regimes import AGAIN, ASIDE, LIKE, aside, draw_again, motion_of
 
 TRAINING_SEEDS = 1_000_000
 """First seed of the training worlds; every seed below is held out."""
@@ -209,8 +209,6 @@ class World:
         self.seed, self.regime = seed, regime
         self._motion = motion_of(regime)
 
-    answer = staticmethod(answer)
-
     def episode(
         self, index: int, legends: int = 3, items: int = 1, pictures: int = 0, layout: str = ""
     ) -> Episode:
@@ -234,7 +232,8 @@ class World:
         for letter in layout:
             # what is aside is nobody's earlier frame
             before = [f for f, drawn in zip(frames, layout, strict=False) if drawn != ASIDE]
-            check_again(letter, before, layout)
+            if letter == AGAIN and not any(frame.shows_items for frame in before):
+                raise ValueError(f"layout {layout!r} has {AGAIN} before any items frame: put I or B first")
             frames.append(draw_again(letter, before, self._motion, rng, tags))
             tags = tags[len(frames[-1].glyph_of) :]
         for at, letter in enumerate(layout):

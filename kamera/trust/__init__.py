@@ -11,7 +11,6 @@ from kamera.trust.guarantee import (
     prefilled_behind,
     weakest,
 )
-from kamera.trust.measured import MeasuredFile
 from kamera.trust.policy import (
     ArchiveRule,
     OnLeave,
@@ -36,7 +35,6 @@ __all__ = [
     "Finding",
     "Grounds",
     "Guarantee",
-    "MeasuredFile",
     "OnLeave",
     "OnMiss",
     "Permit",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kamera.errors import quote
+from kamera.errors import InvalidCertificate, StoreError, quote
+from kamera.files import published
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
-from kamera.trust.measured import MeasuredFile
 
-FILE = MeasuredFile("certificate", 1, "run kamera certify MODEL --output DIR")
+FORMAT, _REMEDY = 1, "run kamera certify MODEL --output DIR"
+
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 """What a probe finds of a guarantee."""
 
@@ -92,32 +95,28 @@ class Certificate:
 
     def difference(self, grounds: Grounds) -> str | None:
         """The first difference from the measured grounds, in one line; None if none."""
-        budget = grounds.budget
-        if self.dtype != grounds.dtype:
-            return f"it was measured in {self.dtype}, this model is in {grounds.dtype}"
-        if self.vocabulary != grounds.vocabulary:
-            return (
-                f"it was measured with vocabulary {self.vocabulary[:12] or 'none'}, this tokenizer's is "
-                f"{grounds.vocabulary[:12] or 'none'}"
-            )
-        if self.position_limit != grounds.position_limit:
-            return (
-                f"it was measured with positions up to {self.position_limit}, this model's end at "
-                f"{grounds.position_limit}"
-            )
-        if self.fingerprint != grounds.fingerprint:
-            return (
-                f"it is for backbone {self.fingerprint[:12]}, this is {grounds.fingerprint[:12]}: weights, "
-                "adapters, module, rotary or processor settings differ"
-            )
-        for name in grounds.versions | self.versions:
-            then, now = self.versions.get(name), grounds.versions.get(name)
+        budget, versions = grounds.budget, grounds.versions
+        pairs: list[tuple[str, object, str, object]] = [
+            ("in", self.dtype, "this model is in", grounds.dtype),
+            ("with vocabulary", self.vocabulary, "this tokenizer's is", grounds.vocabulary),
+            ("with positions up to", self.position_limit, "this model's end at", grounds.position_limit),
+            (
+                *("on backbone", self.fingerprint),
+                *(
+                    "weights, adapters, module, rotary or processor settings differ: this is",
+                    grounds.fingerprint,
+                ),
+            ),
+        ]
+        for name in versions | self.versions:
+            pairs.append((f"with {name}", self.versions.get(name), f"this is {name}", versions.get(name)))
+        pairs += [
+            ("with patches of rank", self.rank, "the policy's rank is", budget.rank),
+            ("with patch_bytes", self.patch_bytes, "the policy's is", budget.share),
+        ]
+        for measured, then, here, now in pairs:
             if then != now:
-                return f"it was measured with {name} {then}, this is {name} {now}"
-        if self.rank != budget.rank:
-            return f"it was measured with patches of rank {self.rank}, the policy's rank is {budget.rank}"
-        if self.patch_bytes != budget.share:
-            return f"it was measured with patch_bytes {self.patch_bytes}, the policy's is {budget.share}"
+                return f"it was measured {measured} {_short(then)}, {here} {_short(now)}"
         if budget.layers is not None:
             return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
@@ -151,16 +150,53 @@ class Certificate:
 
         Raises StoreError if the operating system refuses.
         """
-        return FILE.write(Path(folder) / self.file_name, asdict(self))
+        path, content = Path(folder) / self.file_name, asdict(self)
+        document = {"format": FORMAT, "sha256": _digest(content), "certificate": content}
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with published(path, 0o666) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise StoreError(f"the certificate cannot be written to {str(path.parent)!r}: {error}") from None
+        return path
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read a certificate file. Raises InvalidCertificate if it is damaged or was edited."""
-        content = FILE.read(path)
+        """Read a certificate file.
+
+        Raises InvalidCertificate for a missing file, another format, damage or an edit. The digest is no
+        signature: anyone who may write to the directory may make one.
+        """
+        where = repr(str(path))
         try:
-            return _built(content)
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            form, seal, content = document["format"], document["sha256"], document["certificate"]
+            if form != FORMAT:
+                why = f"{where} is of certificate format {form!r}, this version reads {FORMAT}"
+            elif seal != _digest(content):
+                why = f"{where} was changed after it was written: its digest does not match"
+            else:
+                return _built(content)
+        except FileNotFoundError:
+            why = f"no certificate at {where}"
+        except (OSError, KeyError) as error:
+            why = f"{where} is no certificate ({type(error).__name__}: {error})"
         except (AttributeError, TypeError, ValueError) as error:
-            raise FILE.invalid(repr(str(path)), str(error)) from None
+            why = f"{where} is no certificate ({error})"
+        raise InvalidCertificate(f"{why}: {_REMEDY}")
+
+
+def _digest(content: Any) -> str:
+    # as JSON gives it back, so that what is written and what is read have one digest
+    body = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _short(value: object) -> object:
+    """A digest by its first digits."""
+    text = str(value)
+    return text[:12] if len(text) == 64 else text or "none"
 
 
 def _built(content: Any) -> Certificate:

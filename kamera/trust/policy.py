@@ -124,12 +124,10 @@ class ReusePolicy:
         return cls(certified=False)
 
     def __post_init__(self) -> None:
-        if self.minimum not in GUARANTEES:
-            raise ValueError(f"minimum {quote(self.minimum)} is none of {', '.join(GUARANTEES)}")
-        if self.on_miss not in get_args(OnMiss):
-            raise ValueError(f"on_miss {quote(self.on_miss)} is none of {', '.join(get_args(OnMiss))}")
-        if self.forms not in get_args(Forms):
-            raise ValueError(f"forms {quote(self.forms)} is none of {', '.join(get_args(Forms))}")
+        kinds = {"minimum": Guarantee, "on_miss": OnMiss, "forms": Forms, "on_leave": OnLeave}
+        for name, kind in kinds.items():
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name} {quote(value)} is none of {', '.join(get_args(kind))}")
         if self.minimum == "exact" and self.on_miss in ("blind", "sample"):
             raise ValueError(
                 f'minimum "exact" with on_miss "{self.on_miss}" contradict: use on_miss "form" or "prefill"'
@@ -150,8 +148,6 @@ class ReusePolicy:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
         if not 0.0 <= self.audit <= 1.0:
             raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
-        if self.on_leave not in get_args(OnLeave):
-            raise ValueError(f"on_leave {quote(self.on_leave)} is none of {', '.join(get_args(OnLeave))}")
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
@@ -196,11 +192,9 @@ class ReusePolicy:
         if self.minimum == "exact":
             return self
         orbit: set[Guarantee] = set() if self.admits("orbit") else {"orbit"}
-        repaired = self._strictly("orbit", self.on_miss)
         on_miss: OnMiss = "form" if self.on_miss == "blind" else self.on_miss
-        return replace(
-            repaired, withheld=self.withheld | orbit, on_miss="sample" if self.samples else on_miss
-        )
+        on_miss = "sample" if self.samples else on_miss
+        return replace(self._strictly("orbit", on_miss), withheld=self.withheld | orbit)
 
     @property
     def budget(self) -> PatchBudget:

@@ -65,9 +65,10 @@ def permit_of(
         for guarantee, finding in certificate.findings.items():
             if finding.verdict == "unsafe":
                 denied.setdefault(guarantee, f"{name}: {certificate.refusal(guarantee)}")
-    best = max((one for _, one in matching), key=lambda one: _permits(one, denied), default=None)
-    if best is not None and any(_permits(best, denied)):
-        return Permit(best, "", denied)
+    permits = [_permits(one, denied) for _, one in matching]
+    best = max(range(len(matching)), key=permits.__getitem__, default=None)
+    if best is not None and any(permits[best]):
+        return Permit(matching[best][1], "", denied)
     refusals += [f"{name}: {one.unusable(grounds) or 'another found it unsafe'}" for name, one in matching]
     nothing = f"none of fingerprint {grounds.fingerprint[:12]} in {where}"
     return Permit(None, "; ".join(refusals) or nothing, denied)

@@ -27,14 +27,15 @@ def _picture(n: int) -> tuple[int, int]:
 
 def test_a_message_is_its_whole_turn():
     (edit,) = resolve([Directive(1, 2, None, "forget", "messages")], _TALK, _tokenize)
-    assert (edit.start, edit.stop) == _TALK.turns[1] and edit.mode == "forget"
+    assert (edit.start, edit.stop) == _TALK.turns[1] and edit.directive.mode == "forget"
     assert (edit.start, edit.stop, edit.replacement) == (*_TALK.turns[1], ())
 
 
 def test_a_picture_is_replaced_by_text_in_its_turn():
     start, stop = _picture(1)
-    (edit,) = resolve([Directive(start, stop, "[omitted]")], _SCREENS, _tokenize)
-    assert edit == Edit(start, stop, tuple(_tokenize("[omitted]")), "repair")
+    directive = Directive(start, stop, "[omitted]")
+    (edit,) = resolve([directive], _SCREENS, _tokenize)
+    assert edit == Edit(start, stop, tuple(_tokenize("[omitted]")), directive)
 
 
 def test_segments_are_counted_like_messages():

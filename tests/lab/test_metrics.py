@@ -21,5 +21,5 @@ def test_flip_recover_looks_only_at_items_that_blind_flips():
     assert flip_recover([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], blind).mean == 0.75
     assert flip_recover(blind, blind).mean == 0.0
     assert math.isnan(flip_recover([0.0], [1.0]).mean)
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="argument 2 is longer"):
         flip_recover([1.0, 1.0], blind)

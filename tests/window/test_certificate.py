@@ -211,7 +211,9 @@ def test_one_changed_weight_refuses_the_certificate(folder):
     assert make(backbone, None, chunk, policy=CERTIFIED).terms.certificate == held
     with torch.no_grad():
         next(backbone.model.parameters()).view(-1)[7] += 1e-3
-    with pytest.raises(CertificateMismatch, match=f"for backbone {held.fingerprint[:12]}, this is .*weights"):
+    with pytest.raises(
+        CertificateMismatch, match=f"on backbone {held.fingerprint[:12]}, weights, .*: this is"
+    ):
         make(backbone, policy=CERTIFIED, certificate=held)
     fallback(backbone, "none of fingerprint")
 

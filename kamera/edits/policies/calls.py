@@ -37,6 +37,22 @@ def without_calls(
     return out
 
 
+def with_content(messages: Sequence[Message], contents: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """``messages``, with other content at these indices."""
+    return [{**m, "content": contents[i]} if i in contents else dict(m) for i, m in enumerate(messages)]
+
+
+def tool_results(messages: Sequence[Message]) -> dict[int, str | None]:
+    """The indices of tools' messages, each with the tool's name: its own, or that of the call it answers."""
+    called = {
+        call.get("id"): (call.get("function") or {}).get("name")
+        for m in messages
+        for call in m.get("tool_calls") or []
+    }
+    tools = [(i, m) for i, m in enumerate(messages) if m.get("role") == "tool"]
+    return {i: m.get("name") or called.get(m.get("tool_call_id")) for i, m in tools}
+
+
 def is_result(message: Message) -> bool:
     """True for a message, or a Responses item, that is the result of a call."""
     return message.get("role") in ("tool", "function") or str(message.get("type")).endswith("_call_output")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from kamera.content import Message
-from kamera.edits.policies.calls import text_of, without_calls
+from kamera.edits.policies.calls import text_of, tool_results, with_content, without_calls
 from kamera.edits.policy import EditPolicy
 
 
@@ -26,15 +26,11 @@ def clear_tool_results(
         raise ValueError(f"keep={keep}, trigger={trigger} must not be negative")
 
     def clear_tool_results(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        names = _tool_names(messages)
-        results = [i for i, m in enumerate(messages) if m.get("role") == "tool"]
-        clearable = [i for i in results if names.get(i) not in exclude]
+        results = tool_results(messages)
+        clearable = [i for i, name in results.items() if name not in exclude]
         size = sum(len(text_of(messages[i])) for i in results)
-        cleared = set(clearable[: max(0, len(clearable) - keep)]) if size >= trigger else set()
-        return [
-            {**message, "content": placeholder} if i in cleared else dict(message)
-            for i, message in enumerate(messages)
-        ]
+        cleared = clearable[: max(0, len(clearable) - keep)] if size >= trigger else []
+        return with_content(messages, dict.fromkeys(cleared, placeholder))
 
     return clear_tool_results
 
@@ -49,14 +45,10 @@ def truncate_tool_results(keep: int = 2, *, head: int = 100, tail: int = 100) ->
         raise ValueError(f"keep={keep}, head={head}, tail={tail} must not be negative")
 
     def truncate_tool_results(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        results = [i for i, m in enumerate(messages) if m.get("role") == "tool"]
-        old = set(results[: max(0, len(results) - keep)])
-        return [
-            {**m, "content": _ends(m["content"], head, tail)}
-            if i in old and isinstance(m.get("content"), str)
-            else dict(m)
-            for i, m in enumerate(messages)
-        ]
+        results = list(tool_results(messages))
+        old = {i: messages[i].get("content") for i in results[: max(0, len(results) - keep)]}
+        ends = {i: _ends(text, head, tail) for i, text in old.items() if isinstance(text, str)}
+        return with_content(messages, ends)
 
     return truncate_tool_results
 
@@ -78,32 +70,15 @@ def drop_failed_tool_calls(
     judge = failed or _is_failure
 
     def drop_failed_tool_calls(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        names = _tool_names(messages)
-        results = [i for i, m in enumerate(messages) if m.get("role") == "tool"]
-        spared = set(results[len(results) - keep_last :]) if keep_last else set()
-        good = {i for i in results if not judge(messages[i])}
+        names = tool_results(messages)
+        spared = list(names)[len(names) - keep_last :] if keep_last else []
+        good = {i for i in names if not judge(messages[i])}
         dead = {
-            i
-            for i in results
-            if i not in good and i not in spared and any(j > i and names.get(j) == names.get(i) for j in good)
+            i for i in names.keys() - good - set(spared) if any(j > i and names[j] == names[i] for j in good)
         }
         return without_calls(messages, dead)
 
     return drop_failed_tool_calls
-
-
-def _tool_names(messages: Sequence[Message]) -> dict[int, str | None]:
-    """The tool's name of each tool message, from the message or from the call it answers."""
-    called = {
-        call.get("id"): (call.get("function") or {}).get("name")
-        for m in messages
-        for call in m.get("tool_calls") or []
-    }
-    return {
-        i: m.get("name") or called.get(m.get("tool_call_id"))
-        for i, m in enumerate(messages)
-        if m.get("role") == "tool"
-    }
 
 
 def _is_failure(message: Message) -> bool:

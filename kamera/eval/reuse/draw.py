@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
 from kamera.eval.reuse.sources import NAMES, SOURCES, TESTBED, world
 from kamera.eval.reuse.traces import with_traces
-from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.sample import Passage, Picture, Problem
 
 UNITS = 8
 """Frames, pages or screenshots of a window, where the set leaves the choice."""
@@ -50,8 +50,7 @@ def draw_items(
         raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
     for item in drawn:
         donors = _donors(item, drawn, seed)
-        filler = [{"type": "text", "text": _NOTHING}]
-        whole = replace(item, units={**item.units, **donors, FILLER: filler})
+        whole = replace(item, units={**item.units, **donors, FILLER: Passage(_NOTHING)})
         yield with_traces(whole, list(donors), FILLER, seed)
 
 
@@ -68,7 +67,7 @@ def _drawn(items: Iterator[Item | Problem], count: int, seed: int) -> tuple[list
             problems.append(Problem(item.id, "occurs twice"))
             continue
         seen.add(item.id)
-        if sum(_is_picture(content) for content in item.units.values()) < LEAST:
+        if sum(map(_is_picture, item.units.values())) < LEAST:
             continue
         lot = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}".encode()).digest()[:8], "big")
         heapq.heappush(kept, (-lot, item.id, item))
@@ -82,7 +81,7 @@ def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
     others = [other for other in drawn if other.id != item.id]
     start = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}:donors".encode()).digest()[:8], "big")
     turned = [others[(start + i) % len(others)] for i in range(len(others))]
-    pool = [content for other in turned for content in other.units.values()]
+    pool = [part for other in turned for part in other.units.values()]
     pool.sort(key=_is_picture, reverse=True)  # stable
     needed = len(item.window) - 1
     if len(pool) < needed:
@@ -92,5 +91,5 @@ def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
     return {f"donor-{i}": pool[i] for i in range(needed)}
 
 
-def _is_picture(content: Sequence[Mapping[str, Any]]) -> bool:
-    return any(part["type"] == "image" for part in content)
+def _is_picture(part: Passage | Picture) -> bool:
+    return isinstance(part, Picture)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ from PIL import Image
 from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
+from kamera.eval.tasks.sample import Passage, Picture
 
 FORMAT, VERSION = "kamera-reuse-benchmark", 2
 FILE, MEDIA = "benchmark.json", "media"
-
-Content = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,16 @@ class Benchmark:
     digest: str
     folder: Path
 
-    def media(self, content: Content) -> list[dict[str, Any]]:
-        """Chat content with the pictures' paths. Raises TaskDataError for a missing or changed picture."""
-        return [self._located(dict(part)) for part in content]
-
-    def _located(self, part: dict[str, Any]) -> dict[str, Any]:
-        if part["type"] != "image":
+    def media(self, part: Passage | Picture) -> Passage | Picture:
+        """A picture with its path. Raises TaskDataError if it is missing or was changed."""
+        if isinstance(part, Passage):
             return part
-        path = self.folder / MEDIA / part["image"]
+        path = self.folder / MEDIA / part.source
         if not path.is_file():
             raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
         if _name(load_image(path)) != path.name:
             raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
-        return part | {"image": str(path)}
+        return replace(part, source=str(path))
 
 
 def freeze(
@@ -61,8 +57,8 @@ def freeze(
     kept = []
     for item in items:
         item.check()
-        units = {name: _written(content, folder) for name, content in item.units.items()}
-        live = tuple(_written(content, folder) for content in item.live)
+        units = {name: _written(part, folder) for name, part in item.units.items()}
+        live = tuple(_written(part, folder) for part in item.live)
         kept.append(replace(item, units=units, live=live))
     if not kept:
         raise TaskDataError("no item shows four visual units: nothing to freeze")
@@ -110,17 +106,12 @@ def _name(picture: Image.Image) -> str:
     return hashlib.sha256(pixels).hexdigest() + ".png"
 
 
-def _written(content: Content, folder: Path) -> list[dict[str, Any]]:
-    """The content with its pictures in ``media/``, by the digest of their bytes."""
-    made = []
-    for part in content:
-        if part["type"] != "image":
-            made.append(dict(part))
-            continue
-        source = part["image"]
-        picture = load_image(source)
-        name = _name(picture)
-        if not (folder / MEDIA / name).exists():
-            picture.save(folder / MEDIA / name)
-        made.append({"type": "image", "image": name})
-    return made
+def _written(part: Passage | Picture, folder: Path) -> Passage | Picture:
+    """The unit with its picture in ``media/``, by the digest of its pixels."""
+    if isinstance(part, Passage):
+        return part
+    picture = load_image(part.source)
+    name = _name(picture)
+    if not (folder / MEDIA / name).exists():
+        picture.save(folder / MEDIA / name)
+    return replace(part, source=name)

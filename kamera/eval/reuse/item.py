@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.sample import Passage, Picture
 
 LEAST = 4
 """Visual units that an item's window has at least."""
@@ -24,8 +25,8 @@ class WindowTrace:
 class Item:
     """One question of a set, with its windows.
 
-    ``units`` are chat content by name; in a frozen benchmark an image is ``{"type": "image", "image": FILE}``
-    with a file of its media folder. ``window`` is the published order; every trace ends in it, so the
+    ``units`` are texts and pictures by name; in a frozen benchmark a picture's source is a file of its media
+    folder. ``window`` is the published order; every trace ends in it, so the
     published ``answer`` holds for each, and the exact answer is the same for all. ``live`` arrives with the
     ``question`` text (pictures among the choices). ``meta`` names the scorer (``rule``,
     `kamera.eval.reuse.scoring`) and what it needs beside ``answer`` and ``choices``.
@@ -34,19 +35,19 @@ class Item:
     id: str
     source: str
     task: str
-    units: Mapping[str, Sequence[Mapping[str, Any]]]
+    units: Mapping[str, Passage | Picture]
     window: tuple[str, ...]
     question: str
     answer: Any
     meta: Mapping[str, Any]
-    live: tuple[Sequence[Mapping[str, Any]], ...] = ()
+    live: tuple[Passage | Picture, ...] = ()
     choices: tuple[str, ...] = ()
     max_new_tokens: int = 16
     traces: tuple[WindowTrace, ...] = ()
 
     def check(self) -> None:
         """Raise TaskDataError for an item that breaks what is promised above."""
-        if (seen := sum(_is_visual(self.units.get(name, ())) for name in self.window)) < LEAST:
+        if (seen := sum(isinstance(self.units.get(name), Picture) for name in self.window)) < LEAST:
             raise TaskDataError(
                 f"item {self.id} shows {seen} visual units: at least {LEAST} belong in a window"
             )
@@ -71,9 +72,9 @@ class Item:
             "id": self.id,
             "source": self.source,
             "task": self.task,
-            "units": {name: [dict(part) for part in content] for name, content in self.units.items()},
+            "units": {name: _content(part) for name, part in self.units.items()},
             "window": list(self.window),
-            "live": [[dict(part) for part in content] for content in self.live],
+            "live": [_content(part) for part in self.live],
             "question": self.question,
             "choices": list(self.choices),
             "answer": self.answer,
@@ -90,10 +91,22 @@ class Item:
             WindowTrace(name, tuple(tuple(window) for window in windows))
             for name, windows in values.pop("traces").items()
         )
-        for name in ("window", "live", "choices"):
-            values[name] = tuple(values[name])
+        values["units"] = {name: _part(content) for name, content in values["units"].items()}
+        values["live"] = tuple(_part(content, live=True) for content in values["live"])
+        values |= {name: tuple(values[name]) for name in ("window", "choices")}
         return cls(**values, traces=traces)
 
 
-def _is_visual(content: Sequence[Mapping[str, Any]]) -> bool:
-    return any(part.get("type") in ("image", "video") for part in content)
+def _content(part: Passage | Picture) -> list[dict[str, Any]]:
+    """A unit as chat content."""
+    if isinstance(part, Passage):
+        return [{"type": "text", "text": part.text}]
+    caption = [{"type": "text", "text": part.caption}] if part.caption else []
+    return [{"type": "image", "image": part.source}, *caption]
+
+
+def _part(content: Sequence[Mapping[str, Any]], live: bool = False) -> Passage | Picture:
+    """The unit of chat content: a text, or a picture with the text that moves with it."""
+    text = "".join(part["text"] for part in content if part["type"] == "text")
+    pictures = [part["image"] for part in content if part["type"] == "image"]
+    return Picture(pictures[0], live, text) if pictures else Passage(text, live)

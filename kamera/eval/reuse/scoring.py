@@ -12,26 +12,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from kamera.eval.reuse.doc_score import score_document
+from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.letters import LETTERS, decided, last_letter
 from kamera.eval.tasks.mm_niah_score import decide, score_response
+from kamera.eval.tasks.sample import TaskSample
 
 
-class Labelled(Protocol):
-    """An item, or a sample of it."""
-
-    @property
-    def answer(self) -> Any: ...
-    @property
-    def choices(self) -> Sequence[str]: ...
-    @property
-    def meta(self) -> Mapping[str, Any]: ...
-
-
-def score(response: str, item: Labelled) -> float:
+def score(response: str, item: Item | TaskSample) -> float:
     """The score of a response, 0.0 to 1.0. Raises ValueError for an unknown rule."""
     response, rule = response.strip(), item.meta["rule"]
     if rule == "letter":
@@ -43,7 +32,7 @@ def score(response: str, item: Labelled) -> float:
     return float(decision(response, item) == _words(str(item.answer)))
 
 
-def decision(response: str, item: Labelled) -> str:
+def decision(response: str, item: Item | TaskSample) -> str:
     """What a response decides: equal decisions have equal scores. Raises ValueError for an unknown rule."""
     response, rule = response.strip(), item.meta["rule"]
     if rule == "letter":
@@ -57,7 +46,7 @@ def decision(response: str, item: Labelled) -> str:
     raise ValueError(f"an item is scored by {rule!r}: no rule of this Kamera")
 
 
-def _letter(response: str, item: Labelled) -> str | None:
+def _letter(response: str, item: Item | TaskSample) -> str | None:
     found = last_letter(response, item.choices)
     alone = response.strip().strip(".()").upper()
     return found or (alone if alone in LETTERS[: len(item.choices)] else None)

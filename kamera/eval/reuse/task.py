@@ -12,9 +12,6 @@ from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.traces import TRACES
 from kamera.eval.tasks.sample import (
     Answered,
-    Part,
-    Passage,
-    Picture,
     Problem,
     Summary,
     TaskSample,
@@ -87,21 +84,14 @@ def _sample(benchmark: Benchmark, item: Item, trace: WindowTrace) -> TaskSample:
         id=f"{item.id}/{trace.name}",
         task=trace.name,
         parts=(
-            *(_part(benchmark.media(item.units[name])) for name in last),
-            *(_part(benchmark.media(content), live=True) for content in item.live),
+            *(benchmark.media(item.units[name]) for name in last),
+            *map(benchmark.media, item.live),
         ),
         question=item.question,
         answer=item.answer,
         choices=item.choices,
         meta={**item.meta, "item": item.id, "max_new_tokens": item.max_new_tokens},
         where=f"{benchmark.folder}: {item.id}",
-        others=tuple(_part(benchmark.media(item.units[name])) for name in others),
+        others=tuple(benchmark.media(item.units[name]) for name in others),
         before=tuple(tuple(names.index(name) for name in window) for window in before),
     )
-
-
-def _part(content: Sequence[Mapping[str, Any]], live: bool = False) -> Part:
-    """A unit: a text, or a picture with the text that moves with it."""
-    text = "".join(part["text"] for part in content if part["type"] == "text")
-    pictures = [part["image"] for part in content if part["type"] == "image"]
-    return Picture(pictures[0], live, text) if pictures else Passage(text, live)

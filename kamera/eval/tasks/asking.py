@@ -47,21 +47,18 @@ class TaskAsker:
         self, sample: TaskSample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
     ) -> Iterator[Trial]:
         """One trial for each arm (`kamera.eval.trial.trials`). Errors are in them, never raised."""
-        desk, stamp = self._desk.cleared(), digest(sample)
-        blank = [Trial(sample.id, arm, digest=stamp) for arm in makers]
+        desk, blank = self._desk.cleared(), Trial(sample.id, "", digest=digest(sample))
         try:
-            case, note = self._fitted(desk, sample)
+            case = self._fitted(desk, sample, blank)
         except Exception as error:
-            yield from (trial.failed(error) for trial in blank)
-            return
-        if case is None:
-            yield from (replace(trial, answer=UNANSWERED, note=note) for trial in blank)
-            return
-        for trial in trials(desk, case, makers, ideal):
-            yield replace(trial, digest=stamp, note=trial.note or note)
+            case = blank.failed(error)
+        if isinstance(case, Trial):
+            yield from (replace(case, arm=arm) for arm in makers)
+        else:
+            yield from trials(desk, case, makers, ideal)
 
-    def _fitted(self, desk: Desk, sample: TaskSample) -> tuple[Case | None, str]:
-        """The sample's case, cut to fit (None if impossible), and a note."""
+    def _fitted(self, desk: Desk, sample: TaskSample, blank: Trial) -> Case | Trial:
+        """The sample's case, cut to fit; its trial if that is impossible."""
         units, most = self._units(sample), self.task.max_new_tokens(sample)
         sizes = [desk.chunk(unit).num_tokens for unit in units]
         question = self.backbone.tokenize(sample.question).shape[0]
@@ -73,7 +70,7 @@ class TaskAsker:
             over -= sizes[cut]
             cut += 1
         if over > 0:
-            return None, "over-length"
+            return replace(blank, answer=UNANSWERED, note="over-length")
         shown = [*units[: sample.head], *units[cut:]]
         end = max((index for index, unit in enumerate(shown, 1) if not unit.live), default=0)
         window, arriving = shown[:end], shown[end:]
@@ -82,8 +79,8 @@ class TaskAsker:
         others = [Unit(f"o{i}", self.shrink.content(part)) for i, part in enumerate(sample.others)]
         names = [*(f"u{i}" for i in range(len(sample.parts))), *(unit.name for unit in others)]
         windows = (*(tuple(names[i] for i in before) for before in sample.before), order)
-        case = Case(sample.id, {unit.name: unit for unit in (*window, *others)}, windows, query)
-        return case, "cut" if cut > sample.head else ""
+        blank = replace(blank, note="cut" if cut > sample.head else "")
+        return Case(blank, {unit.name: unit for unit in (*window, *others)}, windows, query)
 
     def _units(self, sample: TaskSample) -> list[Unit]:
         """Adjacent live parts are one unit, because they arrive together, with the question."""

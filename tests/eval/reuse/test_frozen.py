@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from PIL import Image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse import Item, WindowTrace, freeze, load
 from kamera.eval.reuse.frozen import FILE
+from kamera.eval.tasks.sample import Passage, Picture
 from tests.eval.reuse.rig import small
 
 
@@ -33,8 +35,18 @@ def test_what_was_frozen_is_read_back(frozen, tmp_path):
     other = small(tmp_path / "again")
     assert other.digest == frozen.digest  # equal seeds, equal digests
     shown = again.media(again.items[0].units["u0"])
-    with Image.open(shown[0]["image"]) as picture:
+    with Image.open(shown.source) as picture:
         assert picture.size[0] > 0
+
+
+def test_every_live_part_is_read_back(frozen, tmp_path):
+    item, shown = frozen.items[0], Image.new("RGB", (16, 16), (1, 2, 3))
+    choices = (Picture(shown, True), Picture(shown.rotate(90), True, "\nB: "))
+    live = (Passage("A: ", True), *choices)
+    units = {name: frozen.media(part) for name, part in item.units.items()}
+    again = freeze([replace(item, units=units, live=live)], tmp_path, system=None, origin={}).items[0]
+    assert [(type(part), part.live) for part in again.live] == [(type(part), True) for part in live]
+    assert again.live[0] == live[0] and again.live[2].caption == "\nB: "
 
 
 @pytest.mark.parametrize(
@@ -58,7 +70,7 @@ def test_a_changed_file_is_refused(copied, change):
 def test_a_changed_or_missing_picture_is_refused(copied):
     benchmark = load(copied)
     content = benchmark.items[0].units["u0"]
-    path = copied / "media" / content[0]["image"]
+    path = copied / "media" / content.source
     with Image.open(path) as picture:
         changed = picture.convert("RGB")
     changed.putpixel((0, 0), (1, 2, 3))
@@ -87,7 +99,7 @@ def test_other_files_are_refused(tmp_path, text, said):
 
 
 def test_items_that_break_a_promise_are_not_frozen(tmp_path, frozen):
-    units = {f"u{i}": [{"type": "text", "text": "words"}] for i in range(5)}
+    units = {f"u{i}": Passage("words") for i in range(5)}
     window = tuple(units)
     item = Item("x", "s", "t", units, window, "q", "a", {}, traces=(WindowTrace("published", (window,)),))
     with pytest.raises(TaskDataError, match="0 visual units"):

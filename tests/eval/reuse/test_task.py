@@ -85,13 +85,14 @@ def test_a_sample_goes_through_the_windows_of_its_trace(backbone, benchmark):
             (trial,) = asker.trials(samples[f"{item.id}/{trace.name}"], {"places": make})
             assert trial.error == "ValueError: noted"
             frozen = [[benchmark.media(item.units[name]) for name in window] for window in trace.windows]
-            true = [[asked_content(content) for content in window] for window in frozen]
+            true = [[asked_content(part) for part in window] for window in frozen]
             assert [words(w) for w in noted[0].windows] == [words(w) for w in true]
             assert [pixels(w) for w in noted[0].windows] == [pixels(w) for w in true]
 
 
-def asked_content(content):
-    return [p if p["type"] == "text" else {**p, "image": load_image(p["image"])} for p in content]
+def asked_content(picture):
+    image = {"type": "image", "image": load_image(picture.source)}
+    return [image, {"type": "text", "text": picture.caption}]
 
 
 def test_a_patch_answers_behind_every_trace_and_blind_reuse_does_not(run):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from kamera.eval.reuse import Item, draw_items
 from kamera.eval.reuse.traces import CONTEXTS, TURNOVERS, with_traces
+from kamera.eval.tasks.sample import Picture
 
-PICTURE = [{"type": "image", "image": "a.png"}]
+PICTURE = Picture("a.png")
 
 
 def traced(size: int, seed: int) -> Item:

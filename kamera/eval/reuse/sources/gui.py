@@ -13,7 +13,7 @@ from typing import Any
 
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
-from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.sample import Picture, Problem
 
 ACTIONS = ("CLICK", "SCROLL", "LONG_PRESS", "TYPE", "COMPLETE", "IMPOSSIBLE", "HOME", "BACK")
 
@@ -54,9 +54,9 @@ def _item(top: Path, episode: Mapping[str, Any], units: int) -> Item:
     )
 
 
-def _unit(top: Path, step: Mapping[str, Any], now: bool) -> list[dict[str, Any]]:
+def _unit(top: Path, step: Mapping[str, Any], now: bool) -> Picture:
     picture = top / "screenshots" / step["screenshot"]
     if not picture.is_file():
         raise TaskDataError(f"no screenshot {picture}: run the set's preprocessing")
     told = "now" if now else f"{step['action']} {step['info']}".strip()
-    return [{"type": "image", "image": picture}, {"type": "text", "text": f"Step {step['step']}: {told}\n"}]
+    return Picture(picture, caption=f"Step {step['step']}: {told}\n")

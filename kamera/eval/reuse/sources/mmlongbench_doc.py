@@ -14,7 +14,7 @@ from typing import Any
 
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
-from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.sample import Picture, Problem
 from kamera.eval.tasks.set_files import read_json
 
 UNANSWERABLE = "Not answerable"
@@ -45,13 +45,7 @@ def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> Ite
         id=f"{number}/{record['doc_id']}",
         source="mmlongbench-doc",
         task=record["doc_type"],
-        units={
-            f"u{i}": [
-                {"type": "image", "image": pages[page]},
-                {"type": "text", "text": f"Page {page}.\n"},
-            ]
-            for i, page in enumerate(chosen)
-        },
+        units={f"u{i}": Picture(pages[page], caption=f"Page {page}.\n") for i, page in enumerate(chosen)},
         window=tuple(f"u{i}" for i in range(len(chosen))),
         question=f"{record['question']}\nAnswer with the shortest possible phrase. If the pages do not tell, "
         f"answer “{UNANSWERABLE}”.",

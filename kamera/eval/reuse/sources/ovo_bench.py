@@ -15,7 +15,7 @@ from kamera.content import read_video
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST, Item
 from kamera.eval.tasks.letters import LETTERS
-from kamera.eval.tasks.sample import Problem
+from kamera.eval.tasks.sample import Picture, Problem
 from kamera.eval.tasks.set_files import read_json
 
 CHOSEN = ("EPM", "ASI", "HLD", "STU", "OJR", "ATR", "ACR", "OCR", "FPD")
@@ -60,11 +60,8 @@ def _item(record: Mapping[str, Any], moment: int | None, video: Path, units: int
     shown = record if moment is None else record["test_info"][moment]
     end = None if video.parent.name == "chunked_videos" else float(shown["realtime"])
     clip = read_video(video, num_frames=max(units, LEAST), end=end)
-    frames: dict[str, list[dict[str, Any]]] = {
-        f"u{i}": [
-            {"type": "image", "image": frame},
-            {"type": "text", "text": f"Frame at {second:.1f} s.\n"},
-        ]
+    frames = {
+        f"u{i}": Picture(frame, caption=f"Frame at {second:.1f} s.\n")
         for i, (frame, second) in enumerate(zip(clip.frames, clip.seconds, strict=True))
     }
     question, answer, choices, rule = _question(task, record, shown)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
-from kamera.eval.tasks.sample import Passage, Picture, Problem, Task, TaskSample
+from kamera.eval.tasks.sample import Problem, Task, TaskSample, Video
 
 
 def mm_niah(data: Path, units: int) -> Iterator[Item | Problem]:
@@ -28,24 +27,18 @@ def _items(task: Task, data: Path, rule: str) -> Iterator[Item | Problem]:
 
 
 def _item(task: Task, sample: TaskSample, rule: str) -> Item:
-    reused = [part for part in sample.parts if not part.live]
+    parts = [part for part in sample.parts if not isinstance(part, Video)]  # these sets have no clips
+    reused = [part for part in parts if not part.live]
     return Item(
         id=sample.id,
         source=task.name,
         task=sample.task,
-        units={f"u{i}": [_content(part)] for i, part in enumerate(reused)},
+        units={f"u{i}": part for i, part in enumerate(reused)},
         window=tuple(f"u{i}" for i in range(len(reused))),
         question=sample.question,
         answer=sample.answer,
         meta={"rule": rule},
-        live=tuple([_content(part)] for part in sample.parts if part.live),
+        live=tuple(part for part in parts if part.live),
         choices=sample.choices,
         max_new_tokens=task.max_new_tokens(sample),
     )
-
-
-def _content(part: Any) -> Mapping[str, Any]:
-    if isinstance(part, Passage):
-        return {"type": "text", "text": part.text}
-    assert isinstance(part, Picture), "these sets have no clips"
-    return {"type": "image", "image": part.source}

@@ -11,6 +11,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.eval.reuse.item import Item
+from kamera.eval.tasks.sample import Picture
 
 HELD_OUT = 940_000
 """Seed of the episodes; the shipped backbone was trained from a million on."""
@@ -29,9 +30,10 @@ def read(count: int, seed: int = 0) -> Iterator[Item]:
         # a picture that states no fact, then the donors, then the window itself
         episode = world.episode(index, layout=f"P{DONORS}{shown}")
         order = list(range(1 + len(DONORS), 1 + len(DONORS) + size))
-        units = {f"u{i}": episode.frames[frame].content for i, frame in enumerate(order)}
-        units |= {f"donor-{i}": episode.frames[1 + i].content for i in range(len(DONORS))}
-        units[FILLER] = episode.frames[0].content
+        pictures = [Picture(frame.image, caption=frame.caption) for frame in episode.frames]
+        units = {f"u{i}": pictures[frame] for i, frame in enumerate(order)}
+        units |= {f"donor-{i}": pictures[1 + i] for i in range(len(DONORS))}
+        units[FILLER] = pictures[0]
         asked = [episode.ask("value", tag, order=order) for tag in episode.frames[order[-1]].glyph_of]
         bound = [question for question in asked if question.bound]
         question = bound[int(np.random.default_rng([HELD_OUT + seed, index]).integers(len(bound)))]
