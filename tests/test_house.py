@@ -28,7 +28,7 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 41,
+    "HfEngine": 39,
     "KameraWindow": 43,
     "Engine": 31,
     "Questions": 30,
@@ -55,7 +55,7 @@ LINES = {
     "trust": (1_100, 800),
     "content": (3_600, 2_500),
     "store": (8_800, 7_200),
-    "engines": (9_650, 4_600),
+    "engines": (9_400, 4_600),
     "patches": (2_750, 1_800),
     "window": (7_250, 3_400),
     "reuse": (1_700, 2_000),

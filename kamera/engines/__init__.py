@@ -17,7 +17,7 @@ from kamera.engines.prompt import (
     joined,
     pieces_of,
 )
-from kamera.engines.recipe import Base, Executor, Offset, Part, Recipe, RowKey
+from kamera.engines.recipe import Base, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor
 from kamera.engines.values import FEATURES, Answers, Continuation, ModelFacts, PositionLimits, Work
@@ -34,7 +34,6 @@ __all__ = [
     "EngineCompletion",
     "EnginePrompt",
     "EngineSampling",
-    "Executor",
     "Extent",
     "HasEngine",
     "Identity",

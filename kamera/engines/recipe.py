@@ -1,4 +1,4 @@
-"""A recipe: a window written down for an engine that schedules by itself, and the contract to show one.
+"""A recipe: a window written down for an engine that schedules by itself.
 
 It names stored objects and holds no tensor. JSON both ways, strict: a text that was edited, values of other
 types and parts that contradict each other are refused by name. A scheduler reads it before anything else, so
@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from types import NoneType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kamera.engines.moves import Written
 from kamera.errors import IncompatibleChunk, InvalidRecipe, quote
 from kamera.ops import digest, ids_digest
 from kamera.store import Context, object_key
@@ -224,18 +223,6 @@ class Recipe:
                 f"{quote(text)} is not what to_json writes ({type(error).__name__}): it was edited, or is of "
                 "another kind"
             ) from None
-
-
-class Executor(Protocol):
-    """Shows recipes: the live cache of transformers, or the pages of an engine that schedules by itself."""
-
-    def show(self, recipe: Recipe) -> Written:
-        """Bring the KV of a recipe, its anchor in front, to where the model attends to it.
-
-        It shows all of the recipe or raises, and then nothing of it: IncompatibleChunk (of another backbone,
-        tenant or form), NotTransferable (a part whose KV its own window has alone), StaleRecipe (an object is
-        gone, or another by now), CorruptChunk.
-        """
 
 
 def _contradiction(recipe: Recipe) -> str:

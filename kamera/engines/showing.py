@@ -22,7 +22,12 @@ class LiveExecutor:
         self._store = store
 
     def show(self, recipe: Recipe) -> Written:
-        """As `Executor.show`."""
+        """Bring the KV of a recipe, its anchor in front, to where the model attends to it.
+
+        It shows all of the recipe or raises, and then nothing of it: IncompatibleChunk (of another backbone,
+        tenant or form), NotTransferable (a part whose KV its own window has alone), StaleRecipe (an object is
+        gone, or another by now), CorruptChunk.
+        """
         engine, own = self._engine, recipe.context
         recipe.check(Context(engine.fingerprint, own.anchor, self._store.tenant, self._store.kv))
         anchor = read_anchor(self._store, recipe)

@@ -86,13 +86,13 @@ class ModelIdentity:
         anything which is in no file keeps its own.
         """
         base = self._looked()[0]
-        if not (self.unread or self._witness.foreign):
+        if not (self.unread or self._witness.computed.foreign):
             self._of_files = (base, of_files)
 
     @property
     def unread(self) -> tuple[str, ...]:
         """What of the model cannot be digested, a line each: its fingerprints hold in this process alone."""
-        return self._witness.unread
+        return self._witness.computed.unread
 
     def digest_anew(self) -> None:
         """Digest all tensors again at the next access, whatever the witness sees."""

@@ -96,9 +96,12 @@ class LiveCache:
             try:
                 with room.lock:
                     room.clear([(stop, room.capacity)])
-                with self._model.growing(room.kv, start, stop) as cache:
-                    self._lent = cache
-                    yield cache
+                model = self._model
+                self._lent = model_cache.growing(model.model.config, model.layout, room.kv, start, stop)
+                try:
+                    yield self._lent
+                finally:
+                    model_cache.detach(self._lent)
             finally:
                 self._lent = None
                 room.tail.release()

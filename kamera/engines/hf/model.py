@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -210,15 +210,6 @@ class Model(HfContents):
             ],
             self.groups,
         )
-
-    @contextmanager
-    def growing(self, room: KV, start: int, stop: int) -> Iterator[ModelCache]:
-        """A cache of the tokens ``start:stop`` of ``room`` that grows in place behind them, in the block."""
-        cache = model_cache.growing(self.model.config, self.layout, room, start, stop)
-        try:
-            yield cache
-        finally:
-            model_cache.detach(cache)
 
     def place(self, kv: KV) -> KV:
         """``kv`` with every layer on the model's device for it; ``kv`` itself if it is there already.

@@ -75,16 +75,6 @@ class Witness:
         self._walk()
         self._note()
 
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """What of the model has no text, a line each: its settings count as those of this process alone."""
-        return self._computation.unread
-
-    @property
-    def foreign(self) -> tuple[str, ...]:
-        """Names of code in the model that came with neither torch nor transformers."""
-        return self._computation.foreign
-
     def look(self) -> Look:
         """The model's present state; equal to the last look if nothing changed."""
         if not self._is_as_walked():
@@ -128,14 +118,14 @@ class Witness:
 
     def _note(self) -> None:
         """Record the present settings, code and hooks; equal ones give an equal digest."""
-        self._computation = computation(self._model)
-        watch = self._computation.watch
+        self.computed = computation(self._model)
+        watch = self.computed.watch
         watch.note()
         self._carried = _Samples(watch.tensors.values())
         self._carries = self._carried.read()
         self._foreign = self._foreign_hooks()
         vision = computation(self._model, layers_path(self._model, self._decoder))
-        self._settings = (self._digest(self._computation), self._digest(vision))
+        self._settings = (self._digest(self.computed), self._digest(vision))
 
     def _digest(self, computed: Computation) -> str:
         hasher = hashlib.blake2b(digest_size=32)
@@ -150,7 +140,7 @@ class Witness:
         return (
             len(hooks) == len(self._foreign)
             and _same(hooks, self._foreign)
-            and self._computation.watch.is_as_noted()
+            and self.computed.watch.is_as_noted()
             and self._carried.read() == self._carries
         )
 
