@@ -74,8 +74,8 @@ class Gaps:
     """
 
     def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
-        said = () if state.said is None else (state.said,)
-        self._texts = [_text_of(r.facts) for r in (*state.residents, *said)]
+        said = () if state.said is None else (state.said.facts,)
+        self._texts = [_text_of(facts) for facts in (*state.facts, *said)]
         self._staying = list(staying)
         self._at = 0
 
@@ -154,7 +154,7 @@ def taken_over(
     for index, tokens in chunk.takes:
         seat = there[index]
         source = seat.source
-        if source.patched or source.lossy or source.home.shape or spot.shape:
+        if source.patch or source.lossy or source.home.shape or spot.shape:
             return None
         offset = tuple(to + done - at for to, at in zip(spot.low, source.home.low, strict=True))
         heads.append(TextHead(seat.number, tokens, offset))
@@ -184,7 +184,7 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
     for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
         held = seat.source
         here = held.antecedents == before.lineage and held.home.low == spot.low
-        plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
+        plain = held.guarantee == "exact" and not (held.patch or held.home.shape or spot.shape)
         if here and plain:
             found.append(TextHead(seat.number, tokens[seat.chunk_id]))
     return max(found, key=attrgetter("tokens"), default=None)

@@ -48,7 +48,7 @@ class NamedRequest:
 
     def facts(self, state: WindowState) -> dict[str, Facts]:
         """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
-        return {**self.coming, **{r.facts.chunk_id: r.facts for r in state.residents}}
+        return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
 
     def encoded(self, former: Former) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
@@ -123,7 +123,7 @@ class Names:
     # -- inside --------------------------------------------------------------------------------
 
     def _at(self, index: int) -> Here:
-        count = len(self._state.residents)
+        count = len(self._state.facts)
         if not 0 <= index < count:
             raise UnknownChunk(f"the plan names slot {index} of a window of {count}")
         return Here(index)
@@ -133,17 +133,17 @@ class Names:
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
         facts = self._former.stored(chunk) or self._here(chunk.id)
-        heads = head_at(chunk, self._state, len(self._state.residents))
+        heads = head_at(chunk, self._state, len(self._state.facts))
         newcomer = _newcomer(chunk, facts, heads)
         return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
-        chunk_id = named(self._former, self._state.residents, chunk)
+        chunk_id = named(self._former, self._state.seats.chunk_ids, chunk)
         facts = self._here(chunk_id) or self._former.known(chunk_id)
         return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 
     def _number(self, n: int) -> int:
-        count = len(self._state.residents)
+        count = len(self._state.facts)
         if not isinstance(n, int) or isinstance(n, bool):
             raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
         if not count:
@@ -153,7 +153,7 @@ class Names:
         return n
 
     def _order(self, permutation: Sequence[int]) -> tuple[int, ...]:
-        order, count = indices(permutation), len(self._state.residents)
+        order, count = indices(permutation), len(self._state.facts)
         if sorted(order) != list(range(count)):
             raise InvalidPermutation(
                 f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
@@ -173,7 +173,7 @@ class Names:
         if on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {quote(on_leave)} is none of keep, repair, exact")
         found: dict[str, tuple[Chunk, Facts | None]] = {}
-        here = texts((r.facts for r in self._state.residents), among)
+        here = texts(self._state.facts, among)
         heads: dict[str, Heads] = {}
         items: list[int | Newcomer] = []
         same = (i for i, item in enumerate(wanted) if not (isinstance(item, Here) and item.index == i))
@@ -200,7 +200,7 @@ class Names:
         return _named(request, list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
-        return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)
+        return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
 
     def _chunk(self, content: Any) -> Chunk:
         chunk = content if isinstance(content, Chunk) else self._former.backbone.chunk(content)

@@ -30,12 +30,11 @@ from kamera.window.report import Tally
 from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved
+from kamera.window.state import Resident, WindowState, moved, span_of
 from kamera.window.steps import (
     Archive,
     Clean,
     Harvest,
-    Keep,
     Place,
     Plan,
     Prefill,
@@ -130,9 +129,9 @@ class _PlanRun(Keeping):
                 case Harvest(number, base):
                     self.harvest(number, base)
                 case Clean(number):
-                    self.cleans[number] = _anew(self.former.canonical(self.whose[number]))
-                case Keep():
-                    pass
+                    kept = self.tensors[number]
+                    clean = _anew(self.former.canonical(kept.facts))
+                    self.tensors[number] = replace(kept, clean=clean)
         self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
@@ -153,9 +152,7 @@ class _PlanRun(Keeping):
         for seat in (*last.before.seats, last.seat):
             step, facts = running.get(seat.number), self.facts[seat.chunk_id]
             if step is None:
-                copy = self.copies[seat.number] if seat.clean is None else self.cleans[seat.number]
-                assert seat.offset is not None, "a plan seats no chunk where it cannot stand"
-                spans.append(Span(copy.kv, copy.patch, seat.offset))
+                spans.append(span_of(seat, self.tensors[seat.number]))
                 continue
             positions = self.stage.standing.positions(facts, seat.spot)
             encoded = facts.encoded
@@ -169,13 +166,11 @@ class _PlanRun(Keeping):
                 if encoded.num_tokens:
                     parts.append(Sampling(encoded, positions[:, done:], len(spans)))
             else:
-                base = self.copies[seat.number] if step.own else self.former.canonical(facts)
-                offset = step.base.home.offset(seat.spot)
-                assert offset is not None, "a plan samples no chunk that does not move as a whole"
+                base = self.tensors[seat.number].copy if step.own else self.former.canonical(facts)
                 design = design_of(self.former, facts.chunk_id, base, step.base.canonical)
                 completion = design.completion(step.size.tokens, positions)
                 parts.append(Sampling(encoded, positions, len(spans), completion))
-                spans.append(Span(base.kv, base.patch, offset))
+                spans.append(Span(base.kv, base.patch, step.base.home.distance(seat.spot)))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
         made = iter(engine.sample(parts, live))
@@ -204,17 +199,17 @@ class _PlanRun(Keeping):
             return  # a sample behind it ran first
         self.placed.add(seat.number)
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
-        if step.patch is not None:
-            offer = step.patch
+        offer = source.patch
+        if offer is not None:
             patch = self.former.patch(
                 facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
             )
             if patch is None:
                 raise RowLied
-            self.tally.notes.extend((offer.note,) if offer.note else ())
+            self.tally.notes += [offer.note] if offer.note else []
         leading = patch is None and source.guarantee != "blind"
-        if step.patch is not None and step.patch.base:
-            based = self.former.based(facts, step.patch.base)
+        if offer is not None and offer.base:
+            based = self.former.based(facts, offer.base)
             if based is None:
                 raise RowLied
             canonical = based
@@ -239,7 +234,7 @@ class _PlanRun(Keeping):
             encoded = [Encoded(encoded[0].input_ids[done:], {}, {}), *encoded[1:]]
             parts = [places[0][:, done:], *places[1:]]
         if inquiry is not None:
-            kvs = self._ask(before, inquiry, run, spans, encoded)
+            kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         else:
             kvs = self._ran(spans, encoded, parts)
         if head is not None and done:
@@ -265,28 +260,23 @@ class _PlanRun(Keeping):
         self,
         before: WindowState,
         inquiry: Inquiry,
-        run: Sequence[Prefill] = (),
+        facts: Sequence[Facts] = (),
+        places: Sequence[torch.Tensor] = (),
         spans: Sequence[Span] = (),
         encoded: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
-        """Answer behind ``run``, which stands behind ``before``; returns the KV of its spans ``encoded``."""
+        """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
         live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
-        residents = [(r.facts, r.positions) for r in before.residents]
-        residents += [
-            (facts, self.stage.standing.positions(facts, step.seat.spot))
-            for step in run
-            for facts in (self.facts[step.seat.chunk_id],)
-        ]
-        anchor, chunks = self.former.anchor, [facts for facts, _ in residents]
+        anchor, chunks = self.former.anchor, [*before.facts, *facts]
         question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
         ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
-        front, back = (moved(positions, before.frame) for positions in (anchor.positions, question))
-        places = [front, *(p for _, p in residents), back]
+        front, back = (moved(p, before.seats.frame) for p in (anchor.positions, question))
+        positions = torch.cat([front, *before.positions, *places, back], dim=1)
         coming = [e for e in encoded if e.num_tokens]
         room = inquiry.room + sum(e.num_tokens for e in coming)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
         with engine.measure() as work:
-            answer = engine.decode(ids, torch.cat(places, dim=1), live, coming, **inquiry.options)
+            answer = engine.decode(ids, positions, live, coming, **inquiry.options)
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
@@ -300,14 +290,13 @@ class _PlanRun(Keeping):
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        chunks = [resident.facts for resident in state.residents]
-        places = text_positions(self.former.backbone, self.former.anchor.input_ids, chunks, spoken)
-        positions, worth = moved(places, state.frame), footing(state.seats)
+        places = text_positions(self.former.backbone, self.former.anchor.input_ids, state.facts, spoken)
+        positions, worth = moved(places, state.seats.frame), footing(state.seats)
         spot = self.stage.standing.spot(facts, positions)
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
-        said = Resident(facts, seat, Copy(answer.tail, positions))
-        return Done(self.plan, state.saying(said), answer.tokens)
+        said = Resident(facts, Copy(answer.tail, positions))
+        return Done(self.plan, state.saying(seat, said), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
@@ -323,7 +312,8 @@ class _PlanRun(Keeping):
         found: list[KV] = []
         layout, done = self.former.backbone.layout, 0
         for head in heads:
-            whose, copy, offset = self.whose[head.number].encoded, self.copies[head.number], head.offset
+            whose, copy = self.tensors[head.number].facts.encoded, self.tensors[head.number].copy
+            offset = head.offset
             ids, there = facts.encoded.input_ids[done:], moved(copy.positions, offset)
             part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
             if part is None:

@@ -84,7 +84,7 @@ class KameraWindow(Questions):
                 )
             stage = stage_of(engine, store, anchor, self._terms.served, losses)
             self._stage = replace(stage, max_tokens=max_tokens)
-        self._state = WindowState.of((), engine.axes)
+        self._state = WindowState.empty(engine.axes)
         self._family = weakref.WeakSet([self])
 
     # -- operations ----------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class KameraWindow(Questions):
         The window itself does not change.
         """
         index = self._state.index(slot)
-        chunks = [r.facts for r in self._state.residents]
+        chunks = self._state.facts
         with self._counting() as tally:
             form_orbit(self._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
         report = tally.report("form_orbit", self.slots[index], self.slots)
@@ -231,7 +231,7 @@ class KameraWindow(Questions):
         load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
-        for chunk_id in self._state.chunk_ids:  # other later work goes on
+        for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
             self._stage.former.settle(chunk_id)
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
@@ -289,7 +289,7 @@ class KameraWindow(Questions):
         with self._counting() as tally:
             former, given = self._stage.former, None
             if isinstance(request, Lookback):
-                request = Recall(found(former, self._state.residents, request, tally), request.move)
+                request = Recall(found(former, self._state.seats.chunk_ids, request, tally), request.move)
             if isinstance(request, Plan):
                 given, named = self._own(request, chunks)
             else:
@@ -316,7 +316,7 @@ class KameraWindow(Questions):
             case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
                 if ahead is None or plan is not None or ahead.before is not self._state:
                     return here
-                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.chunk_ids
+                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.seats.chunk_ids
                 if in_view or leaving(self._stage, self._state, self.policy, chunk) != ahead.count:
                     return here
                 return ahead.state, ahead.stage

@@ -52,7 +52,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks)
     window.slide()
-    assert any(window._state.frame)
+    assert any(window._state.seats.frame)
     window.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
     assert Snapshot.of(window).matches(loaded, numbers=False)

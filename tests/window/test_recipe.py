@@ -281,7 +281,7 @@ def shows_the_same(window: KameraWindow, recipe: Recipe) -> bool:
     """A live cache shows the recipe's KV where its window shows it, to rounding."""
     executor, layout = LiveExecutor(window.backbone, window.store), window.backbone.layout
     executor.show(recipe)
-    back = tuple(-step for step in window._state.frame)
+    back = tuple(-step for step in window._state.seats.frame)
     pairs = [(relocate_kv(window.kv(i), layout, back), executor.live.read(i + 1)) for i in range(len(window))]
     return len(recipe.parts) == len(pairs) and max(worst(own, shown) for own, shown in pairs) < 1e-5
 
