@@ -29,9 +29,9 @@ LONG = {
 
 MANY_METHODS = {
     "HfEngine": 41,
-    "KameraWindow": 43,
+    "KameraWindow": 42,
     "Engine": 31,
-    "Questions": 30,
+    "Questions": 29,
     "Contents": 18,
     "Model": 25,
     "DiskTier": 21,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk, quote
@@ -35,7 +34,14 @@ def named(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str
         return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
     if not isinstance(chunk, str):
         raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
-    return _whole(former, here, chunk)
+    if is_key(chunk):
+        return chunk  # looked up, never listed
+    settle(former)
+    own, rest = set(here), set[str]()  # chunks of this backbone come first
+    for info in former.store.ls("canonical"):
+        (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
+    mine = any(name.startswith(chunk) for name in own)
+    return whole_id(chunk, own if mine else rest, "chunk")
 
 
 def found(former: Former, here: Sequence[str], search: Lookback, tally: Tally) -> str:
@@ -61,18 +67,6 @@ def found(former: Former, here: Sequence[str], search: Lookback, tally: Tally) -
     return best.chunk_id
 
 
-def _whole(former: Former, here: Sequence[str], start: str) -> str:
-    """The one chunk whose id is or begins with ``start``; those of this backbone come first."""
-    if is_key(start):
-        return start  # looked up, never listed
-    settle(former)
-    own, rest = set(here), set[str]()
-    for info in former.store.ls("canonical"):
-        (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
-    mine = any(name.startswith(start) for name in own)
-    return whole_id(start, own if mine else rest, "chunk")
-
-
 def check_cosine(name: str, value: float) -> None:
     """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
@@ -85,11 +79,7 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
     if vector is None:
         facts = former.encodings.stored(chunk)
         encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
-        vector = _mean(former, encoded.input_ids, encoded.tensors)
+        vector = mean_features(encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens)
     if vector is None:
         raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
     return vector
-
-
-def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
-    return mean_features(input_ids, tensors, former.backbone.builder.vision_tokens)

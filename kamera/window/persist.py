@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kamera.content import Encoded
 from kamera.engines import Engine
@@ -26,14 +26,6 @@ from kamera.window.run import carried_out
 from kamera.window.seats import Seat, Seats, new_number
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
-
-
-class WindowParts(NamedTuple):
-    """What a window is made of."""
-
-    terms: Terms
-    stage: Stage
-    state: WindowState
 
 
 def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
@@ -68,7 +60,7 @@ def load_window(
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     digest: str | None = None,
-) -> WindowParts:
+) -> tuple[Terms, Stage, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
     ``digest`` as in `read_saved`. Each chunk is restored as it was, or made exact if its guarantee is no
@@ -112,7 +104,7 @@ def load_window(
     if terms.withheld:
         with former.operation():
             state = carried_out(NamedRequest(Restore()), state, stage, served, Tally()).state
-    return WindowParts(terms, stage, state)
+    return terms, stage, state
 
 
 def _put_copy(tensors: Tensors, name: str, former: Former, facts: Facts, copy: Copy) -> dict[str, Any]:

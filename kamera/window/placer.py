@@ -284,10 +284,9 @@ class Placer:
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
         if taken is None or (stored and self._best(chunk, before, None) is not None):
             return None
-        seat = taken.seat(chunk, spot)
-        self.steps.append(Prefill(seat, before, heads=taken.heads, reason="edited"))
-        self.price.ran(chunk, sum(head.tokens for head in taken.heads))
-        return seat
+        self.steps.append(taken)
+        self.price.ran(chunk, taken.held)
+        return taken.seat
 
     def _leads(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: Source) -> bool:
         """True for a leading chunk that is prefilled in place: without a frame that is its canonical."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from kamera.content import Chunk, Content, Encoded
-from kamera.ops import KV, kv_copy
+from kamera.ops import kv_copy
 from kamera.patches import Worth, later_of, prove_again
 from kamera.store import Hit
 from kamera.trust import ReusePolicy
@@ -148,18 +148,6 @@ class Questions(Contents):
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
         self._check_backbone()
         return candidates(self._stage.former, like, k)
-
-    @serial
-    def kv(self, slot: Slot | int) -> KV:
-        """A copy of a slot's live KV, by layer and channel ``[heads, tokens, dim]``.
-
-        Its phase is that of the live cache, which a slide moves as a whole against the window's own
-        positions.
-        """
-        index = self._state.index(slot)
-        self._check_backbone()
-        self._stage.show(self._state, Tally())
-        return kv_copy(self._stage.live.read(index + 1))  # behind the anchor
 
     @serial
     def shown(self) -> tuple[ShownSpan, ...]:

@@ -148,28 +148,22 @@ class _PlanRun(Keeping):
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
-        heads: dict[int, KV] = {}
+        heads: dict[int, KV | None] = {}
         for seat in (*last.before.seats, last.seat):
             step, facts = running.get(seat.number), self.facts[seat.chunk_id]
             if step is None:
                 spans.append(span_of(seat, self.tensors[seat.number]))
                 continue
             positions = self.stage.standing.positions(facts, seat.spot)
-            encoded = facts.encoded
             if isinstance(step, Prefill):
-                head, done = self._head(facts, positions, step.heads), 0
-                if head is not None:
-                    heads[seat.number], done = head, kv_tokens(head)
-                    self.tally.held += done
-                    spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-                    encoded = Encoded(encoded.input_ids[done:], {}, {})
+                heads[seat.number], encoded, positions = self._begun(step, facts, positions, spans)
                 if encoded.num_tokens:
-                    parts.append(Sampling(encoded, positions[:, done:], len(spans)))
+                    parts.append(Sampling(encoded, positions, len(spans)))
             else:
                 base = self.tensors[seat.number].copy if step.own else self.former.canonical(facts)
                 design = design_of(self.former, facts.chunk_id, base, step.base.canonical)
                 completion = design.completion(step.size.tokens, positions)
-                parts.append(Sampling(encoded, positions, len(spans), completion))
+                parts.append(Sampling(facts.encoded, positions, len(spans), completion))
                 spans.append(Span(base.kv, base.patch, step.base.home.distance(seat.spot)))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
@@ -177,12 +171,9 @@ class _PlanRun(Keeping):
         for step in group:
             seat, facts = step.seat, self.facts[step.seat.chunk_id]
             head = heads.get(seat.number)
-            if head is None:
-                kv = next(made)
-            else:
-                kv = kv_copy(head) if kv_tokens(head) == seat.length else kv_concat([head, next(made)])
+            rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(made)
             positions = self.stage.standing.positions(facts, seat.spot)
-            self._ran_at(step, facts, Copy(kv, positions))
+            self._ran_at(step, facts, Copy(_joined(head, rest), positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
@@ -224,24 +215,14 @@ class _PlanRun(Keeping):
         before = self.assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
-        spans, encoded = self.stage.spans(before), [f.encoded for f in facts]
-        head = self._head(facts[0], places[0], first.heads)
-        done = 0 if head is None else kv_tokens(head)
-        parts = places
-        if head is not None and done:
-            self.tally.held += done
-            spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-            encoded = [Encoded(encoded[0].input_ids[done:], {}, {}), *encoded[1:]]
-            parts = [places[0][:, done:], *places[1:]]
+        spans = self.stage.spans(before)
+        head, rest, there = self._begun(first, facts[0], places[0], spans)
+        encoded = [rest, *[f.encoded for f in facts[1:]]]
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         else:
-            kvs = self._ran(spans, encoded, parts)
-        if head is not None and done:
-            kvs = (
-                kv_concat([head, kvs[0]]) if encoded[0].num_tokens else kv_copy(head),
-                *kvs[1:],
-            )
+            kvs = self._ran(spans, encoded, [there, *places[1:]])
+        kvs = (_joined(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
 
@@ -307,6 +288,18 @@ class _PlanRun(Keeping):
             joined.append(step)
         return joined
 
+    def _begun(
+        self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
+    ) -> tuple[KV | None, Encoded, torch.Tensor]:
+        """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
+        head = self._head(facts, positions, step.heads)
+        if head is None:
+            return None, facts.encoded, positions
+        done = kv_tokens(head)
+        self.tally.held += done
+        spans.append(Span(head, None, (0,) * self.former.backbone.axes))
+        return head, Encoded(facts.encoded.input_ids[done:], {}, {}), positions[:, done:]
+
     def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[TextHead]) -> KV | None:
         """KV of a chunk's first tokens, taken over from its ``heads``; None without one."""
         found: list[KV] = []
@@ -324,6 +317,12 @@ class _PlanRun(Keeping):
             found.append(part)
             done += head.tokens
         return kv_concat(found) if len(found) > 1 else found[0] if found else None
+
+
+def _joined(head: KV | None, rest: KV) -> KV:
+    if head is None:
+        return rest
+    return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
 
 
 def _anew(copy: Copy) -> Copy:

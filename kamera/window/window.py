@@ -27,7 +27,7 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found
-from kamera.window.persist import WindowParts, load_window, save_window
+from kamera.window.persist import load_window, save_window
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
@@ -69,12 +69,9 @@ class KameraWindow(Questions):
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._lock = forks.Lock("this window")
-        engine = engine_of(backbone, store)
-        self._listeners = () if trace is None else (Trace(trace),)
+        engine, losses = engine_of(backbone, store), Losses()
+        self._begin(engine, trace)
         self._terms = agree(engine, store, policy_of(policy, on_leave), certificate)
-        losses = Losses()
-        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
         with self._account.now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
@@ -85,7 +82,6 @@ class KameraWindow(Questions):
             stage = stage_of(engine, store, anchor, self._terms.served, losses)
             self._stage = replace(stage, max_tokens=max_tokens)
         self._state = WindowState.empty(engine.axes)
-        self._family = weakref.WeakSet([self])
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -253,27 +249,22 @@ class KameraWindow(Questions):
         and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
         engine = engine_of(backbone, store)
-        window = cls._blank(engine, trace)
+        window = cls.__new__(cls)
+        window._begin(engine, trace)
         with window._account.now(engine):
-            return window._standing(load_window(Path(path), engine, store, certificate, digest))
+            opened = load_window(Path(path), engine, store, certificate, digest)
+            window._terms, window._stage, window._state = opened
+            window._stage.show(window._state, Tally())
+            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
+        return window
 
     # -- inside --------------------------------------------------------------------------------
 
-    @classmethod
-    def _blank(cls, engine: Engine, trace: str | os.PathLike[str] | None) -> KameraWindow:
-        """A window that has an account, and nothing else yet."""
-        window = cls.__new__(cls)
-        window._lock, window._family = forks.Lock("this window"), weakref.WeakSet([window])
-        window._account, window._notes, window._ahead = Account(), [], Ahead(engine)
-        window._listeners = () if trace is None else (Trace(trace),)
-        return window
-
-    def _standing(self, opened: WindowParts) -> KameraWindow:
-        """The window with what was read for it, shown."""
-        self._terms, self._stage, self._state = opened
-        self._stage.show(self._state, Tally())
-        hand_over(self._stage, self._state, range(len(self)), self.policy.audit)
-        return self
+    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
+        """Give the window an account, and nothing else yet."""
+        self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
+        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        self._listeners = () if trace is None else (Trace(trace),)
 
     def _answered(
         self,
