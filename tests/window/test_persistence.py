@@ -171,6 +171,15 @@ def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version
     assert (path / "window.safetensors").read_bytes() == data
 
 
+def test_a_window_that_says_another_place_than_its_kv_has_is_refused(copied):
+    window, path = copied
+    document, tensors = read_saved(path)
+    document["seats"]["seats"][1]["source"]["home"]["low"][0] += 1
+    publish(path, Saved(document, tensors))
+    with pytest.raises(CorruptChunk, match="was not computed where it is said"):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
 def test_a_window_of_another_backbone_or_tenant_is_refused(saved, tmp_path):
     window, path = saved
     other = HfEngine(tiny.build("qwen2_5_vl", seed=5))
