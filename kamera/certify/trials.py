@@ -187,7 +187,7 @@ class Trials:
 
 def _live_kv(window: KameraWindow) -> list[KV]:
     """The KV of every chunk, read back from the window's live cache."""
-    return [window.kv(i) for i in range(len(window))]
+    return [span.kv for span in window.shown()[1:]]
 
 
 def _blind(window: KameraWindow) -> KameraWindow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,19 @@ def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
     saved, tensors = read_saved(directory)
     chunks = []
-    for i, chunk in enumerate(saved["chunks"]):
-        name = f"{i:05d}"
-        copies = {k: {**c, **_copy(tensors, f"{name}/{k}/", c)} for k, c in chunk["copies"].items()}
-        chunks.append({**chunk, "tokens": tensors[f"{name}/ids"].shape[0], "copies": copies})
+    for i, (seat, chunk) in enumerate(zip(saved["seats"]["seats"], saved["chunks"], strict=True)):
+        sources = {"copy": seat["source"], "clean": seat["clean"]}
+        copies = {
+            name: {**sources[name], **_copy(tensors, f"{i:05d}/{name}/", told)}
+            for name, told in chunk["copies"].items()
+        }
+        named = {name: seat[name] for name in ("chunk_id", "guarantee", "formed", "archived")}
+        chunks.append({**named, "label": chunk["label"], "tokens": seat["length"], "copies": copies})
     return {
         "path": str(directory),
         "kind": "window",
         "intact": True,
-        **{k: v for k, v in saved.items() if k != "chunks"},
+        **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
         "anchor_tokens": tensors["anchor/ids"].shape[0],
         "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
         "bytes": sum(_nbytes(t) for t in tensors.values()),
@@ -129,30 +133,22 @@ def read_window(directory: Path) -> Document:
 
 
 def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, told: Mapping[str, Any]) -> Document:
-    """What the file holds of a copy; ``told`` is what its document says of it."""
-    layers: list[dict[str, torch.Tensor]] = [{} for group in told["groups"] for _ in group]
-    for block, name, tensor in _under(tensors, prefix + "kv/"):
-        for row, layer in enumerate(told["groups"][block]):
-            layers[layer][name] = tensor[row]
-    size = sum(_nbytes(t) for layer in layers for t in layer.values())
-    patch = [tensor for _, _, tensor in _under(tensors, prefix + "patch/")]
-    ranks = [rank for block in told["ranks"] or () for of in block.values() for rank in of]
-    patch_bytes = sum(map(_nbytes, patch))
+    """What the file holds of a copy; ``told`` are the headers of its KV and patch."""
+    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    record, patch, patch_bytes = CanonicalRecord.from_parts(told["kv"], own), None, 0
+    layers = [dict(layer) for layer in record.kv]
+    if "patch" in told:
+        patch = PatchRecord.from_parts(told["patch"], own).patch
+        patch_bytes = patch.nbytes
+    size = record.kv.nbytes if isinstance(record.kv, CodedKV) else kv_bytes(record.kv)
     return {
         "layers": len(layers),
         "channels": _channels(layers),
         "kv_bytes": size,
-        "rank": max(ranks, default=None),
+        "rank": None if patch is None else patch.rank,
         "patch_bytes": patch_bytes,
         "percent_of_kv": 100.0 * patch_bytes / size if patch and size else None,
     }
-
-
-def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Iterator[tuple[int, str, torch.Tensor]]:
-    for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            block, _, rest = name[len(prefix) :].partition("/")
-            yield int(block), rest, tensor
 
 
 def _factors(layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:

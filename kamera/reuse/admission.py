@@ -52,7 +52,7 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
             reason = f"{worth}: the first tokens of a segment that the window holds"
         elif held.get(seat.number) == source:
             reason = f"{worth}: held by the window"
-        elif source.patched:
+        elif source.patch:
             reason = f"{worth}: a stored patch for this left context"
         elif source.sample is not None:
             reason = f"{worth}: {source.sample.tokens} of its {seat.length} tokens run for this left context"
@@ -70,7 +70,7 @@ def as_placed(admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]
     """The admissions after ``plan`` has run, with the guarantees of the window's ``slots``."""
     out = []
     for admission, seat, slot in zip(admissions, plan.after.seats, slots, strict=True):
-        if seat.source.patched and slot.rank is None:
+        if seat.source.patch and slot.rank is None:
             admission = replace(admission, tier="none", reason="the stored patch was refused")
         out.append(replace(admission, guarantee=slot.guarantee))
     return tuple(out)

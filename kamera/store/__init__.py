@@ -8,7 +8,6 @@ from kamera.ops import chunk_id, digest, tensor_digest
 from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.copy import Copied, certificate_folders
 from kamera.store.admin.forget import Forgotten
-from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.conditioning import conditioned, conditioned_of
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.encoding import EncodingRecord
@@ -63,9 +62,6 @@ __all__ = [
     "chunk_id",
     "chunk_of",
     "chunks_of",
-    "coded_header",
-    "coded_kv",
-    "coded_tensors",
     "conditioned",
     "conditioned_of",
     "digest",

@@ -22,9 +22,9 @@ from kamera.window.requests import (
     Reorder,
     Slide,
 )
-from kamera.window.seats import GLUE, SHORTEST_KEPT
+from kamera.window.seats import GLUE, SHORTEST_KEPT, Offer
 from kamera.window.state import ShownSpan, Slot
-from kamera.window.steps import Cost, Offer, Plan, Reason
+from kamera.window.steps import Cost, Plan, Reason
 from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
 

@@ -33,7 +33,7 @@ def anticipate(window: Contents) -> None:
     departures run no forward (survivors are kept).
     """
     state, policy = window._state, window.policy
-    last = state.residents[-1].facts if state.residents else None
+    last = state.facts[-1] if state.facts else None
     count = 0 if last is None else leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
     if not count:
         window._ahead.take()

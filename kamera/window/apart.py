@@ -20,8 +20,9 @@ from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out
+from kamera.window.seats import Seat
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState
+from kamera.window.state import WindowState
 
 
 def stage_of(
@@ -57,8 +58,7 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowStat
 
     Raises AuditFailed for a chunk whose encoding was not made here: it came from where the wrong KV did.
     """
-    for resident in state.residents:
-        facts = resident.facts
+    for facts in state.facts:
         if facts.encoded.tensors and facts.chunk_id not in old.encodings.here:
             raise AuditFailed(
                 f"{old.store.withheld.reason(old.context)}; chunk {facts.chunk_id[:12]} cannot be prefilled "
@@ -66,22 +66,18 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowStat
             )
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
-    suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
+    suspect = replace(state, seats=replace(state.seats, seats=tuple(map(_suspect, state.seats.seats))))
     policy, unbounded = ReusePolicy.exact(), replace(stage, max_tokens=None)
     with stage.former.operation():
         again = carried_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
-    return replace(again, residents=tuple(map(_unarchived, again.residents)))
+    there = tuple([replace(seat, archived=seat.source.canonical) for seat in again.seats.seats])
+    return replace(again, seats=replace(again.seats, seats=there))
 
 
-def _suspect(resident: Resident) -> Resident:
+def _suspect(seat: Seat) -> Seat:
     """The chunk as one that no policy keeps, and that nothing has to be archived of; it is conditioned."""
-    source = replace(resident.seat.source, guarantee="blind", canonical=False)
-    seat = replace(resident.seat, source=source, guarantee="blind", archived=True, clean=None)
-    return replace(resident, seat=seat, clean=None)
-
-
-def _unarchived(resident: Resident) -> Resident:
-    return replace(resident, seat=replace(resident.seat, archived=resident.seat.source.canonical))
+    source = replace(seat.source, guarantee="blind", canonical=False)
+    return replace(seat, source=source, guarantee="blind", archived=True, clean=None)
 
 
 def engine_of(backbone: object, store: object) -> Engine:

@@ -14,7 +14,7 @@ from kamera.patches import text_positions
 from kamera.window.report import Report, Tally
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState, moved
-from kamera.window.steps import Archive, Harvest, Keep, Plan, Prefill
+from kamera.window.steps import Archive, Harvest, Plan, Prefill
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def last_run(plan: Plan) -> Prefill | None:
 
 
 def _waits(step: object) -> bool:
-    return isinstance(step, Keep) or (isinstance(step, Archive | Harvest) and step.later)
+    return isinstance(step, Archive | Harvest) and step.later
 
 
 ANSWER = 256
@@ -73,13 +73,12 @@ class Asker:
 
     def window_ids(self) -> torch.Tensor:
         """The window's token sequence, int64 ``[tokens]``."""
-        chunks = [r.facts.encoded.input_ids for r in self.state.residents]
-        return torch.cat([self._anchor.input_ids, *chunks])
+        return torch.cat([self._anchor.input_ids, *[f.encoded.input_ids for f in self.state.facts]])
 
     def window_positions(self) -> torch.Tensor:
         """Positions of that sequence, int64 ``[axes, tokens]``."""
-        back = [-f for f in self.state.frame]
-        spans = [moved(r.positions, back) for r in self.state.residents]
+        back = [-f for f in self.state.seats.frame]
+        spans = [moved(positions, back) for positions in self.state.positions]
         return torch.cat([self._anchor.positions, *spans], dim=1)
 
     def question_ids(self, question: Question) -> torch.Tensor:
@@ -91,13 +90,12 @@ class Asker:
 
     def question_positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of question tokens behind the window, ``[axes, tokens]``."""
-        chunks = [r.facts for r in self.state.residents]
-        return text_positions(self._backbone, self._anchor.input_ids, chunks, ids)
+        return text_positions(self._backbone, self._anchor.input_ids, self.state.facts, ids)
 
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer."""
         ids = self.question_ids(question)
-        positions = moved(self.question_positions(ids), self.state.frame)
+        positions = moved(self.question_positions(ids), self.state.seats.frame)
         self._stage.show(self.state, Tally(), ids.shape[0])
         return self._backbone.ask(ids, positions, self._stage.live)
 
@@ -105,7 +103,7 @@ class Asker:
         """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
         ids = [self.question_ids(question) for question in questions]
         longest = max(ids, key=len)
-        positions = moved(self.question_positions(longest), self.state.frame)
+        positions = moved(self.question_positions(longest), self.state.seats.frame)
         self._stage.show(self.state, Tally(), len(longest))
         return torch.stack([row[-1] for row in self._backbone.follow(ids, positions, self._stage.live)])
 
@@ -117,7 +115,7 @@ class Asker:
         expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
         self._stage.show(self.state, Tally(), expected)
         return self._backbone.decode(
-            sequence, moved(positions, self.state.frame), self._stage.live, **options
+            sequence, moved(positions, self.state.seats.frame), self._stage.live, **options
         ).tokens
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:

@@ -21,13 +21,14 @@ import torch
 
 from kamera import forks
 from kamera.content import Encoded
-from kamera.engines import Engine
+from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
-from kamera.patches import Former, Worth, later_of
-from kamera.trust import FAR, LOSSY, AuditFinding, Guarantee, lacking_bound
+from kamera.patches import Copy, Former, Worth, later_of
+from kamera.trust import FAR, LOSSY, AuditFinding, lacking_bound
+from kamera.window.seats import Seat
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState
+from kamera.window.state import Resident, WindowState, span_of
 from kamera.window.steps import Plan
 
 _ROUNDING = 1e-6
@@ -105,10 +106,8 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     def dropped(why: str) -> None:
         stage.former.losses.leave(f"a slot was not audited: {why}")
 
-    clean = next(
-        (i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.residents)
-    )
-    auditable = [i for i in served if i <= clean and state.worths[i] != "survivor"]
+    clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
+    auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
     candidates = [_candidate(stage, state, index) for index in auditable]
     for index in auditor_of(stage.former.backbone).chosen(candidates, share):
         kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
@@ -150,71 +149,62 @@ def run(stage: Stage, served: Served) -> None:
 
 def audited(stage: Stage, served: Served) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
-    former, resident = stage.former, served.state.residents[served.index]
-    worth = served.state.worths[served.index]
-    rounding = former.backbone.identity.tolerance
-    found = [_anchor(former, resident, worth, rounding)] if served.index == 0 else []
-    shown = resident.seat.shown
+    former, index, state = stage.former, served.index, served.state
+    seat, resident, worth = state.seats.seats[index], state.residents[index], state.seats.worths[index]
+    rounding, shown = former.backbone.identity.tolerance, seat.shown
+    finding = partial(AuditFinding, seat.chunk_id, worth)
+    found = [finding("system prompt", _anchor_error(former), rounding)] if index == 0 else []
     if shown.canonical:
-        found += _canonical(former, resident, worth, rounding)
-    behind = stage.spans(served.state)[: served.index + 1]
+        error = _canonical_error(former, resident)
+        lossy = resident.shown.lossy or isinstance(resident.shown.kv, CodedKV)
+        found += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
     live = former.backbone.live()
-    live.show(behind, room=resident.facts.length)
-    true = former.backbone.prefill(resident.facts.encoded, resident.positions, live)
+    live.show(stage.spans(state)[: index + 1], room=seat.length)
+    true = former.backbone.prefill(resident.facts.encoded, state.positions[index], live)
+    whole = kv_distance(served.kv, true)
     if worth == "exact":
-        error = kv_distance(served.kv, true)
-        return [*found, AuditFinding(resident.facts.chunk_id, worth, "KV", error, rounding)]
+        return [*found, finding("KV", whole, rounding)]
     if shown.sample is not None:
         first = LOSSY if former.context.lossy else rounding
-        found += _sampled(resident, worth, served.kv, true, first)
-    lacking = _lacking(former, resident, served.kv, true)
-    bound = lacking_bound(worth, _energy(former, resident) if worth == "patched" else None)
-    if bound is not None and lacking is not None:
-        found.append(AuditFinding(resident.facts.chunk_id, worth, "patch", lacking, bound))
+        found += [finding("first layer", _first_layer_error(served.kv, true), first)]
+        found += [finding("KV", whole, FAR)]
+    if shown.canonical:
+        lacking = _lacking(former, span_of(seat, resident), served.kv, true)
+        bound = lacking_bound(worth, _energy(former, seat, resident.shown) if worth == "patched" else None)
+        if bound is not None and lacking is not None:
+            found.append(finding("patch", lacking, bound))
     return found
 
 
-def _anchor(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> AuditFinding:
+def _anchor_error(former: Former) -> float:
     anchor = former.anchor
     true = former.backbone.prefill(Encoded(anchor.input_ids, {}, {}), anchor.positions)
-    error = kv_distance(anchor.kv, true)
-    return AuditFinding(resident.facts.chunk_id, worth, "system prompt", error, rounding)
+    return kv_distance(anchor.kv, true)
 
 
-def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> list[AuditFinding]:
-    """The canonical that is served, against one prefilled now; none for one behind another system prompt."""
+def _canonical_error(former: Former, resident: Resident) -> float | None:
+    """Of the canonical that is served, against one prefilled now; None behind another system prompt."""
     copy, facts = resident.shown, resident.facts
     positions = former.alone(facts)
     if not torch.equal(positions, copy.positions):
-        return []
+        return None
     live = former.backbone.live()
     live.show([former.anchor_span], room=facts.length)
-    true = former.backbone.prefill(facts.encoded, positions, live)
-    lossy = copy.lossy or isinstance(copy.kv, CodedKV)
-    bound = LOSSY if lossy else rounding
-    return [AuditFinding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
+    return kv_distance(copy.kv, former.backbone.prefill(facts.encoded, positions, live))
 
 
-def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, bound: float) -> list[AuditFinding]:
-    """A sampled chunk: the layer that depends on no other token is within ``bound``, all is of its size."""
-    (first, *_), chunk_id = [layer for layer in range(len(true)) if true[layer]], resident.facts.chunk_id
-    alone = max(
+def _first_layer_error(served: KV, true: KV) -> float:
+    """Of the layer that depends on no other token."""
+    first = next(layer for layer in range(len(true)) if true[layer])
+    return max(
         float((served[first][name].double() - x.double()).norm() / x.double().norm().clamp_min(1e-30))
         for name, x in true[first].items()
     )
-    whole = kv_distance(served, true)
-    return [
-        AuditFinding(chunk_id, worth, "first layer", alone, bound),
-        AuditFinding(chunk_id, worth, "KV", whole, FAR),
-    ]
 
 
-def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float | None:
+def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | None:
     """Share of the deficit's energy that ``served`` lacks of ``true``; None if there was no deficit."""
-    if not resident.seat.shown.canonical:
-        return None
-    copy = resident.shown
-    blind = relocate_kv(kv_copy(copy.kv), former.backbone.layout, resident.span.offset)
+    blind = relocate_kv(kv_copy(canonical.kv), former.backbone.layout, canonical.offset)
     deficit, left, size = 0.0, 0.0, 0.0
     for want, got, without in zip(true.parts, served.parts, blind.parts, strict=True):
         for name, tensor in want.items():
@@ -226,11 +216,10 @@ def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float 
     return None if deficit <= floor else max(0.0, left - floor) / deficit
 
 
-def _energy(former: Former, resident: Resident) -> float | None:
+def _energy(former: Former, seat: Seat, copy: Copy) -> float | None:
     """Share of the deficit's energy that the stored patch says it keeps; None unless all of it is served."""
-    copy, behind = resident.shown, resident.seat.shown.antecedents
     try:
-        record = former.store.get_patch(former.context, resident.facts.chunk_id, behind)
+        record = former.store.get_patch(former.context, seat.chunk_id, seat.shown.antecedents)
     except KameraError:
         return None
     if record is None or copy.patch is None or record.patch.rank != copy.patch.rank:

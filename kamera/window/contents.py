@@ -124,12 +124,12 @@ class Contents:
     @property
     def num_tokens(self) -> int:
         """Number of tokens, anchor included."""
-        return self.anchor.length + sum(r.facts.length for r in self._state.residents)
+        return self.anchor.length + sum(seat.length for seat in self._state.seats.seats)
 
     @property
     def guarantee(self) -> Guarantee:
         """The weakest guarantee in the window."""
-        return weakest(self._state.worths)
+        return weakest(self._state.seats.worths)
 
     def usage(self) -> Usage:
         """The model work of this window since its construction, now and later; a fork counts its own.
@@ -202,7 +202,7 @@ class Contents:
         return recipe_of(self._stage.former, self._state)
 
     def __len__(self) -> int:
-        return len(self._state.residents)
+        return len(self._state.seats.seats)
 
     @overload
     def __getitem__(self, index: int) -> Slot: ...
@@ -238,7 +238,7 @@ class Contents:
 
     def _texts(self, known: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
-        new = [r.facts for r in self._state.residents if r.facts.chunk_id not in known]
+        new = [facts for facts in self._state.facts if facts.chunk_id not in known]
         said = {f.chunk_id: self.backbone.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
         return {name: " ".join(text.split()) for name, text in said.items() if text and not text.isspace()}
 
@@ -246,7 +246,7 @@ class Contents:
         if not self._listeners:
             return
         self._name = self._name or secrets.token_hex(4)
-        media = [bool(resident.facts.encoded.tensors) for resident in self._state.residents]
+        media = [bool(facts.encoded.tensors) for facts in self._state.facts]
         event = Event(
             operation=report.operation,
             time=time.time(),

@@ -12,7 +12,7 @@ from kamera.ops import CodedKV, kv_slice
 from kamera.patches import Copy, Facts
 from kamera.window.contents import serial
 from kamera.window.places import Standing
-from kamera.window.seats import new_number
+from kamera.window.seats import Seat, new_number
 from kamera.window.state import Resident, Slot, WindowState
 from kamera.window.window import KameraWindow
 
@@ -26,11 +26,11 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
     """
     state = window._state
     index = state.index(slot)
-    whole = state.residents[index]
+    seat, whole = state.seats.seats[index], state.residents[index]
     borders = [*pairwise([0, *at, whole.facts.length])]
     if any(start >= stop for start, stop in borders):
         raise ValueError(f"at {quote(at)} are no ascending tokens inside of {whole.facts.length}")
-    if not _is_plain(whole):
+    if not _is_plain(seat, whole):
         return (window.slots[index],)
     label, parts = whole.facts.label, list[Facts]()
     for start, stop in borders:
@@ -41,26 +41,25 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
     return window.slots[index : index + len(parts)]
 
 
-def _is_plain(resident: Resident) -> bool:
+def _is_plain(seat: Seat, resident: Resident) -> bool:
     """True for a text that shows the KV of its prefill."""
-    facts, copy, source = resident.facts, resident.copy, resident.seat.source
+    facts, copy, source = resident.facts, resident.copy, seat.source
     text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
-    prefilled = copy.patch is None and resident.clean is None and not source.canonical
+    prefilled = copy.patch is None and seat.clean is None and not source.canonical
     return text and prefilled and not isinstance(copy.kv, CodedKV)
 
 
 def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Standing) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
-    whole = state.residents[index]
-    seat, copy, parts, start = whole.seat, whole.copy, list[Resident](), 0
-    assert seat.offset is not None, "it stands"
+    row, copy, start = state.seats.seats, state.residents[index].copy, 0
+    seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
     behind = seat.source.antecedents
     for part in facts:
         stop = start + part.length
         places = copy.positions[:, start:stop]
         home = standing.spot(part, places)
         source = replace(seat.source, home=home, antecedents=behind)
-        own = replace(
+        new = replace(
             seat,
             chunk_id=part.chunk_id,
             length=part.length,
@@ -69,18 +68,19 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Stand
             archived=False,
             number=new_number(),
         )
-        parts.append(Resident(part, own, Copy(kv_slice(copy.kv, start, stop), places)))
+        parts.append(new)
+        tensors[new.number] = Resident(part, Copy(kv_slice(copy.kv, start, stop), places))
         behind, start = (*behind, part.chunk_id), stop
     named = [part.chunk_id for part in facts]
-    others = [_told(resident, whole.facts.chunk_id, named) for resident in state.residents[index + 1 :]]
-    return replace(state, residents=(*state.residents[:index], *parts, *others))
+    others = [_told(other, seat.chunk_id, named) for other in row[index + 1 :]]
+    del tensors[seat.number]
+    return WindowState(replace(state.seats, seats=(*row[:index], *parts, *others)), tensors)
 
 
-def _told(resident: Resident, whole: str, parts: Sequence[str]) -> Resident:
+def _told(seat: Seat, whole: str, parts: Sequence[str]) -> Seat:
     """A chunk whose antecedents name the parts in place of the whole: the tokens are the same."""
-    source = resident.seat.source
+    source = seat.source
     if whole not in source.antecedents:
-        return resident
+        return seat
     behind = tuple(n for name in source.antecedents for n in (parts if name == whole else (name,)))
-    seat = replace(resident.seat, source=replace(source, antecedents=behind))
-    return replace(resident, seat=seat)
+    return replace(seat, source=replace(source, antecedents=behind))

@@ -23,7 +23,7 @@ from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
 from kamera.window.offers import Offers
 from kamera.window.recipe import RecipeFacts, recipe
 from kamera.window.requests import Newcomer
-from kamera.window.seats import PatchName, Seat, Seats, Source, Spot, footing, staying_behind
+from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
 
 Origin = Literal["canonical", "stored", "survivor", "computed"]
 """Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
@@ -263,9 +263,7 @@ class EngineWindow:
         exact = self.policy.minimum == "exact"
         offer = None if exact else Offers(self._rows, self.policy, {}).best(newcomer, before, None)
         if offer is not None:
-            source = replace(clean, guarantee=offer.guarantee, antecedents=offer.antecedents, patched=True)
-            source = replace(source, patch_bytes=offer.bytes, proof=offer.proof, name=offer.name)
-            return Seat(held.chunk_id, len(held.ids), spot, source, offer.guarantee)
+            return Seat(held.chunk_id, len(held.ids), spot, clean.with_patch(offer), offer.guarantee)
         if was is not None and not exact and self.policy.on_leave == "keep":
             survivor = self._survivor(was, clean, before)
             if survivor is not None and survivor.guarantee not in self.policy.withheld:
@@ -282,9 +280,9 @@ class EngineWindow:
             row = self._rows.patch_within(was.chunk_id, was.length, behind, "exact", budget)
             if row is None:
                 return None
-            name = PatchName("exact", behind, "", row.formed, row.created)
-            source = replace(clean, guarantee="patched", antecedents=behind, patched=True, name=name)
-        elif not source.patched:
+            patch = Offer("patched", behind, "exact", row.formed, created=row.created)
+            source = clean.with_patch(patch)
+        elif not source.patch:
             return None
         seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
         return seat if at_least(seat.guarantee, "survivor") else None
@@ -384,6 +382,6 @@ def _pictures(held: HeldChunk) -> list[PromptPicture]:
 def _origin(seat: Seat) -> Origin:
     if not seat.source.canonical:
         return "computed"
-    if not seat.source.patched:
+    if not seat.source.patch:
         return "canonical"
     return "survivor" if seat.guarantee == "survivor" else "stored"

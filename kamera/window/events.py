@@ -17,6 +17,7 @@ from kamera.errors import quote
 from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
+from kamera.window.seats import Seat, Source
 from kamera.window.state import Slot
 from kamera.window.steps import Cost, Place, Plan, Prefill, Reason, Sample
 
@@ -140,7 +141,7 @@ def outcomes(
     found: list[Outcome] = []
     for slot, seen in zip(after, media, strict=True):
         match steps.get(slot.number):
-            case Place(patch=patch, computes=computes):
+            case Place(Seat(source=Source(patch=patch)), computes):
                 how: How = "patched" if patch else "prefilled" if computes else "stored"
                 why: Reason = "no canonical" if computes else ""
                 found.append(Outcome(how, slot.length * computes, why, patch.bytes if patch else 0, seen))

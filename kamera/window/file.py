@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cattrs
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -34,6 +35,7 @@ _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
 
 _MALFORMED = (
+    cattrs.BaseValidationError,
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -123,7 +125,7 @@ def well_formed(where: Path) -> Iterator[None]:
 
 def _sealed(saved: Saved) -> tuple[bytes, str]:
     """The file, and its digest."""
-    metadata = {"kamera": "window", "sha256": _ZEROS, "window": json.dumps(saved.document, sort_keys=True)}
+    metadata = {"kamera": "window", "sha256": _ZEROS, "window": json.dumps(saved.document)}
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
     data = save(plain, metadata)
     (seal,) = _SEAL.finditer(data, 8, 8 + int.from_bytes(data[:8], "little"))

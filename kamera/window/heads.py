@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
 
 from kamera.content import Chunk, common_prefix
 from kamera.patches import Facts
@@ -18,7 +17,7 @@ from kamera.trust import Guarantee, ReusePolicy, prefilled_behind, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.state import WindowState
-from kamera.window.steps import TextHead
+from kamera.window.steps import Prefill, TextHead
 
 SHORTEST_HEAD = 8
 """Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
@@ -74,8 +73,8 @@ class Gaps:
     """
 
     def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
-        said = () if state.said is None else (state.said,)
-        self._texts = [_text_of(r.facts) for r in (*state.residents, *said)]
+        said = () if state.said is None else (state.said.facts,)
+        self._texts = [_text_of(facts) for facts in (*state.facts, *said)]
         self._staying = list(staying)
         self._at = 0
 
@@ -126,25 +125,13 @@ def _text_of(facts: Facts) -> list[int]:
     return facts.encoded.input_ids.tolist() if plain else []
 
 
-class Takeover(NamedTuple):
-    """KV that a text takes over: its heads, what it is conditioned on, and its worth in its new place."""
-
-    heads: tuple[TextHead, ...]
-    antecedents: tuple[str, ...]
-    guarantee: Guarantee
-
-    def seat(self, chunk: Newcomer, spot: Spot) -> Seat:
-        """The text's seat. It is never harvested: what is taken over is no prefill behind ``antecedents``."""
-        source = Source(spot, self.antecedents, self.guarantee, canonical=False)
-        return Seat(chunk.chunk_id, chunk.length, spot, source, self.guarantee, "near", archived=False)
-
-
 def taken_over(
     window: Seats, chunk: Newcomer, before: Seats, spot: Spot, policy: ReusePolicy
-) -> Takeover | None:
-    """What a text at ``spot`` behind ``before`` takes over of those that left, if it is served.
+) -> Prefill | None:
+    """A text at ``spot`` behind ``before`` on what it takes over of those that left, if it is served.
 
     Each part is a survivor or less, as a chunk that stays, and the rest of the text is conditioned on it.
+    It is never harvested: what is taken over is no prefill behind its antecedents.
     None if as much has exact KV at hand, as `head_in` finds it.
     """
     there: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
@@ -154,7 +141,7 @@ def taken_over(
     for index, tokens in chunk.takes:
         seat = there[index]
         source = seat.source
-        if source.patched or source.lossy or source.home.shape or spot.shape:
+        if source.patch or source.lossy or source.home.shape or spot.shape:
             return None
         offset = tuple(to + done - at for to, at in zip(spot.low, source.home.low, strict=True))
         heads.append(TextHead(seat.number, tokens, offset))
@@ -164,7 +151,11 @@ def taken_over(
     if source is None or (exact is not None and exact.tokens >= done):
         return None
     worth = weakest([*worths, *((prefilled_behind(footing(before)),) if done < chunk.length else ())])
-    return Takeover(tuple(heads), source.antecedents, worth) if policy.keeps(worth) else None
+    if not policy.keeps(worth):
+        return None
+    source = Source(spot, source.antecedents, worth, canonical=False)
+    seat = Seat(chunk.chunk_id, chunk.length, spot, source, worth, "near", archived=False)
+    return Prefill(seat, before, heads=tuple(heads), reason="edited")
 
 
 def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead | None:
@@ -184,7 +175,7 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
     for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
         held = seat.source
         here = held.antecedents == before.lineage and held.home.low == spot.low
-        plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
+        plain = held.guarantee == "exact" and not (held.patch or held.home.shape or spot.shape)
         if here and plain:
             found.append(TextHead(seat.number, tokens[seat.chunk_id]))
     return max(found, key=attrgetter("tokens"), default=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import is_
 
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import kv_tensors
@@ -34,28 +33,20 @@ class RowLied(Exception):
 class Keeping:
     """The KV that a run of a plan has at hand by number of its seat, and the parts of it that are kept.
 
-    ``copies`` and ``cleans`` are what chunks stand on and show, ``rows`` what their copies were computed
-    behind, ``whose`` their content, and ``stood`` the seats before those that ran.
+    ``tensors`` are those of chunks, ``rows`` what their copies were computed behind, and ``stood`` the seats
+    before those that ran.
     """
 
     before: WindowState
     stage: Stage
-    copies: dict[int, Copy] = field(init=False, default_factory=dict)
-    cleans: dict[int, Copy] = field(init=False, default_factory=dict)
     unarchived: set[int] = field(init=False, default_factory=set)
-    whose: dict[int, Facts] = field(init=False, default_factory=dict)
-    rows: dict[int, Seat] = field(init=False, default_factory=dict)
+    tensors: dict[int, Resident] = field(init=False)
+    rows: dict[int, Seat] = field(init=False)
     stood: dict[int, Seats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        said = () if self.before.said is None else (self.before.said,)
-        for resident in (*self.before.residents, *said):
-            number = resident.seat.number
-            self.whose[number] = resident.facts
-            self.copies[number] = resident.copy
-            self.rows[number] = resident.seat
-            if resident.clean is not None:
-                self.cleans[number] = resident.clean
+        self.tensors = dict(self.before.tensors)
+        self.rows = {seat.number: seat for seat in self.before.seats.seats}
 
     @property
     def former(self) -> Former:
@@ -66,15 +57,15 @@ class Keeping:
         """Form and store the patch of a chunk's prefill. Raises RowLied if that is not possible."""
         if number in self.unarchived:
             return
-        facts, sample = self.whose[number], self.rows[number].source.sample
-        if not self.former.keep_patch(facts, self.copies[number], self._stood(number), base, sample):
+        kept, sample = self.tensors[number], self.rows[number].source.sample
+        if not self.former.keep_patch(kept.facts, kept.copy, self._stood(number), base, sample):
             raise RowLied
 
     def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
         """Leave steps to later work: first all canonicals that they need, together."""
         leaving, needed, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
         for step in owed:
-            facts = self.whose[step.number]
+            facts = self.tensors[step.number].facts
             if isinstance(step, Archive):
                 leaving.append((facts, self._canonical(step.number)))
                 continue
@@ -86,7 +77,7 @@ class Keeping:
             self._harvest_later(step.number, step.base)
 
     def _harvest_later(self, number: int, base: str) -> None:
-        former, facts, copy = self.former, self.whose[number], self.copies[number]
+        former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
         before, sample = self._stood(number), self.rows[number].source.sample
 
         def harvest() -> list[Owed]:
@@ -101,19 +92,19 @@ class Keeping:
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
         there = self.stood.get(number)
-        still = (0,) * len(self.before.frame)
+        still = (0,) * len(self.before.seats.frame)
         if there is not None:
             return self.stage.before(self.assembled(there), self.rows[number], still)
-        at = next(i for i, r in enumerate(self.before.residents) if r.number == number)
-        seat = self.before.residents[at].seat
-        offset = seat.source.home.offset(seat.spot)
-        assert offset is not None, "a plan seats no chunk where it cannot stand"
-        front = replace(self.before, residents=self.before.residents[:at])
-        return self.stage.before(front, seat, offset)
+        seats = self.before.seats
+        at = next(i for i, seat in enumerate(seats.seats) if seat.number == number)
+        seat, front = seats.seats[at], Seats(seats.seats[:at], seats.frame)
+        return self.stage.before(
+            replace(self.before, seats=front), seat, seat.source.home.distance(seat.spot)
+        )
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""
-        facts = self.whose[number]
+        facts = self.tensors[number].facts
         try:
             self.former.canonical(facts)
         except (NotRelocatable, NonFiniteKV):
@@ -124,29 +115,27 @@ class Keeping:
 
     def _canonical(self, number: int) -> Copy | None:
         """The copy of a chunk, if it is its canonical as the model computed it."""
-        copy, source = self.copies[number], self.rows[number].source
+        copy, source = self.tensors[number].copy, self.rows[number].source
         return copy if source.canonical and copy.patch is None and not copy.lossy else None
 
     def seated(self, seat: Seat, facts: Facts, copy: Copy) -> None:
         """Note that a chunk stands on ``copy``, and shows it."""
-        number = seat.number
-        self.whose[number], self.copies[number], self.rows[number] = facts, copy, seat
-        self.cleans.pop(number, None)
+        self.tensors[seat.number], self.rows[seat.number] = Resident(facts, copy), seat
 
     def assembled(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""
-        residents, held = [], self.before.residents_by_number
+        if not self.unarchived.isdisjoint([seat.number for seat in seats.seats]):
+            told = [
+                replace(seat, archived=False) if seat.number in self.unarchived else seat
+                for seat in seats.seats
+            ]
+            seats = Seats(tuple(told), seats.frame)
+        kept = dict[int, Resident]()
         for seat in seats.seats:
-            number = seat.number
-            seat = replace(seat, archived=False) if number in self.unarchived else seat
-            clean = None if seat.clean is None else self.cleans[number]
-            old, copy = held.get(number), self.copies[number]
-            if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
-                facts = self.whose[number]
-                facts = replace(facts, heads=()) if facts.heads else facts  # the others may leave
-                old = Resident(facts, seat, copy, clean)
-            residents.append(old)
-        state = WindowState(tuple(residents), seats.frame)
-        if all(map(is_, seats.seats, [resident.seat for resident in residents])):
-            state.__dict__["seats"] = seats.saying(None)  # what the plan knows of them is known
-        return state
+            resident = self.tensors[seat.number]
+            if resident.facts.heads:  # the others may leave
+                resident = replace(resident, facts=replace(resident.facts, heads=()))
+            if resident.clean is not None and seat.clean is None:
+                resident = replace(resident, clean=None)
+            kept[seat.number] = resident
+        return WindowState(seats.saying(None), kept)

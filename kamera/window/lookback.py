@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk, quote
@@ -13,7 +12,7 @@ from kamera.patches import Former, settle
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.report import Tally
 from kamera.window.requests import Lookback
-from kamera.window.state import Resident, Slot
+from kamera.window.state import Slot
 
 
 def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
@@ -26,8 +25,8 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     return former.store.search(_features(former, like), k, context=former.context)
 
 
-def named(former: Former, residents: Sequence[Resident], chunk: str | Slot | Chunk) -> str:
-    """The id of a chunk given by a slot, by itself, or by the beginning of its id.
+def named(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str:
+    """The id of a chunk given by a slot, by itself, or by the beginning of its id; ``here`` are known ids.
 
     Raises AmbiguousId for the beginning of several ids, UnknownChunk for that of none.
     """
@@ -35,18 +34,24 @@ def named(former: Former, residents: Sequence[Resident], chunk: str | Slot | Chu
         return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
     if not isinstance(chunk, str):
         raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
-    return _whole(former, residents, chunk)
+    if is_key(chunk):
+        return chunk  # looked up, never listed
+    settle(former)
+    own, rest = set(here), set[str]()  # chunks of this backbone come first
+    for info in former.store.ls("canonical"):
+        (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
+    mine = any(name.startswith(chunk) for name in own)
+    return whole_id(chunk, own if mine else rest, "chunk")
 
 
-def found(former: Former, residents: Sequence[Resident], search: Lookback, tally: Tally) -> str:
+def found(former: Former, here: Sequence[str], search: Lookback, tally: Tally) -> str:
     """The id of the chunk that a search selects; a note tells it.
 
-    Of the chunks not in the window it is the one that looks most like it. Raises UnknownChunk if there is
+    Of the chunks that are not ``here`` it is the one that looks most like it. Raises UnknownChunk if there is
     none, or none with a cosine of ``min_score``.
     """
     check_cosine("min_score", search.min_score)
-    here = {resident.facts.chunk_id for resident in residents}
-    hits = candidates(former, search.like, len(here) + 1)
+    hits = candidates(former, search.like, len(set(here)) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
     if best is None:
         raise UnknownChunk(
@@ -62,19 +67,6 @@ def found(former: Former, residents: Sequence[Resident], search: Lookback, tally
     return best.chunk_id
 
 
-def _whole(former: Former, residents: Sequence[Resident], start: str) -> str:
-    """The one chunk whose id is or begins with ``start``; those of this backbone come first."""
-    if is_key(start):
-        return start  # looked up, never listed
-    settle(former)
-    own = {resident.facts.chunk_id for resident in residents}
-    rest: set[str] = set()
-    for info in former.store.ls("canonical"):
-        (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
-    mine = any(name.startswith(start) for name in own)
-    return whole_id(start, own if mine else rest, "chunk")
-
-
 def check_cosine(name: str, value: float) -> None:
     """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
@@ -87,11 +79,7 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
     if vector is None:
         facts = former.encodings.stored(chunk)
         encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
-        vector = _mean(former, encoded.input_ids, encoded.tensors)
+        vector = mean_features(encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens)
     if vector is None:
         raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
     return vector
-
-
-def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
-    return mean_features(input_ids, tensors, former.backbone.builder.vision_tokens)

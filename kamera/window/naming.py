@@ -13,7 +13,6 @@ from PIL import Image
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
 from kamera.patches import Facts, Former, encoded
-from kamera.trust import OnLeave
 from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
 from kamera.window.lookback import named
 from kamera.window.requests import (
@@ -48,7 +47,7 @@ class NamedRequest:
 
     def facts(self, state: WindowState) -> dict[str, Facts]:
         """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
-        return {**self.coming, **{r.facts.chunk_id: r.facts for r in state.residents}}
+        return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
 
     def encoded(self, former: Former) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
@@ -82,12 +81,12 @@ class Names:
                 if not isinstance(on, bool):
                     raise ValueError(f"on {quote(on)} is neither True nor False")
                 return NamedRequest(Condition(self._state.index(slot), on))
-            case Arrange(order, on_leave, among, operation):
+            case Arrange(order):
                 slots = [s.number for s in order if isinstance(s, Slot)]
                 if len(slots) != len(set(slots)):
                     raise InvalidPermutation("arrange names a slot twice: give each slot once")
                 wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
-                return self._arrange(wanted, on_leave, among, operation, request.archive, request.recurring)
+                return self._arrange(request, wanted)
             case _:
                 return NamedRequest(request)
 
@@ -111,19 +110,19 @@ class Names:
                 return self.of(dataclasses.replace(request, content=chunk_of(newcomer)))
             case Recall(chunk=Newcomer() as newcomer):
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
-            case Arrange(order, on_leave, _, operation, archive, recurring):
+            case Arrange(order):
                 wanted = list[Any]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
                     wanted.append(self._at(item) if isinstance(item, int) else chunk_of(item))
-                return self._arrange(wanted, on_leave, chunks, operation, archive, recurring)
+                return self._arrange(dataclasses.replace(request, among=chunks), wanted)
             case _:
                 return self.of(request)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _at(self, index: int) -> Here:
-        count = len(self._state.residents)
+        count = len(self._state.facts)
         if not 0 <= index < count:
             raise UnknownChunk(f"the plan names slot {index} of a window of {count}")
         return Here(index)
@@ -133,17 +132,17 @@ class Names:
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
         facts = self._former.stored(chunk) or self._here(chunk.id)
-        heads = head_at(chunk, self._state, len(self._state.residents))
+        heads = head_at(chunk, self._state, len(self._state.facts))
         newcomer = _newcomer(chunk, facts, heads)
         return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
-        chunk_id = named(self._former, self._state.residents, chunk)
+        chunk_id = named(self._former, self._state.seats.chunk_ids, chunk)
         facts = self._here(chunk_id) or self._former.known(chunk_id)
         return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 
     def _number(self, n: int) -> int:
-        count = len(self._state.residents)
+        count = len(self._state.facts)
         if not isinstance(n, int) or isinstance(n, bool):
             raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
         if not count:
@@ -153,33 +152,25 @@ class Names:
         return n
 
     def _order(self, permutation: Sequence[int]) -> tuple[int, ...]:
-        order, count = indices(permutation), len(self._state.residents)
+        order, count = indices(permutation), len(self._state.facts)
         if sorted(order) != list(range(count)):
             raise InvalidPermutation(
                 f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
             )
         return tuple(order)
 
-    def _arrange(
-        self,
-        wanted: Sequence[Any],
-        on_leave: OnLeave,
-        among: Sequence[Chunk],
-        operation: Any,
-        archive: bool = True,
-        recurring: tuple[str, ...] = (),
-    ) -> NamedRequest:
-        """``wanted``: `Here` for chunks of the window, contents for others."""
-        if on_leave not in ("keep", "repair", "exact"):
-            raise ValueError(f"on_leave {quote(on_leave)} is none of keep, repair, exact")
+    def _arrange(self, request: Arrange, wanted: Sequence[Any]) -> NamedRequest:
+        """``wanted``: its order, with `Here` for chunks of the window, contents for others."""
+        if request.on_leave not in ("keep", "repair", "exact"):
+            raise ValueError(f"on_leave {quote(request.on_leave)} is none of keep, repair, exact")
         found: dict[str, tuple[Chunk, Facts | None]] = {}
-        here = texts((r.facts for r in self._state.residents), among)
+        here = texts(self._state.facts, request.among)
         heads: dict[str, Heads] = {}
         items: list[int | Newcomer] = []
         same = (i for i, item in enumerate(wanted) if not (isinstance(item, Here) and item.index == i))
         change = next(same, len(wanted))
         staying = [item.index for item in wanted if isinstance(item, Here)]
-        gaps = Gaps(self._state, staying) if on_leave == "keep" else None
+        gaps = Gaps(self._state, staying) if request.on_leave == "keep" else None
         for index, item in enumerate(wanted):
             if isinstance(item, Here):
                 items.append(item.index)
@@ -196,11 +187,11 @@ class Names:
             newcomer = newcomer if first else Newcomer(chunk.id, newcomer.length)
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
-        request = Arrange(tuple(items), on_leave, (), operation, archive, recurring)
+        request = dataclasses.replace(request, order=tuple(items), among=())
         return _named(request, list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
-        return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)
+        return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
 
     def _chunk(self, content: Any) -> Chunk:
         chunk = content if isinstance(content, Chunk) else self._former.backbone.chunk(content)

@@ -10,8 +10,7 @@ from kamera.patches import Catalogue, Stored, stored_patch
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, at_least, guarantee_named, weakest
 from kamera.window.requests import Newcomer
-from kamera.window.seats import Seat, Seats, footing
-from kamera.window.steps import Offer
+from kamera.window.seats import Offer, Seat, Seats, footing
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,18 @@ class Offers:
             for behind in dict.fromkeys((before.lineage, antecedents)):
                 row = self._row(chunk, behind, "sampled")
                 if row is not None and at_least(guarantee_named(row.formed), enough):
-                    size = self._bytes(row)
-                    return Offer(
-                        "sampled", behind, "sampled", row.formed, size, sample=row.sample, created=row.created
-                    )
+                    return self._offer("sampled", row)
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
-                size = self._bytes(row)
-                return Offer("orbit", antecedents, "orbit", row.formed, size, created=row.created)
+                return replace(self._offer("orbit", row), antecedents=antecedents)
         limit = self.policy.max_divergence
         if limit is not None and self.policy.admits("near"):
             for distance, info in self.rows.near(chunk.chunk_id, before.chunk_ids, limit):
                 row = self._row(chunk, info.antecedents, info.kind)
                 if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    named = Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
-                    return replace(named, created=row.created)
+                    return replace(self._offer("near", row), note=note)
         return None
 
     def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
@@ -66,16 +60,14 @@ class Offers:
         row, tolerance = self._row(chunk, behind, "exact", anchor), self.policy.tolerance
         if tolerance is None:
             formed = self.formed_behind(chunk, behind, anchor)
-            size = self._bytes(row)
             made = None if row is None or row.formed != formed else row.created
+            size = 0 if row is None else self._bytes(row)
             return formed and Offer("patched", behind, "exact", formed, size, note, anchor, created=made)
         # a patch that the plan itself forms has yet to be proved
         if row is None or row.proof is None or not row.proof.holds_at(tolerance):
             return None
         size = patch_bytes(row.sizes, row.rank or 0)
-        return Offer(
-            "patched", behind, "exact", row.formed, size, note, anchor, row.proof, created=row.created
-        )
+        return replace(self._offer("patched", row), bytes=size, note=note, base=anchor, proof=row.proof)
 
     def _row(
         self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
@@ -83,9 +75,15 @@ class Offers:
         budget = self.policy.budget
         return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
 
-    def _bytes(self, row: ObjectInfo | None) -> int:
-        """Bytes of a stored patch once truncated to the policy's rank."""
-        return 0 if row is None else patch_bytes(row.sizes, self.policy.budget.rank)
+    def _offer(self, guarantee: Guarantee, row: ObjectInfo) -> Offer:
+        """A stored patch, truncated to the policy's rank."""
+        size, sample = self._bytes(row), row.sample
+        return Offer(
+            guarantee, row.antecedents, row.kind, row.formed, size, sample=sample, created=row.created
+        )
+
+    def _bytes(self, row: ObjectInfo) -> int:
+        return patch_bytes(row.sizes, self.policy.budget.rank)
 
     def stored(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
         """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
-from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, SampleSize, check_groups
-from kamera.patches import Copy, Facts, Losses, anchor_of
-from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
-from kamera.trust import Certificate, Proof, ReusePolicy, Terms
+from kamera.ops import CodedKV
+from kamera.patches import Copy, Facts, Former, Losses, anchor_of
+from kamera.store import CanonicalRecord, ChunkStore, PatchRecord
+from kamera.trust import Certificate, ReusePolicy, Terms
 from kamera.window.apart import stage_of
 from kamera.window.certified import agree
 from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import NamedRequest
+from kamera.window.plan_json import converter
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carried_out
-from kamera.window.seats import PatchName, Seat, Source
+from kamera.window.seats import Seat, Seats, new_number
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
-
-
-class WindowParts(NamedTuple):
-    """What a window is made of."""
-
-    terms: Terms
-    stage: Stage
-    state: WindowState
 
 
 def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
@@ -42,9 +33,13 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
 
     ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
     """
-    former = stage.former
+    former, chunks = stage.former, list[dict[str, Any]]()
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
-    chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
+    for i, (facts, kept) in enumerate(zip(state.facts, state.residents, strict=True)):
+        copies = {"copy": kept.copy} | ({} if kept.clean is None else {"clean": kept.clean})
+        told = {k: _put_copy(tensors, f"{i:05d}/{k}", former, facts, copy) for k, copy in copies.items()}
+        tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in facts.encoded.tensors.items()}
+        chunks.append({"label": facts.label, "copies": told})
     document = {
         "version": VERSION,
         "fingerprint": former.context.fingerprint,
@@ -53,7 +48,7 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         "max_tokens": stage.max_tokens,
         "tail": former.anchor.tail,
         "reopen": former.anchor.reopen,
-        "frame": list(state.frame),
+        "seats": converter().unstructure(state.seats.saying(None)),
         "chunks": chunks,
     }
     return publish(path, Saved(document, tensors))
@@ -65,7 +60,7 @@ def load_window(
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     digest: str | None = None,
-) -> WindowParts:
+) -> tuple[Terms, Stage, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
     ``digest`` as in `read_saved`. Each chunk is restored as it was, or made exact if its guarantee is no
@@ -94,127 +89,53 @@ def load_window(
     stage = replace(stage_of(backbone, store, anchor, served, losses), max_tokens=max_tokens)
     former = stage.former
     with well_formed(path / FILE):
-        residents = tuple(
-            _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
-        )
-        state = WindowState(residents, tuple(document["frame"]))
+        seats = converter().structure(document["seats"], Seats)
+        # the store may be another than the one they were archived in
+        kept = [seat.archived and former.catalogue.holds(seat.chunk_id) for seat in seats.seats]
+        row = [
+            replace(seat, archived=archived, number=new_number())
+            for seat, archived in zip(seats.seats, kept, strict=True)
+        ]
+        pairs = enumerate(zip(document["chunks"], row, strict=True))
+        residents = {
+            seat.number: _get_resident(tensors, f"{i:05d}", chunk, seat, stage) for i, (chunk, seat) in pairs
+        }
+        state = WindowState(replace(seats, seats=tuple(row)), residents)
     if terms.withheld:
         with former.operation():
             state = carried_out(NamedRequest(Restore()), state, stage, served, Tally()).state
-    return WindowParts(terms, stage, state)
+    return terms, stage, state
 
 
-def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
-    encoded = resident.facts.encoded
-    tensors[f"{name}/ids"] = encoded.input_ids
-    tensors[f"{name}/positions"] = resident.positions
-    tensors |= {f"{name}/inputs/{k}": v for k, v in encoded.position_inputs.items()}
-    tensors |= {f"{name}/embeds/{k}": v for k, v in encoded.tensors.items()}
-    copies = {"copy": (resident.copy, resident.seat.source)}
-    if resident.clean is not None and resident.seat.clean is not None:
-        copies["clean"] = (resident.clean, resident.seat.clean)
-    return {
-        "chunk_id": resident.facts.chunk_id,
-        "label": resident.facts.label,
-        "guarantee": resident.guarantee,
-        "formed": resident.seat.formed,
-        "archived": resident.seat.archived,
-        "patch": None if resident.seat.source.name is None else asdict(resident.seat.source.name),
-        "copies": {k: _put_copy(tensors, f"{name}/{k}", *c) for k, c in copies.items()},
-    }
+def _put_copy(tensors: Tensors, name: str, former: Former, facts: Facts, copy: Copy) -> dict[str, Any]:
+    """The headers of a copy's KV and patch as the store writes them; their tensors go under ``name``."""
+    own, encoded = former.context, facts.encoded
+    context = own if isinstance(copy.kv, CodedKV) else replace(own, kv="as-is")
+    given = (facts.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
+    records: dict[str, CanonicalRecord | PatchRecord] = {"kv": CanonicalRecord(*given)}
+    if copy.patch is not None:
+        records["patch"] = PatchRecord(facts.chunk_id, context, (), "exact", copy.patch, "exact")
+    for record in records.values():
+        tensors |= {f"{name}/{part}": tensor for part, tensor in record.tensors().items()}
+    return {part: record.header() for part, record in records.items()}
 
 
-def _put_copy(tensors: Tensors, name: str, copy: Copy, source: Source) -> dict[str, Any]:
-    tensors[f"{name}/positions"] = copy.positions
-    coded = copy.kv if isinstance(copy.kv, CodedKV) else None
-    for i, held in enumerate(() if coded is None else coded.codes.parts):
-        for channel, codes in held.items():
-            tensors |= {f"{name}/kv/{i}/{channel}/{part}": t for part, t in coded_tensors(codes)}
-    for i, block in enumerate(copy.kv.parts if coded is None else ()):
-        tensors |= {f"{name}/kv/{i}/{channel}": t for channel, t in block.items()}
-    blocks = () if copy.patch is None else copy.patch.blocks.parts
-    for i, factors in enumerate(blocks):
-        for channel, low in factors.items():
-            tensors |= {f"{name}/patch/{i}/{channel}/{factor}": t for factor, t in low.tensors().items()}
-    return {
-        "guarantee": source.guarantee,
-        "antecedents": list(source.antecedents),
-        "canonical": source.canonical,
-        "lossy": copy.lossy,
-        "coded": None if coded is None else coded_header(coded),
-        "groups": [list(layers) for layers in copy.kv.groups],
-        "ranks": None
-        if copy.patch is None
-        else [{n: list(low.ranks) for n, low in block.items()} for block in blocks],
-        "info": {
-            **({} if source.proof is None else source.proof.to_info()),
-            **({} if source.sample is None else source.sample.to_info()),
-        },
-    }
+def _get_resident(
+    tensors: Tensors, name: str, chunk: Mapping[str, Any], seat: Seat, stage: Stage
+) -> Resident:
+    embeds, copies = _under(tensors, f"{name}/embeds/"), dict[str, Copy]()
+    for shown, headers in chunk["copies"].items():
+        source = seat.clean if shown == "clean" else seat.source
+        own = _under(tensors, f"{name}/{shown}/")
+        record = CanonicalRecord.from_parts(headers["kv"], own)
+        patch = PatchRecord.from_parts(headers["patch"], own).patch if "patch" in headers else None
+        facts = Facts(seat.chunk_id, Encoded(record.input_ids, record.inputs, embeds), chunk["label"])
+        if source is None or stage.standing.spot(facts, record.positions) != source.home:
+            raise ValueError(f"the {shown} of chunk {seat.chunk_id[:12]} was not computed where it is said")
+        kv = stage.former.backbone.place(record.kv)
+        copies[shown] = Copy(kv, record.positions, patch, source.lossy)
+    return Resident(facts, copies["copy"], copies.get("clean"))
 
 
-def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Stage) -> Resident:
-    encoded = Encoded(
-        tensors[f"{name}/ids"],
-        _under(tensors, f"{name}/inputs/"),
-        _under(tensors, f"{name}/embeds/"),
-    )
-    facts = Facts(chunk["chunk_id"], encoded, chunk["label"])
-    pairs = {k: _get_copy(tensors, f"{name}/{k}", c, facts, stage) for k, c in chunk["copies"].items()}
-    (copy, source), (clean, shown) = pairs["copy"], pairs.get("clean", (None, None))
-    told = chunk["patch"]
-    named = None if told is None else PatchName(**told | {"antecedents": tuple(told["antecedents"])})
-    seat = Seat(
-        facts.chunk_id,
-        facts.length,
-        stage.standing.spot(facts, tensors[f"{name}/positions"]),
-        replace(source, name=named),
-        chunk["guarantee"],
-        chunk["formed"],
-        # the store may be another than the one it was archived in
-        chunk["archived"] and stage.former.catalogue.holds(facts.chunk_id),
-        shown,
-    )
-    return Resident(facts, seat, copy, clean)
-
-
-def _get_copy(
-    tensors: Tensors, name: str, copy: dict[str, Any], facts: Facts, stage: Stage
-) -> tuple[Copy, Source]:
-    backbone = stage.former.backbone
-    groups = check_groups(copy["groups"])
-    channels = [[c.name for c in backbone.layout[layers[0]].channels] for layers in groups]
-    positions = tensors[f"{name}/positions"]
-    if copy["coded"] is None:
-        kv: KV = Blocks(
-            [{c: tensors[f"{name}/kv/{i}/{c}"] for c in names} for i, names in enumerate(channels)], groups
-        )
-    else:
-        kv = coded_kv(copy["coded"], groups, channels, _under(tensors, f"{name}/"), positions.shape[1])
-    patch = None
-    if copy["ranks"] is not None:
-        factors = [
-            {
-                c: LowRanks.from_tensors(_under(tensors, f"{name}/patch/{i}/{c}/"), block[c])
-                for c in names
-                if c in block  # the document's own order is that of their names
-            }
-            for i, (names, block) in enumerate(zip(channels, copy["ranks"], strict=True))
-        ]
-        patch = Patch(Blocks(factors, groups))
-    source = Source(
-        stage.standing.spot(facts, positions),
-        tuple(copy["antecedents"]),
-        copy["guarantee"],
-        copy["canonical"],
-        copy["lossy"],
-        patch is not None,
-        0 if patch is None else patch.nbytes,
-        Proof.from_info(copy["info"]),
-        SampleSize.from_info(copy["info"]),
-    )
-    return Copy(backbone.place(kv), positions, patch, copy["lossy"]), source
-
-
-def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
+def _under(tensors: Tensors, prefix: str) -> Tensors:
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

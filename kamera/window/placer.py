@@ -18,7 +18,6 @@ from kamera.window.steps import (
     Clean,
     Harvest,
     Limits,
-    Offer,
     Place,
     Prefill,
     Price,
@@ -92,25 +91,29 @@ class Placer:
         """
         found = self._best(chunk, before, was)
         number = new_number() if was is None else was.number
-        if isinstance(found, tuple) and self._dear(chunk, found, was):
+        if found is not None and self._dear(chunk, found, was):
             found = None  # a few of its tokens cost less than its canonical
-        if isinstance(found, Source):
-            known = was is None or was.archived
+        if was is not None and found is was.source:
             seat = Seat(
-                chunk.chunk_id, chunk.length, spot, found, found.guarantee, archived=known, number=number
+                chunk.chunk_id,
+                chunk.length,
+                spot,
+                found,
+                found.guarantee,
+                archived=was.archived,
+                number=number,
             )
         elif found is not None and self._leads(chunk, before, spot, found):
-            home = None if any(before.frame) else found[0]
+            home = None if any(before.frame) else found
             why: Reason = "new" if was is None else "no canonical"
             seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
                 self.owed.append(Archive(seat.number, False, later=True))
                 seat = replace(seat, archived=True)
         elif found is not None:
-            source, offer = found
-            seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
-            computes = not (offer and offer.base) and self._computes(chunk)
-            self.steps.append(Place(seat, offer, computes))
+            seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
+            computes = not (found.patch and found.patch.base) and self._computes(chunk)
+            self.steps.append(Place(seat, computes))
         else:
             archived, reason = archived if was is None else was.archived, self._reason(chunk, before)
             sampled = self._sample(chunk, before, spot, was, archived, number, reason)
@@ -127,10 +130,8 @@ class Placer:
     def _offers(self) -> Offers:
         return Offers(self.rows, self.policy, self._formed)
 
-    def _best(
-        self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
-    ) -> Source | tuple[Source, Offer | None] | None:
-        """The best KV that is admitted: one at hand, or a canonical; None if a forward is needed."""
+    def _best(self, chunk: Newcomer | Seat, before: Seats, was: Seat | None) -> Source | None:
+        """The best KV that is admitted: that of ``was``, or a canonical; None if a forward is needed."""
         base, glue = self.base(chunk.chunk_id), chunk.chunk_id in self.limits.glue
         glue &= base is None and (
             self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
@@ -138,9 +139,7 @@ class Placer:
         if not before.seats and base is None and not glue:
             there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
             source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and there)
-            if self.policy.admits(source.guarantee):
-                return source, None
-            return None
+            return source if self.policy.admits(source.guarantee) else None
         now = footing(before)
         held = None if was is None or was.source.canonical else was.source
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
@@ -150,14 +149,10 @@ class Placer:
         if self.policy.minimum != "exact":
             offer = self._offers.best(chunk, before, base)
             if offer is not None:
-                canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
-                source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
-                source = replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof)
-                return replace(source, sample=offer.sample, name=offer.name), offer
+                return canonical_at(self.limits, chunk.chunk_id, base=base).with_patch(offer)
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
-            source = replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
-            return source, None
+            return replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
         return None
 
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
@@ -235,7 +230,7 @@ class Placer:
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
             return None
         if was is not None:
-            base, size = was.source, samples.own(was.number)
+            base, size = was.source, samples.own(was)
         elif self.rows.has_canonical(chunk.chunk_id):
             base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
         else:
@@ -253,7 +248,7 @@ class Placer:
         if base.home.offset(spot) is None:
             return None
         own = was is not None and base is was.source
-        if own and not (base.canonical and not base.patched):
+        if own and not (base.canonical and not base.patch):
             size = replace(size, base=base.lineage)
         source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
@@ -262,10 +257,11 @@ class Placer:
         self.price.sampled(size.tokens, joined)
         return seat
 
-    def _dear(self, chunk: Newcomer | Seat, found: tuple[Source, Offer | None], was: Seat | None) -> bool:
+    def _dear(self, chunk: Newcomer | Seat, found: Source, was: Seat | None) -> bool:
         """True if a chunk of the window would be served from a canonical that is not there yet."""
-        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
-        return self.policy.samples and found[1] is None and was is not None and not stored
+        if not self.policy.samples or was is None or found is was.source or found.patch:
+            return False
+        return not (chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id))
 
     def _joins_sample(self) -> bool:
         """True if the next sample shares a forward with what runs before it; prefills in between do, too."""
@@ -288,16 +284,13 @@ class Placer:
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
         if taken is None or (stored and self._best(chunk, before, None) is not None):
             return None
-        seat = taken.seat(chunk, spot)
-        self.steps.append(Prefill(seat, before, heads=taken.heads, reason="edited"))
-        self.price.ran(chunk, sum(head.tokens for head in taken.heads))
-        return seat
+        self.steps.append(taken)
+        self.price.ran(chunk, taken.held)
+        return taken.seat
 
-    def _leads(
-        self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: tuple[Source, Offer | None]
-    ) -> bool:
+    def _leads(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: Source) -> bool:
         """True for a leading chunk that is prefilled in place: without a frame that is its canonical."""
-        if self.policy.forms != "returning" or found[1] is not None or before.seats or self.limits.lossy:
+        if self.policy.forms != "returning" or found.patch or before.seats or self.limits.lossy:
             return False
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False

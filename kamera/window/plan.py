@@ -135,7 +135,7 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
     policy = planner.policy
 
     def stays(seat: Seat) -> bool:
-        proved = not seat.source.patched or policy.keeps_patch(seat.source.proof)
+        proved = not seat.source.patch or policy.keeps_patch(seat.source.proof)
         return policy.keeps(seat.guarantee) and proved
 
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)

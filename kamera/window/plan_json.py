@@ -44,7 +44,7 @@ def plan_from_json(text: str) -> Plan:
         document = json.loads(text)
         if document.pop("format") != FORMAT:
             raise ValueError("it has another format")
-        return _converter().structure(document, Plan)
+        return converter().structure(document, Plan)
     except (ValueError, TypeError, KeyError, AttributeError, cattrs.BaseValidationError) as error:
         raise ValueError(
             f"{quote(text)} is no plan ({type(error).__name__}): write it with to_json"
@@ -59,7 +59,7 @@ def outline(plan: Plan) -> tuple[object, ...]:
 
 
 def _unstructured(plan: Plan) -> dict[str, Any]:
-    document: dict[str, Any] = _converter().unstructure(plan)
+    document: dict[str, Any] = converter().unstructure(plan)
     numbers = {seat.number: i for i, seat in enumerate(plan.before.seats)}
     return _renumbered(document, numbers)
 
@@ -79,7 +79,8 @@ def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
 
 
 @cache
-def _converter() -> cattrs.Converter:
+def converter() -> cattrs.Converter:
+    """Turns the values of plans into JSON types and back."""
     made = make_converter(forbid_extra_keys=True)
     made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
     made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))

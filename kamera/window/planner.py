@@ -10,13 +10,7 @@ from kamera.window.placer import Placer
 from kamera.window.requests import Newcomer
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Spot, staying_behind, survivor_of
-from kamera.window.steps import (
-    Keep,
-    Place,
-    Plan,
-    Prefill,
-    Sample,
-)
+from kamera.window.steps import Plan
 from kamera.window.writing import bytes_written
 
 
@@ -28,7 +22,6 @@ class Planner(Placer):
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
         """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
-        moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill | Sample)}
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:
@@ -40,7 +33,7 @@ class Planner(Placer):
             operation,
             self.before,
             after.saying(None),
-            (*self.steps, *self.owed, *[Keep(seat) for seat in after.seats if seat.number not in moved]),
+            (*self.steps, *self.owed),
             self.price.now(encodes, written.bytes_turned, written.bytes_patched),
             arrived,
             tuple(self.left),

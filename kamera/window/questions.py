@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from kamera.content import Chunk, Content, Encoded
-from kamera.ops import KV, kv_copy
+from kamera.ops import kv_copy
 from kamera.patches import Worth, later_of, prove_again
 from kamera.store import Hit
 from kamera.trust import ReusePolicy
@@ -150,25 +150,14 @@ class Questions(Contents):
         return candidates(self._stage.former, like, k)
 
     @serial
-    def kv(self, slot: Slot | int) -> KV:
-        """A copy of a slot's live KV, by layer and channel ``[heads, tokens, dim]``.
-
-        Its phase is that of the live cache, which a slide moves as a whole against the window's own
-        positions.
-        """
-        index = self._state.index(slot)
-        self._check_backbone()
-        self._stage.show(self._state, Tally())
-        return kv_copy(self._stage.live.read(index + 1))  # behind the anchor
-
-    @serial
     def shown(self) -> tuple[ShownSpan, ...]:
         """The anchor and each slot as the live cache shows them, in order."""
         self._check_backbone()
         self._stage.show(self._state, Tally())
         anchor, live = self.anchor, self._stage.live
-        parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, self._state.frame))]
-        parts += [(resident.facts.encoded, resident.positions) for resident in self._state.residents]
+        parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, self._state.seats.frame))]
+        encoded = [facts.encoded for facts in self._state.facts]
+        parts += zip(encoded, self._state.positions, strict=True)
         return tuple(
             ShownSpan(encoded, positions, kv_copy(live.read(i)))
             for i, (encoded, positions) in enumerate(parts)
@@ -192,7 +181,7 @@ class Questions(Contents):
             cheap = self._without(index, self.policy.as_cheap())
             if torch.equal(cheap.answer_ids(question, **options), answer):
                 return False
-            if "blind" not in cheap.state.worths[index:]:
+            if "blind" not in cheap.state.seats.worths[index:]:
                 return True
         sure = self._without(index, self.policy.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
@@ -214,21 +203,21 @@ class Questions(Contents):
 
         No question waits for that, and a question that comes while it runs begins no other.
         """
-        former, residents = self._stage.former, self._state.residents
+        former, seats = self._stage.former, self._state.seats
         prover = former.prover
         if prover is None:
             return
         prover.heard(ids)
         doubted = []
-        for i, resident in enumerate(residents):
-            proof, behind = resident.seat.source.proof, resident.seat.source.antecedents
-            if proof is None or behind != self._state.chunk_ids[:i]:
+        for i, seat in enumerate(seats.seats):
+            proof, behind = seat.source.proof, seat.source.antecedents
+            if proof is None or behind != seats.chunk_ids[:i]:
                 continue
-            if prover.doubts(ids, resident.facts.chunk_id, behind, proof):
+            if prover.doubts(ids, seat.chunk_id, behind, proof):
                 doubted.append(i)
         queue, name = later_of(self.backbone), ("proved again", former.context)
         if doubted and not queue.busy(name):
-            again = partial(prove_again, former, [r.facts for r in residents], doubted)
+            again = partial(prove_again, former, self._state.facts, doubted)
             queue.add(again, Worth.AUDIT, name=name)
 
     def _asker(self) -> Asker:
@@ -242,7 +231,7 @@ class Questions(Contents):
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""
-        count = len(self._state.residents)
+        count = len(self._state.facts)
         if count:
             self._turn += 1
             hand_over(self._stage, self._state, [self._turn % count], self.policy.audit)

@@ -52,9 +52,7 @@ class Report:
     tokens_held: int = 0
     times: Times = field(default_factory=Times)
 
-    @property
-    def _costs(self) -> list[tuple[str, str]]:
-        """Name and value of each cost that is not zero, and of the time."""
+    def __repr__(self) -> str:
         counts = {
             "forwards": self.forwards,
             "tokens recomputed": self.tokens_recomputed,
@@ -64,12 +62,9 @@ class Report:
             "evicted": len(self.evicted),
             "notes": len(self.notes),
         }
-        return [(name, str(n)) for name, n in counts.items() if n] + [("seconds", f"{self.seconds:.4f}")]
-
-    def __repr__(self) -> str:
         where = "" if self.slot is None else f" {self.slot.chunk_id[:12]} {self.slot.guarantee},"
-        costs = ", ".join(f"{value} {name}" for name, value in self._costs)
-        return f"Report({self.operation}:{where} {len(self.slots)} slots, {costs})"
+        costs = "".join(f"{n} {name}, " for name, n in counts.items() if n)
+        return f"Report({self.operation}:{where} {len(self.slots)} slots, {costs}{self.seconds:.4f} seconds)"
 
 
 @dataclass(frozen=True, repr=False)

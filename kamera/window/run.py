@@ -30,12 +30,11 @@ from kamera.window.report import Tally
 from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved
+from kamera.window.state import Resident, WindowState, moved, span_of
 from kamera.window.steps import (
     Archive,
     Clean,
     Harvest,
-    Keep,
     Place,
     Plan,
     Prefill,
@@ -130,9 +129,9 @@ class _PlanRun(Keeping):
                 case Harvest(number, base):
                     self.harvest(number, base)
                 case Clean(number):
-                    self.cleans[number] = _anew(self.former.canonical(self.whose[number]))
-                case Keep():
-                    pass
+                    kept = self.tensors[number]
+                    clean = _anew(self.former.canonical(kept.facts))
+                    self.tensors[number] = replace(kept, clean=clean)
         self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
@@ -149,45 +148,32 @@ class _PlanRun(Keeping):
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
-        heads: dict[int, KV] = {}
+        heads: dict[int, KV | None] = {}
         for seat in (*last.before.seats, last.seat):
             step, facts = running.get(seat.number), self.facts[seat.chunk_id]
             if step is None:
-                copy = self.copies[seat.number] if seat.clean is None else self.cleans[seat.number]
-                assert seat.offset is not None, "a plan seats no chunk where it cannot stand"
-                spans.append(Span(copy.kv, copy.patch, seat.offset))
+                spans.append(span_of(seat, self.tensors[seat.number]))
                 continue
             positions = self.stage.standing.positions(facts, seat.spot)
-            encoded = facts.encoded
             if isinstance(step, Prefill):
-                head, done = self._head(facts, positions, step.heads), 0
-                if head is not None:
-                    heads[seat.number], done = head, kv_tokens(head)
-                    self.tally.held += done
-                    spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-                    encoded = Encoded(encoded.input_ids[done:], {}, {})
+                heads[seat.number], encoded, positions = self._begun(step, facts, positions, spans)
                 if encoded.num_tokens:
-                    parts.append(Sampling(encoded, positions[:, done:], len(spans)))
+                    parts.append(Sampling(encoded, positions, len(spans)))
             else:
-                base = self.copies[seat.number] if step.own else self.former.canonical(facts)
-                offset = step.base.home.offset(seat.spot)
-                assert offset is not None, "a plan samples no chunk that does not move as a whole"
+                base = self.tensors[seat.number].copy if step.own else self.former.canonical(facts)
                 design = design_of(self.former, facts.chunk_id, base, step.base.canonical)
                 completion = design.completion(step.size.tokens, positions)
-                parts.append(Sampling(encoded, positions, len(spans), completion))
-                spans.append(Span(base.kv, base.patch, offset))
+                parts.append(Sampling(facts.encoded, positions, len(spans), completion))
+                spans.append(Span(base.kv, base.patch, step.base.home.distance(seat.spot)))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
         made = iter(engine.sample(parts, live))
         for step in group:
             seat, facts = step.seat, self.facts[step.seat.chunk_id]
             head = heads.get(seat.number)
-            if head is None:
-                kv = next(made)
-            else:
-                kv = kv_copy(head) if kv_tokens(head) == seat.length else kv_concat([head, next(made)])
+            rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(made)
             positions = self.stage.standing.positions(facts, seat.spot)
-            self._ran_at(step, facts, Copy(kv, positions))
+            self._ran_at(step, facts, Copy(_joined(head, rest), positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
@@ -204,17 +190,17 @@ class _PlanRun(Keeping):
             return  # a sample behind it ran first
         self.placed.add(seat.number)
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
-        if step.patch is not None:
-            offer = step.patch
+        offer = source.patch
+        if offer is not None:
             patch = self.former.patch(
                 facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
             )
             if patch is None:
                 raise RowLied
-            self.tally.notes.extend((offer.note,) if offer.note else ())
+            self.tally.notes += [offer.note] if offer.note else []
         leading = patch is None and source.guarantee != "blind"
-        if step.patch is not None and step.patch.base:
-            based = self.former.based(facts, step.patch.base)
+        if offer is not None and offer.base:
+            based = self.former.based(facts, offer.base)
             if based is None:
                 raise RowLied
             canonical = based
@@ -229,24 +215,14 @@ class _PlanRun(Keeping):
         before = self.assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
-        spans, encoded = self.stage.spans(before), [f.encoded for f in facts]
-        head = self._head(facts[0], places[0], first.heads)
-        done = 0 if head is None else kv_tokens(head)
-        parts = places
-        if head is not None and done:
-            self.tally.held += done
-            spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-            encoded = [Encoded(encoded[0].input_ids[done:], {}, {}), *encoded[1:]]
-            parts = [places[0][:, done:], *places[1:]]
+        spans = self.stage.spans(before)
+        head, rest, there = self._begun(first, facts[0], places[0], spans)
+        encoded = [rest, *[f.encoded for f in facts[1:]]]
         if inquiry is not None:
-            kvs = self._ask(before, inquiry, run, spans, encoded)
+            kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         else:
-            kvs = self._ran(spans, encoded, parts)
-        if head is not None and done:
-            kvs = (
-                kv_concat([head, kvs[0]]) if encoded[0].num_tokens else kv_copy(head),
-                *kvs[1:],
-            )
+            kvs = self._ran(spans, encoded, [there, *places[1:]])
+        kvs = (_joined(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
 
@@ -265,28 +241,23 @@ class _PlanRun(Keeping):
         self,
         before: WindowState,
         inquiry: Inquiry,
-        run: Sequence[Prefill] = (),
+        facts: Sequence[Facts] = (),
+        places: Sequence[torch.Tensor] = (),
         spans: Sequence[Span] = (),
         encoded: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
-        """Answer behind ``run``, which stands behind ``before``; returns the KV of its spans ``encoded``."""
+        """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
         live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
-        residents = [(r.facts, r.positions) for r in before.residents]
-        residents += [
-            (facts, self.stage.standing.positions(facts, step.seat.spot))
-            for step in run
-            for facts in (self.facts[step.seat.chunk_id],)
-        ]
-        anchor, chunks = self.former.anchor, [facts for facts, _ in residents]
+        anchor, chunks = self.former.anchor, [*before.facts, *facts]
         question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
         ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
-        front, back = (moved(positions, before.frame) for positions in (anchor.positions, question))
-        places = [front, *(p for _, p in residents), back]
+        front, back = (moved(p, before.seats.frame) for p in (anchor.positions, question))
+        positions = torch.cat([front, *before.positions, *places, back], dim=1)
         coming = [e for e in encoded if e.num_tokens]
         room = inquiry.room + sum(e.num_tokens for e in coming)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
         with engine.measure() as work:
-            answer = engine.decode(ids, torch.cat(places, dim=1), live, coming, **inquiry.options)
+            answer = engine.decode(ids, positions, live, coming, **inquiry.options)
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
@@ -300,14 +271,13 @@ class _PlanRun(Keeping):
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        chunks = [resident.facts for resident in state.residents]
-        places = text_positions(self.former.backbone, self.former.anchor.input_ids, chunks, spoken)
-        positions, worth = moved(places, state.frame), footing(state.seats)
+        places = text_positions(self.former.backbone, self.former.anchor.input_ids, state.facts, spoken)
+        positions, worth = moved(places, state.seats.frame), footing(state.seats)
         spot = self.stage.standing.spot(facts, positions)
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
-        said = Resident(facts, seat, Copy(answer.tail, positions))
-        return Done(self.plan, state.saying(said), answer.tokens)
+        said = Resident(facts, Copy(answer.tail, positions))
+        return Done(self.plan, state.saying(seat, said), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
@@ -318,12 +288,25 @@ class _PlanRun(Keeping):
             joined.append(step)
         return joined
 
+    def _begun(
+        self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
+    ) -> tuple[KV | None, Encoded, torch.Tensor]:
+        """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
+        head = self._head(facts, positions, step.heads)
+        if head is None:
+            return None, facts.encoded, positions
+        done = kv_tokens(head)
+        self.tally.held += done
+        spans.append(Span(head, None, (0,) * self.former.backbone.axes))
+        return head, Encoded(facts.encoded.input_ids[done:], {}, {}), positions[:, done:]
+
     def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[TextHead]) -> KV | None:
         """KV of a chunk's first tokens, taken over from its ``heads``; None without one."""
         found: list[KV] = []
         layout, done = self.former.backbone.layout, 0
         for head in heads:
-            whose, copy, offset = self.whose[head.number].encoded, self.copies[head.number], head.offset
+            whose, copy = self.tensors[head.number].facts.encoded, self.tensors[head.number].copy
+            offset = head.offset
             ids, there = facts.encoded.input_ids[done:], moved(copy.positions, offset)
             part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
             if part is None:
@@ -334,6 +317,12 @@ class _PlanRun(Keeping):
             found.append(part)
             done += head.tokens
         return kv_concat(found) if len(found) > 1 else found[0] if found else None
+
+
+def _joined(head: KV | None, rest: KV) -> KV:
+    if head is None:
+        return rest
+    return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
 
 
 def _anew(copy: Copy) -> Copy:

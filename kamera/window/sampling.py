@@ -12,6 +12,7 @@ from kamera.ops import MOST, Design, SampleSize, token_kernel
 from kamera.patches import Copy, Facts, Former
 from kamera.store import Context
 from kamera.trust import ReusePolicy
+from kamera.window.seats import Seat
 from kamera.window.state import WindowState
 
 _MOST = 8
@@ -54,12 +55,13 @@ class Sampler:
     glue: frozenset[str] = frozenset()
     _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
-    def own(self, number: int) -> SampleSize | None:
+    def own(self, seat: Seat) -> SampleSize | None:
         """As `Samples.own`."""
-        if number not in self._sizes:
-            resident = self.state.residents_by_number[number]
-            self._sizes[number] = self._size(resident.facts, resident.copy, resident.seat.source.canonical)
-        return self._sizes[number]
+        if seat.number not in self._sizes:
+            resident = self.state.tensors[seat.number]
+            size = self._size(resident.facts, resident.copy, seat.source.canonical)
+            self._sizes[seat.number] = size
+        return self._sizes[seat.number]
 
     def stored(self, chunk_id: str) -> SampleSize | None:
         """As `Samples.stored`."""

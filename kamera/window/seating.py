@@ -105,7 +105,7 @@ def check_room(limits: Limits, chunks: Sequence[Newcomer | Seat]) -> None:
 
 
 def check_stands(limits: Limits, seat: Seat) -> None:
-    if seat.offset is None:
+    if seat.shown.home.offset(seat.spot) is None:
         raise NotRelocatable(
             f"chunk {seat.chunk_id[:12]} does not move as a whole: its tokens shift against each "
             "other at the new place (a clip cut out of a longer one?); append it anew"

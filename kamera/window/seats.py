@@ -49,6 +49,12 @@ class Spot:
             return None
         return tuple(map(sub, other.low, self.low))
 
+    def distance(self, other: Spot) -> Offset:
+        """`offset` to where a chunk was placed."""
+        offset = self.offset(other)
+        assert offset is not None, "a plan seats no chunk where it cannot stand"
+        return offset
+
     @property
     def top(self) -> int:
         """The highest position on any axis."""
@@ -56,13 +62,23 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class PatchName:
-    """A patch that conditions a canonical, as its row names it; ``created`` is None for one a plan forms."""
+class Offer:
+    """A patch that conditions a canonical: its guarantee, the antecedents it is stored under, its formation.
 
-    kind: str
+    ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
+    ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
+    the patch is served for it. ``created`` as in its row; None for one that the plan forms.
+    """
+
+    guarantee: Guarantee
     antecedents: tuple[str, ...]
-    base: str
+    kind: str
     formed: str | None
+    bytes: int = 0
+    note: str = ""
+    base: str = ""
+    proof: Proof | None = None
+    sample: SampleSize | None = None
     created: float | None = None
 
 
@@ -70,9 +86,7 @@ class PatchName:
 class Source:
     """KV that the model computed at ``home``, and its antecedents; see `Copy`.
 
-    ``patched``: a patch of ``patch_bytes`` bytes conditions it, served for its ``proof`` if there is one, and
-    ``name`` is its row's (None: it came with a saved window).
-    ``sample``: the tokens that were run, of KV whose guarantee is "sampled".
+    ``patch``: it conditions the KV. ``sample``: the tokens that were run, of KV whose guarantee is "sampled".
     """
 
     home: Spot
@@ -80,11 +94,18 @@ class Source:
     guarantee: Guarantee
     canonical: bool
     lossy: bool = False
-    patched: bool = False
-    patch_bytes: int = 0
-    proof: Proof | None = None
+    patch: Offer | None = None
     sample: SampleSize | None = None
-    name: PatchName | None = None
+
+    @property
+    def proof(self) -> Proof | None:
+        """What its patch is served for, if it is proved."""
+        return None if self.patch is None else self.patch.proof
+
+    def with_patch(self, patch: Offer) -> Source:
+        """The same KV, conditioned."""
+        behind, sample = patch.antecedents, patch.sample
+        return replace(self, guarantee=patch.guarantee, antecedents=behind, patch=patch, sample=sample)
 
     @cached_property
     def antecedent_ids(self) -> tuple[str, ...]:
@@ -121,9 +142,9 @@ class Seat:
         return self.source if self.clean is None else self.clean
 
     @cached_property
-    def offset(self) -> Offset | None:
-        """The offset of the live KV from where it was computed; None if it does not move as a whole."""
-        return self.shown.home.offset(self.spot)
+    def offset(self) -> Offset:
+        """The offset of the live KV from where it was computed."""
+        return self.shown.home.distance(self.spot)
 
     def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
         """Guarantee of the KV it shows; an unconditioned canonical is exact at home, else blind.
@@ -132,7 +153,7 @@ class Seat:
         patched there: nothing is missing, but it is not quite equal.
         """
         shown = self.shown
-        if shown.canonical and not shown.patched:
+        if shown.canonical and not shown.patch:
             at_home = leading and self.spot == shown.home.moved(frame)
             return ("patched" if shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
@@ -148,7 +169,16 @@ class Seat:
 
 @dataclass(frozen=True)
 class Seats:
-    """The chunks of a window in order; ``frame`` and ``said`` as in `WindowState`."""
+    """The chunks of a window in order.
+
+    ``frame`` (per axis) is the offset of the live KV of anchor and chunks, and of the questions behind it,
+    from the window's own positions. Attention depends on differences of positions only, so a frame changes
+    only which keys have to be rotated: when the oldest chunk leaves, the anchor moves up to the survivors,
+    and none of them moves.
+
+    ``said`` is the last question and its answer, right behind the chunks: no chunk, but the next text that
+    begins with the same tokens takes over their KV. Any change of the window drops it.
+    """
 
     seats: tuple[Seat, ...]
     frame: Offset

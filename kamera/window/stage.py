@@ -38,13 +38,12 @@ class Stage:
 
     def spans(self, state: WindowState) -> list[Span]:
         """The spans of the anchor and of the chunks of ``state``."""
-        return [Span(self.former.anchor.kv, None, state.frame), *[r.span for r in state.residents]]
+        return [Span(self.former.anchor.kv, None, state.seats.frame), *state.spans]
 
     def before(self, state: WindowState, seat: Seat, offset: Offset) -> Before:
         """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
-        chunks = tuple(resident.facts for resident in state.residents)
-        names, formed = seat.source.antecedents, seat.formed
-        return Before(names, formed, tuple(self.spans(state)), chunks, offset, state.frame)
+        names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
+        return Before(names, seat.formed, spans, state.facts, offset, frame)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import SupportsIndex
@@ -64,68 +64,26 @@ class ShownSpan:
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A chunk in a window, with its tensors. Immutable, so forks share it until one of them changes its own.
+    """The tensors of a chunk in a window; forks share them, as what plans use is in its seat.
 
-    ``seat`` holds all that plans use, ``clean`` is the canonical shown instead while conditioning is switched
-    off.
+    ``clean`` is the canonical shown instead of ``copy`` while conditioning is switched off.
     """
 
     facts: Facts
-    seat: Seat
     copy: Copy
     clean: Copy | None = None
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Guarantee of its KV while it is conditioned."""
-        return self.seat.guarantee
-
-    @property
-    def number(self) -> int:
-        """Number of its slot for the life of the window and its forks."""
-        return self.seat.number
-
-    @cached_property
     def shown(self) -> Copy:
         """The copy from which the live KV is written."""
         return self.copy if self.clean is None else self.clean
 
-    @cached_property
-    def span(self) -> Span:
-        """The span of the shown copy, moved to its seat."""
-        offset = self.seat.offset
-        assert offset is not None, "a plan seats no chunk where it cannot stand"
-        return Span(self.shown.kv, self.shown.patch, offset)
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of its live KV, ``[axes, tokens]``: those of the window, moved by the state's frame."""
-        return moved(self.shown.positions, self.span.offset)
-
-    def slot(self, start: int, worth: Guarantee, leading: bool, frame: int, bytes_per_token: int) -> Slot:
-        """The public view; ``frame`` is that of the first axis."""
-        shown, seat = self.shown, self.seat
-        sample = seat.shown.sample
-        if shown.patch is not None:
-            rank: int | None = shown.patch.rank
-        else:
-            rank = 0 if seat.shown.canonical and not leading else None
-        return Slot(
-            chunk_id=seat.chunk_id,
-            start=start,
-            length=seat.length,
-            guarantee=worth,
-            antecedents=seat.shown.antecedent_ids,
-            rank=rank,
-            bytes=seat.length * bytes_per_token,
-            number=seat.number,
-            position=seat.spot.low[0] - frame,
-            conditioned=self.clean is None,
-            label=self.facts.label,
-            proof=seat.shown.proof,
-            share=None if sample is None else sample.tokens / seat.length,
-            error=None if sample is None else sample.error,
-        )
+def span_of(seat: Seat, tensors: Resident) -> Span:
+    """The span of the copy that a seat shows, moved to it."""
+    copy = tensors.copy if seat.clean is None else tensors.clean
+    assert copy is not None, "a clean view has its copy"
+    return Span(copy.kv, copy.patch, seat.offset)
 
 
 def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
@@ -135,68 +93,79 @@ def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class WindowState:
-    """The chunks of a window in order.
+    """The chunks of a window: their seats in order, and their tensors by the numbers of these."""
 
-    ``frame`` (per axis) is the offset of the live KV of anchor and chunks, and of the questions behind it,
-    from the window's own positions. Attention depends on differences of positions only, so a frame changes
-    only which keys have to be rotated: when the oldest chunk leaves, the anchor moves up to the survivors,
-    and none of them moves.
-
-    ``said`` is the last question and its answer, right behind the chunks: no chunk, but the next text that
-    begins with the same tokens takes over their KV. Any change of the window drops it.
-    """
-
-    residents: tuple[Resident, ...]
-    frame: tuple[int, ...]
-    said: Resident | None = None
+    seats: Seats
+    tensors: Mapping[int, Resident]
 
     @classmethod
-    def of(cls, residents: Sequence[Resident], axes: int) -> WindowState:
-        """Chunks at their own positions: no frame."""
-        return cls(tuple(residents), (0,) * axes)
+    def empty(cls, axes: int) -> WindowState:
+        """No chunks."""
+        return cls(Seats((), (0,) * axes), {})
+
+    @cached_property
+    def residents(self) -> tuple[Resident, ...]:
+        """The tensors of the chunks in order."""
+        return tuple([self.tensors[seat.number] for seat in self.seats.seats])
+
+    @cached_property
+    def facts(self) -> tuple[Facts, ...]:
+        """The chunks in order, independent of their places."""
+        return tuple([resident.facts for resident in self.residents])
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The spans of the chunks: the copies that they show, moved to their seats."""
+        return tuple(map(span_of, self.seats.seats, self.residents))
 
     @property
-    def residents_by_number(self) -> dict[int, Resident]:
-        """The chunks by their numbers."""
-        return {r.seat.number: r for r in self.residents}
+    def positions(self) -> list[torch.Tensor]:
+        """Positions of the live KV of each chunk, ``[axes, tokens]``."""
+        pairs = zip(self.residents, self.spans, strict=True)
+        return [moved(resident.shown.positions, span.offset) for resident, span in pairs]
+
+    @property
+    def said(self) -> Resident | None:
+        """The tensors of `Seats.said`."""
+        return None if self.seats.said is None else self.tensors[self.seats.said.number]
+
+    def saying(self, said: Seat, tensors: Resident) -> WindowState:
+        """The same chunks with ``said`` behind them."""
+        return WindowState(self.seats.saying(said), {**self.tensors, said.number: tensors})
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        return {resident.seat.number: i for i, resident in enumerate(self.residents)}
-
-    @cached_property
-    def seats(self) -> Seats:
-        """The same state without tensors."""
-        said = None if self.said is None else self.said.seat
-        return Seats(tuple([r.seat for r in self.residents]), self.frame, said)
-
-    def saying(self, said: Resident) -> WindowState:
-        """The same chunks with ``said`` behind them."""
-        made = WindowState(self.residents, self.frame, said)
-        made.__dict__["seats"] = self.seats.saying(said.seat)
-        return made
-
-    @property
-    def chunk_ids(self) -> tuple[str, ...]:
-        """Ids of the chunks in order."""
-        return self.seats.chunk_ids
-
-    @property
-    def worths(self) -> tuple[Guarantee, ...]:
-        """The present guarantee of each chunk."""
-        return self.seats.worths
+        return {seat.number: i for i, seat in enumerate(self.seats.seats)}
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
-        start, out, worths = anchor_length, [], self.worths
-        for i, resident in enumerate(self.residents):
-            out.append(resident.slot(start, worths[i], i == 0, self.frame[0], bytes_per_token))
-            start += resident.seat.length
+        start, out, worths = anchor_length, [], self.seats.worths
+        for i, seat in enumerate(self.seats.seats):
+            shown, sample, patch = seat.shown, seat.shown.sample, self.residents[i].shown.patch
+            out.append(
+                Slot(
+                    chunk_id=seat.chunk_id,
+                    start=start,
+                    length=seat.length,
+                    guarantee=worths[i],
+                    antecedents=shown.antecedent_ids,
+                    rank=patch.rank if patch is not None else 0 if shown.canonical and i else None,
+                    bytes=seat.length * bytes_per_token,
+                    number=seat.number,
+                    position=seat.spot.low[0] - self.seats.frame[0],
+                    conditioned=seat.clean is None,
+                    label=self.facts[i].label,
+                    proof=shown.proof,
+                    share=None if sample is None else sample.tokens / seat.length,
+                    error=None if sample is None else sample.error,
+                )
+            )
+            start += seat.length
         return tuple(out)
 
     def index(self, slot: Slot | int) -> int:
         """Index of a slot among the chunks. Raises UnknownSlot if it is not one of them."""
-        count = len(self.residents)
+        count = len(self.seats.seats)
         if not count:
             raise UnknownSlot("the window is empty, it has no slots: append or recall a chunk first")
         if isinstance(slot, Slot):

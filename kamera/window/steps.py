@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 from kamera.engines import PositionLimits, Stand
 from kamera.ops import SampleSize
 from kamera.patches import Catalogue, in_groups
-from kamera.trust import Guarantee, Proof, ReusePolicy
+from kamera.trust import ReusePolicy
 from kamera.window.requests import Newcomer, Request
-from kamera.window.seats import Offset, PatchName, Seat, Seats, Source, Spot
+from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 
 Reason = Literal[
     "", "new", "edited", "policy", "glue", "no canonical", "no patch", "refused", "unproved", "budget"
@@ -34,10 +34,10 @@ class Places(Protocol):
 class Samples(Protocol):
     """The tokens of chunks that tell enough of the others, under one policy: None for one not to sample.
 
-    ``own`` is of the KV that a chunk has in the window, by the number of its seat.
+    ``own`` is of the KV that a chunk has in the window.
     """
 
-    def own(self, number: int) -> SampleSize | None: ...
+    def own(self, seat: Seat) -> SampleSize | None: ...
     def stored(self, chunk_id: str) -> SampleSize | None: ...
 
 
@@ -75,47 +75,13 @@ class View:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A stored patch that can be served: its guarantee, the antecedents it is stored under, its formation.
-
-    ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
-    ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
-    the patch is served for it. ``created`` as in `PatchName`.
-    """
-
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    kind: str
-    formed: str | None
-    bytes: int = 0
-    note: str = ""
-    base: str = ""
-    proof: Proof | None = None
-    sample: SampleSize | None = None
-    created: float | None = None
-
-    @property
-    def name(self) -> PatchName:
-        """The patch by its row."""
-        return PatchName(self.kind, self.antecedents, self.base, self.formed, self.created)
-
-
-@dataclass(frozen=True)
-class Keep:
-    """A chunk stays on the KV it has, perhaps at another place or with another guarantee."""
-
-    seat: Seat
-
-
-@dataclass(frozen=True)
 class Place:
-    """A chunk is served from its canonical, with a patch if one is given.
+    """A chunk is served from its canonical, with the patch of its source if there is one.
 
     ``computes``: the canonical is prefilled behind the anchor first, and archived.
     """
 
     seat: Seat
-    patch: Offer | None
     computes: bool
 
 
@@ -203,7 +169,7 @@ class Clean:
     computes: bool
 
 
-Step = Keep | Place | Prefill | Sample | Archive | Harvest | Clean
+Step = Place | Prefill | Sample | Archive | Harvest | Clean
 
 
 def sample_group(steps: Sequence[Step], first: int) -> list[Prefill | Sample]:
@@ -237,7 +203,8 @@ class Plan:
     """An operation: the window before and after it, its steps in order, and their cost.
 
     It holds ids, places and keys of rows: no content and no tensor. `KameraWindow.run` runs it. ``request``
-    is what was asked, with names alone, under ``policy``.
+    is what was asked, with names alone, under ``policy``. A chunk of ``after`` without a step stays on the KV
+    that it has, perhaps at another place or with another guarantee.
 
     ``later`` is the cost of what it leaves for later work; proofs of patches are not in it.
 

@@ -27,7 +27,7 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import agree
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found
-from kamera.window.persist import WindowParts, load_window, save_window
+from kamera.window.persist import load_window, save_window
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
@@ -69,12 +69,9 @@ class KameraWindow(Questions):
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._lock = forks.Lock("this window")
-        engine = engine_of(backbone, store)
-        self._listeners = () if trace is None else (Trace(trace),)
+        engine, losses = engine_of(backbone, store), Losses()
+        self._begin(engine, trace)
         self._terms = agree(engine, store, policy_of(policy, on_leave), certificate)
-        losses = Losses()
-        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
         with self._account.now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
@@ -84,8 +81,7 @@ class KameraWindow(Questions):
                 )
             stage = stage_of(engine, store, anchor, self._terms.served, losses)
             self._stage = replace(stage, max_tokens=max_tokens)
-        self._state = WindowState.of((), engine.axes)
-        self._family = weakref.WeakSet([self])
+        self._state = WindowState.empty(engine.axes)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -195,7 +191,7 @@ class KameraWindow(Questions):
         The window itself does not change.
         """
         index = self._state.index(slot)
-        chunks = [r.facts for r in self._state.residents]
+        chunks = self._state.facts
         with self._counting() as tally:
             form_orbit(self._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
         report = tally.report("form_orbit", self.slots[index], self.slots)
@@ -231,7 +227,7 @@ class KameraWindow(Questions):
         load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
-        for chunk_id in self._state.chunk_ids:  # other later work goes on
+        for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
             self._stage.former.settle(chunk_id)
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
@@ -253,27 +249,22 @@ class KameraWindow(Questions):
         and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
         engine = engine_of(backbone, store)
-        window = cls._blank(engine, trace)
+        window = cls.__new__(cls)
+        window._begin(engine, trace)
         with window._account.now(engine):
-            return window._standing(load_window(Path(path), engine, store, certificate, digest))
+            opened = load_window(Path(path), engine, store, certificate, digest)
+            window._terms, window._stage, window._state = opened
+            window._stage.show(window._state, Tally())
+            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
+        return window
 
     # -- inside --------------------------------------------------------------------------------
 
-    @classmethod
-    def _blank(cls, engine: Engine, trace: str | os.PathLike[str] | None) -> KameraWindow:
-        """A window that has an account, and nothing else yet."""
-        window = cls.__new__(cls)
-        window._lock, window._family = forks.Lock("this window"), weakref.WeakSet([window])
-        window._account, window._notes, window._ahead = Account(), [], Ahead(engine)
-        window._listeners = () if trace is None else (Trace(trace),)
-        return window
-
-    def _standing(self, opened: WindowParts) -> KameraWindow:
-        """The window with what was read for it, shown."""
-        self._terms, self._stage, self._state = opened
-        self._stage.show(self._state, Tally())
-        hand_over(self._stage, self._state, range(len(self)), self.policy.audit)
-        return self
+    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
+        """Give the window an account, and nothing else yet."""
+        self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
+        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        self._listeners = () if trace is None else (Trace(trace),)
 
     def _answered(
         self,
@@ -289,7 +280,7 @@ class KameraWindow(Questions):
         with self._counting() as tally:
             former, given = self._stage.former, None
             if isinstance(request, Lookback):
-                request = Recall(found(former, self._state.residents, request, tally), request.move)
+                request = Recall(found(former, self._state.seats.chunk_ids, request, tally), request.move)
             if isinstance(request, Plan):
                 given, named = self._own(request, chunks)
             else:
@@ -316,7 +307,7 @@ class KameraWindow(Questions):
             case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
                 if ahead is None or plan is not None or ahead.before is not self._state:
                     return here
-                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.chunk_ids
+                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.seats.chunk_ids
                 if in_view or leaving(self._stage, self._state, self.policy, chunk) != ahead.count:
                     return here
                 return ahead.state, ahead.stage

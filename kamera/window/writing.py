@@ -20,8 +20,8 @@ _ANCHOR = "anchor"
 def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
     """Spans of the live KV, by the names of the copies in ``state``; other spans match none of them."""
     names: dict[tuple[int, int], Hashable] = {(id(anchor), id(None)): _ANCHOR}
-    for resident in state.residents:
-        copy, clean, number = resident.copy, resident.clean, resident.seat.number
+    for number, resident in state.tensors.items():
+        copy, clean = resident.copy, resident.clean
         names[id(copy.kv), id(copy.patch)] = ("copy", number)
         if clean is not None:
             names[id(clean.kv), id(clean.patch)] = ("clean", number)
@@ -81,10 +81,9 @@ class _Shows:
             name, shown, offset = names.get(seat.number), seat.shown, seat.offset
             if isinstance(step, Sample):
                 name = self.copies[seat.number] if step.own else ("canonical", seat.number)
-                shown, offset = step.base, step.base.home.offset(seat.spot)
-            assert offset is not None, "a plan seats no chunk where it cannot stand"
+                shown, offset = step.base, step.base.home.distance(seat.spot)
             wanted.append(Stand(name, offset, seat.length))
-            patches.append(shown.patch_bytes)
+            patches.append(shown.patch.bytes if shown.patch else 0)
         pairs = enumerate(zip(self.here, wanted, strict=False))
         same = next((i for i, (old, new) in pairs if old != new), min(len(self.here), len(wanted)))
         coming = wanted[same:]  # those before it stay as they are

@@ -87,8 +87,8 @@ def test_a_clip_moves_and_is_patched_like_any_chunk(backbone, clip):
     assert [s.chunk_id for s in window.slots] == ids
     assert float((after - before).norm() / before.norm()) <= 1e-4
     whole = backbone.positions(
-        [window.anchor.input_ids, *[r.facts.encoded.input_ids for r in window._state.residents]],
-        [{}, *[r.facts.position_inputs for r in window._state.residents]],
+        [window.anchor.input_ids, *[f.encoded.input_ids for f in window._state.facts]],
+        [{}, *[f.position_inputs for f in window._state.facts]],
     )
     assert torch.equal(window.position_ids, whole)
 

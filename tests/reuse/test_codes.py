@@ -36,12 +36,12 @@ def test_coded_segments_are_patched_and_within_their_bound(codec):
     assert done.report.forwards == 0
     assert [x.tier for x in done.admissions] == ["patched"] * 3
     fresh = reuser(backbone, policy=ReusePolicy.exact()).prepare(asked).run().window
-    window, (lead, *rest) = done.window, zip(done.window.slots, fresh.slots, strict=True)
-    record = store.get_canonical(window.context, lead[0].chunk_id)
+    _, lead, *rest = zip(done.window.shown(), fresh.shown(), strict=True)  # behind the anchor
+    record = store.get_canonical(done.window.context, done.window[0].chunk_id)
     assert record.loss is not None and record.loss.largest > 0
-    off = largest(window.kv(lead[0]), fresh.kv(lead[1]))
+    off = largest(lead[0].kv, lead[1].kv)
     assert 0 < off <= record.loss.largest * 1.001 + 1e-6
-    assert all(largest(window.kv(own), fresh.kv(true)) < 1e-3 for own, true in rest)  # repaired in full
+    assert all(largest(own.kv, true.kv) < 1e-3 for own, true in rest)  # repaired in full
 
 
 @CODES

@@ -143,7 +143,7 @@ def live(window: KameraWindow, index: int) -> KV:
     state = window._state
     window._stage.show(state, Tally())
     kv = window._stage.live.read(index + 1)  # behind the anchor
-    home = [-f for f in state.frame]
+    home = [-f for f in state.seats.frame]
     return relocate_kv(kv_copy(kv), window.backbone.layout, home)
 
 

@@ -22,7 +22,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seating, "DRIFT", 0)
         home.slide()
-    assert home._state.frame == (0,) * backbone.axes
+    assert home._state.seats.frame == (0,) * backbone.axes
     assert torch.equal(framed.position_ids, home.position_ids)
     for i in range(len(framed)):
         assert worst(live(framed, i), live(home, i)) <= 1e-5
@@ -37,7 +37,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
 def test_positions_added_up_are_those_of_the_whole_sequence(family):
     backbone, chunks = rig(family, 3)
     window = make(backbone, None, *chunks)
-    facts = [r.facts for r in window._state.residents]
+    facts = window._state.facts
     ids = [SYSTEM, *(f.encoded.input_ids for f in facts)]
     whole = backbone.positions(ids, [{}, *(f.position_inputs for f in facts)])
     assert torch.equal(torch.cat(compact_positions(backbone, SYSTEM, facts), dim=1), whole[:, 4:])

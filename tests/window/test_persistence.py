@@ -52,7 +52,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks)
     window.slide()
-    assert any(window._state.frame)
+    assert any(window._state.seats.frame)
     window.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
     assert Snapshot.of(window).matches(loaded, numbers=False)
@@ -169,6 +169,15 @@ def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version
     with pytest.raises(StoreVersionError, match=rf"format {version}.*{way}"):
         KameraWindow.load(path, window.backbone, window.store)
     assert (path / "window.safetensors").read_bytes() == data
+
+
+def test_a_window_that_says_another_place_than_its_kv_has_is_refused(copied):
+    window, path = copied
+    document, tensors = read_saved(path)
+    document["seats"]["seats"][1]["source"]["home"]["low"][0] += 1
+    publish(path, Saved(document, tensors))
+    with pytest.raises(CorruptChunk, match="was not computed where it is said"):
+        KameraWindow.load(path, window.backbone, window.store)
 
 
 def test_a_window_of_another_backbone_or_tenant_is_refused(saved, tmp_path):

@@ -18,7 +18,7 @@ from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
 from kamera.window.seats import Seat, Seats, Source, Spot
-from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Place, Prefill, View
+from kamera.window.steps import Archive, Clean, Cost, Harvest, Limits, Place, Prefill, View
 
 LENGTH, ANCHOR = 10, 4
 POLICY = ReusePolicy(certified=False, forms="always")
@@ -78,6 +78,7 @@ class Row:
     proof: Proof | None = PROVED
     created: float = 0.0
     budget: PatchBudget = field(default_factory=lambda: PatchBudget(64))
+    sample: None = None
 
 
 class Line:
@@ -120,7 +121,7 @@ def decided(request, state: Seats, rows: Fake, policy: ReusePolicy, bounds: Limi
 
 
 def kinds(made) -> list[str]:
-    return [type(step).__name__ for step in made.steps if not isinstance(step, Keep)]
+    return [type(step).__name__ for step in made.steps]
 
 
 def worths(made) -> list[str]:
@@ -148,7 +149,7 @@ def test_an_append_that_archives_later_is_one_forward():
 def test_the_first_chunk_is_its_canonical():
     made = decided(Append(new("a"), "now"), standing(), Fake(), POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.patch, step.computes, made.cost.forwards) == (None, True, 1)
+    assert (step.seat.source.patch, step.computes, made.cost.forwards) == (None, True, 1)
     assert worths(made) == ["exact"]
 
 
@@ -178,7 +179,8 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     rows.based["b", (), "other"] = Row((), "exact", "exact")
     made = decided(Append(new("b"), "now"), standing(), rows, POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.patch.base, step.computes, made.cost, worths(made)) == ("other", False, Cost(), ["patched"])
+    assert (step.seat.source.patch.base, step.computes) == ("other", False)
+    assert (made.cost, worths(made)) == (Cost(), ["patched"])
     assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
     gone = decided(Evict(0), made.after, rows, POLICY, limits())
     assert (kinds(gone), gone.cost) == ([], Cost())
@@ -244,7 +246,7 @@ def test_a_reorder_leaves_an_unchanged_front_and_uses_patches():
     rows = everything("a", "b", "c")
     rows.patches["c", ("a",), "exact"] = "exact"
     made = decided(Reorder([0, 2, 1]), standing("a", "b", "c"), rows, POLICY, limits())
-    assert [type(s).__name__ for s in made.steps] == ["Place", "Prefill", "Harvest", "Keep"]
+    assert [type(s).__name__ for s in made.steps] == ["Place", "Prefill", "Harvest"]
     assert (made.cost.forwards, worths(made)) == (1, ["exact", "patched", "patched"])
     assert [s.number for s in made.after.seats] == [made.before.seats[i].number for i in (0, 2, 1)]
 

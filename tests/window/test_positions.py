@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
 from kamera.patches.chunks import compact_positions
 from kamera.window import seating
+from kamera.window.seats import Seats
 from kamera.window.state import WindowState
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -70,7 +69,7 @@ def test_a_slide_moves_the_anchor_instead_of_the_survivors(family):
     assert worst(live(window, 0), live(turned, 0)) <= 1e-5
     logits = [w.next_token_logits(QUESTION) for w in (window, turned)]
     assert relative(*logits) <= 1e-5
-    assert window._state.frame != turned._state.frame == (0,) * backbone.axes
+    assert window._state.seats.frame != turned._state.seats.frame == (0,) * backbone.axes
 
 
 def phased_bytes(backbone) -> int:
@@ -90,13 +89,13 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
     frames, turned = [], []
     for chunk in chunks[3:]:
         report = window.append(chunk)
-        frames.append(window._state.frame[0])
+        frames.append(window._state.seats.frame[0])
         turned.append(report.bytes_rotated > 4 * phased_bytes(backbone))
         again = window.fork()
-        residents, standing = window._state.residents, window._stage.standing
-        spots = standing.compact([r.facts for r in residents])
-        home = [replace(r, seat=r.seat.at(spot)) for r, spot in zip(residents, spots, strict=True)]
-        again._state = WindowState.of(home, 1)
+        state, standing = window._state, window._stage.standing
+        spots = standing.compact(state.facts)
+        home = [seat.at(spot) for seat, spot in zip(state.seats.seats, spots, strict=True)]
+        again._state = WindowState(Seats.home(home, 1), state.tensors)
         assert relative(window.next_token_logits(QUESTION), again.next_token_logits(QUESTION)) <= 1e-5
         del again  # which shares the room
     assert frames == [9, 18, 27, 36, 0, 9, 18, 27, 36, 0, 9]
@@ -104,9 +103,7 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
 
 
 def compact(window):
-    return compact_positions(
-        window.backbone, window.anchor.input_ids, [r.facts for r in window._state.residents]
-    )
+    return compact_positions(window.backbone, window.anchor.input_ids, window._state.facts)
 
 
 def test_a_frame_never_brings_a_question_to_the_last_position():
@@ -116,7 +113,7 @@ def test_a_frame_never_brings_a_question_to_the_last_position():
     for chunk in chunks[2:7]:
         window.append(chunk)
         # 22 positions and their frame leave half of the 60 to question and answer
-        assert window._state.frame[0] + 21 <= 30
+        assert window._state.seats.frame[0] + 21 <= 30
         assert int(window.position_ids.max()) == 21
 
 

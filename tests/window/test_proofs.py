@@ -200,7 +200,7 @@ def test_a_row_that_states_another_proof_is_refused(pieces):
     backbone, (a, b, *_) = pieces
     store = ChunkStore.open("memory://")
     window = asking(backbone, store, a, b)
-    former, facts = window._stage.former, window._state.residents[1].facts
+    former, facts = window._stage.former, window._state.facts[1]
     row = rows(store)[0]
     with former.operation():
         asked = (facts, row.antecedents, "exact", row.formed, "")
@@ -330,7 +330,7 @@ def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
         window.append(chunk, archive="later")
     window.evict(1)  # the text moves up and survives
     window.flush()
-    stood = window.kv(1)
+    stood = window.shown()[2].kv
     true_form = Prover.form
 
     def form(self, budget, deltas, canonical, true, facts, before):
@@ -356,9 +356,9 @@ def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):
     with backbone.measure() as work:
         again = KameraWindow.load(tmp_path / "saved", backbone, store)
     assert work.forwards == 0 and guarantees(again) == ["exact", "patched", "patched"]
-    assert all(same_bits(again.kv(i), window.kv(i)) for i in range(3))
-    proofs = [r.seat.source.proof for r in again._state.residents]
-    assert proofs == [r.seat.source.proof for r in window._state.residents] and proofs[1] is not None
+    assert all(same_bits(again.shown()[i + 1].kv, window.shown()[i + 1].kv) for i in range(3))
+    proofs = [seat.source.proof for seat in again._state.seats.seats]
+    assert proofs == [seat.source.proof for seat in window._state.seats.seats] and proofs[1] is not None
 
 
 @pytest.mark.parametrize("error", [NotRelocatable("past the end"), torch.OutOfMemoryError("no room")])

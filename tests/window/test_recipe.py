@@ -70,8 +70,8 @@ def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     stored = window.store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
     frame = int(window.shown()[2].positions.amin()) - min(part.position)  # the live cache may stand moved
     offset = tuple(step + frame for step in part.offset)
-    assert worst(window.kv(1), apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
-    assert worst(window.kv(1), apply_patch(canonical.kv, None, layout, offset)) > 1e-3
+    assert worst(window.shown()[2].kv, apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
+    assert worst(window.shown()[2].kv, apply_patch(canonical.kv, None, layout, offset)) > 1e-3
 
 
 def test_sequences_of_other_kv_have_other_salts(window):
@@ -281,8 +281,9 @@ def shows_the_same(window: KameraWindow, recipe: Recipe) -> bool:
     """A live cache shows the recipe's KV where its window shows it, to rounding."""
     executor, layout = LiveExecutor(window.backbone, window.store), window.backbone.layout
     executor.show(recipe)
-    back = tuple(-step for step in window._state.frame)
-    pairs = [(relocate_kv(window.kv(i), layout, back), executor.live.read(i + 1)) for i in range(len(window))]
+    back = tuple(-step for step in window._state.seats.frame)
+    spans = enumerate(window.shown()[1:], start=1)
+    pairs = [(relocate_kv(span.kv, layout, back), executor.live.read(i)) for i, span in spans]
     return len(recipe.parts) == len(pairs) and max(worst(own, shown) for own, shown in pairs) < 1e-5
 
 

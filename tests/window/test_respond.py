@@ -187,10 +187,10 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
     window = make(backbone, policy=lax, max_tokens=room, on_leave="keep")
     window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
-    spot = window._state.said.seat.spot.low
+    spot = window._state.seats.said.spot.low
     report = window.append(text)
     assert len(report.evicted) == 1
-    assert window._state.residents[-1].seat.spot.low == spot
+    assert window._state.seats.seats[-1].spot.low == spot
     assert report.tokens_held == 0
     assert report.tokens_recomputed >= text.num_tokens
 
@@ -200,7 +200,7 @@ def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     window = make(backbone, policy=EXACT)
     window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
     without = window.fork()
-    without._state = dataclasses.replace(without._state, said=None)
+    without._state = dataclasses.replace(without._state, seats=without._state.seats.saying(None))
     held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
     assert window.memory().copies - without.memory().copies >= held // chunks[0].num_tokens
     text, branch = said_by(window), window.fork()
@@ -238,7 +238,7 @@ def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_
     window.slide()
     window.respond(QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
     text, apart = said_by(window), window.fork()
-    apart._state = dataclasses.replace(apart._state, said=None)
+    apart._state = dataclasses.replace(apart._state, seats=apart._state.seats.saying(None))
     assert window.append(text).tokens_recomputed == 2
     assert apart.append(text).tokens_recomputed == text.num_tokens
     assert worst(live(window, 3), live(apart, 3)) <= ROUNDING

@@ -63,7 +63,7 @@ def test_a_plan_that_is_run_leaves_what_its_operation_leaves(name, operations, w
             report.notes,
         )
     for i in range(len(here)):
-        assert worst(here.kv(i), there.kv(i)) == 0.0
+        assert worst(here.shown()[i + 1].kv, there.shown()[i + 1].kv) == 0.0
     asks = torch.equal(here.next_token_logits(QUESTION), there.next_token_logits(QUESTION))
     assert asks
 

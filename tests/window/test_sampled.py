@@ -272,7 +272,7 @@ def test_a_plan_runs_nothing_where_the_stored_canonical_is_damaged(tmp_path):
         with watching(backbone) as seen:
             plan = window.plan(Append(chunks[1]))
         assert seen.forwards == 0
-        assert [type(step).__name__ for step in plan.steps] == ["Prefill", "Keep"]
+        assert [type(step).__name__ for step in plan.steps] == ["Prefill"]
         assert window.append(chunks[1]).slot.guarantee == "exact"
 
 

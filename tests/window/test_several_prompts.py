@@ -250,7 +250,8 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
     later = window(backbone, store, GROUNDER, policy=PATCHED)
     for chunk in chunks[:2]:
         plan = later.plan(Append(chunk))
-        assert [s.patch.base[:8] for s in plan.steps if isinstance(s, Place)] == [tensor_anchor(store)]
+        placed = [s.seat.source.patch for s in plan.steps if isinstance(s, Place)]
+        assert [patch.base[:8] for patch in placed] == [tensor_anchor(store)]
         report = later.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (0, 0, "patched")
         assert "base" in report.notes[0]

@@ -69,7 +69,7 @@ def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
     window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said
     spoken = text(window.backbone, said.facts.encoded.input_ids, MORE)
-    there = window.slots[-1].position, said.positions
+    there = window.slots[-1].position, said.copy.positions
     report = window.run(Arrange([*window.slots[:2], window[3], spoken], on_leave="keep"))
     assert (report.forwards, report.tokens_recomputed) == (1, len(MORE))
     slot = window.slots[-1]

@@ -180,15 +180,17 @@ def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, 
 def test_channels_of_a_loaded_window_stand_as_in_the_layout(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
     store = make(backbone, None, *chunks).store
-    make(backbone, store, *chunks).save(tmp_path / "w")
+    saved = make(backbone, store, *chunks)
+    saved.save(tmp_path / "w")
     window = KameraWindow.load(tmp_path / "w", backbone, store)
     assert guarantees(window) == ["exact", "patched", "patched"]
     channels = [[channel.name for channel in spec.channels] for spec in backbone.layout]
     for resident in window._state.residents:
         assert [list(layer) for layer in resident.copy.kv] == channels
-    for resident in window._state.residents[1:]:
-        for layer, names in zip(resident.copy.patch.layers, channels, strict=True):
-            assert list(layer) == [name for name in names if name in layer]
+    for old, new in zip(saved._state.residents[1:], window._state.residents[1:], strict=True):
+        assert [list(layer) for layer in new.copy.patch.layers] == [
+            list(layer) for layer in old.copy.patch.layers
+        ]
 
 
 @pytest.mark.parametrize("family", STACKED)
@@ -203,8 +205,8 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
     ("lost", "says"),
     [
         ("embeds/deepstack_visual_embeds.0", r"deepstack_visual_embeds\.1 is out of place"),
-        ("copy/kv/0/v", r"'00001/copy/kv/0/v'"),
-        ("positions", "'00001/positions'"),
+        ("copy/kv/0/v", "'kv/0/v'"),
+        ("copy/positions", "'positions'"),
     ],
 )
 def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path: Path) -> None:
