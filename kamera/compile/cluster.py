@@ -56,7 +56,8 @@ def run_on_ray(
     """Compile a plan by ``workers`` processes on Ray, each with a GPU of its own if ``gpu``.
 
     The part of a worker that died is run again. Raises as `CompileJob`; ValueError without Ray, with fewer
-    processors than workers, and for workers that ``load`` different models.
+    processors than workers, and for workers that ``load`` different models; ChildProcessError for a part that
+    has killed three.
     """
     try:
         import ray
@@ -77,6 +78,11 @@ def run_on_ray(
             report: CompileReport = reduce(added, ray.util.ActorPool(team).map_unordered(_send, parts))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
+        except ray.exceptions.RayActorError as error:
+            raise ChildProcessError(
+                f"a part of the plan has killed {_DEATHS} workers: stored objects stay; give workers more "
+                "memory, or find the window with --limit"
+            ) from error
     places = [window.where for window in plan.windows]
     failures = sorted(report.failures, key=lambda failure: places.index(failure.where))
     return replace(report, failures=tuple(failures))
