@@ -220,7 +220,10 @@ class PlanError(KameraError, ValueError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+        super().__init__(self.problems)  # what a pickle makes it of
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 class TraceError(KameraError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,12 @@ def compile_plan(
             f"grows until it passes (default {ReusePolicy.tolerance}; 0: no test).",
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Compile by N processes on Ray: the cluster of RAY_ADDRESS, or this machine."
+        ),
+    ] = None,
     kv: Coded = "as-is",
 ) -> None:
     """Form and store canonicals and patches for every chunk of every window of a plan.
@@ -81,14 +88,24 @@ def compile_plan(
         place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
         _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
-    backbone = loading.load(model, show_progress=out.shows_progress)  # first: a failure creates no store
-    with place.open() as opened:
-        job = CompileJob(planned, backbone, opened, settings)
-        with out.progress(job.units, "part") as bar:
-            for step in job.steps():
-                bar.set_postfix_str(step.doing, refresh=False)
-                bar.update(step.units)
-        report, shown = job.report(), opened.url
+    if workers is not None:
+        from kamera.compile.cluster import run_on_ray
+
+        where = str(Path(model).absolute()) if Path(model).exists() else model
+        load = partial(loading.load, where, show_progress=False)
+        gpu = (loading.device or "").startswith("cuda")
+        report = run_on_ray(planned, load, place.open, settings, workers, gpu=gpu)
+        with place.open() as opened:
+            shown = opened.url
+    else:
+        backbone = loading.load(model, show_progress=out.shows_progress)  # first: a failure creates no store
+        with place.open() as opened:
+            job = CompileJob(planned, backbone, opened, settings)
+            with out.progress(job.units, "part") as bar:
+                for step in job.steps():
+                    bar.set_postfix_str(step.doing, refresh=False)
+                    bar.update(step.units)
+            report, shown = job.report(), opened.url
     heading = {"model": model, "plan": str(plan), "store": shown, "rank": rank}
     out.show({**heading, **asdict(report)})
     if report.failures:

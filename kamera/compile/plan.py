@@ -187,7 +187,7 @@ def _file(name: Any, base: Path, kind: str) -> str:
     path = base / name.removeprefix("file://")
     if not path.is_file():
         raise ValueError(f"no {kind} at {str(path)!r}: paths are relative to the plan's folder")
-    return str(path)
+    return str(path.absolute())
 
 
 def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from kamera.engines import Spent, Usage
 
@@ -74,3 +75,11 @@ class CompileReport:
             self.seconds,
         )
         return Usage(now, Spent())
+
+
+def added(one: Any, other: Any) -> Any:
+    """The sum of two reports, field by field."""
+    if not is_dataclass(one):
+        return one + other
+    sums = {f.name: added(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
+    return replace(one, **sums)  # type: ignore[type-var]

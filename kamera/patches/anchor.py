@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from dataclasses import dataclass, replace
 
@@ -10,14 +9,11 @@ import torch
 
 from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
-from kamera.errors import CorruptChunk, WrongKey
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
 from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +93,9 @@ def anchor_of(
     waiting = _waiting.setdefault(store, {})
     if (there := waiting.get(context)) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
-    found = _stored(store, context, losses)
+    found = None
+    with losses.looking("system prompt", "the system prompt"):
+        found = store.get_anchor(context)
     if found is not None and torch.equal(found.positions, positions):
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
     kv = backbone.prefill(Encoded(ids, {}, {}), positions)
@@ -121,12 +119,3 @@ def anchor_of(
     else:
         keep()
     return anchor
-
-
-def _stored(store: ChunkStore, context: Context, losses: Losses) -> CanonicalRecord | None:
-    with losses.borne("the system prompt was not looked up"):
-        try:
-            return store.get_anchor(context)
-        except (CorruptChunk, WrongKey) as error:
-            logger.warning("a stored system prompt was refused: %s", error)
-    return None

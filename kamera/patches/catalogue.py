@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, KameraError, WrongKey
 from kamera.ops import PatchBudget
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses
@@ -24,8 +22,6 @@ from kamera.store import (
     patch_key,
 )
 from kamera.trust import Guarantee, at_least, guarantee_named, outranks
-
-logger = logging.getLogger(__name__)
 
 _BASE = "base of "  # no key begins with it
 
@@ -64,12 +60,8 @@ class Catalogue:
         """The row of a chunk's canonical."""
 
         def ask() -> ObjectInfo | None:
-            with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
-                try:
-                    return self.store.info(self.context, chunk_id)
-                except (CorruptChunk, WrongKey) as error:
-                    # the chunk is at hand, so it is prefilled and archived again
-                    logger.warning("a stored canonical was refused: %s", error)
+            with self.losses.looking("canonical", f"chunk {chunk_id[:12]}"):
+                return self.store.info(self.context, chunk_id)
             return None
 
         return self._once(canonical_key(self.context, chunk_id), ask)
@@ -120,11 +112,8 @@ class Catalogue:
 
         def ask() -> ObjectInfo | None:
             self._settle(chunk_id)
-            with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
-                try:
-                    return self.store.info(self.context, chunk_id, antecedents, kind, base)
-                except (CorruptChunk, WrongKey) as error:
-                    self.told_refused(error)
+            with self.losses.looking("patch", f"a patch of chunk {chunk_id[:12]}"):
+                return self.store.info(self.context, chunk_id, antecedents, kind, base)
             return None
 
         if self.refused(chunk_id, antecedents, kind, base):
@@ -202,11 +191,6 @@ class Catalogue:
         """Drop the row under ``key``, since the stored object has changed; it is looked up anew."""
         if self._known is not None:
             self._known.pop(key, None)
-
-    def told_refused(self, error: KameraError) -> None:
-        """Log and note that a patch was refused."""
-        logger.warning("a stored patch was refused: %s", error)
-        self.losses.note(f"patch refused: {error}")
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines import Engine
-from kamera.errors import CorruptChunk, UnknownChunk, WrongKey
+from kamera.errors import UnknownChunk
 from kamera.patches.chunks import Facts
 from kamera.patches.identity import StoredIdentity
 from kamera.patches.losses import Losses
-from kamera.patches.owed import Owed, pay, raised
+from kamera.patches.owed import Owed, pay
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
-
-logger = logging.getLogger(__name__)
 
 
 class Encodings:
@@ -47,7 +44,8 @@ class Encodings:
     def made(self, chunk: Chunk) -> Facts:
         """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
         facts = self.fresh(chunk)
-        pay([self.owed(facts)])
+        if facts.encoded.tensors:
+            pay([self.owed(facts)])
         return facts
 
     def fresh(self, chunk: Chunk) -> Facts:
@@ -57,13 +55,9 @@ class Encodings:
         return facts
 
     def owed(self, facts: Facts) -> Owed:
-        """A chunk's encoding, to be put; a store's error is a loss."""
-
-        def told(error: Exception | None) -> None:
-            with self._losses.borne(f"the encoding of chunk {facts.chunk_id[:12]} was not kept"):
-                raised(error)
-
-        return Owed(self._store, self.records(facts), told)
+        """The encoding of a chunk with media, to be put; a store's error is a loss."""
+        what = f"the encoding of chunk {facts.chunk_id[:12]} was not kept"
+        return Owed(self._store, self.records(facts), self._losses, what)
 
     def records(self, facts: Facts) -> list[EncodingRecord]:
         """A chunk's encoding; text has none."""
@@ -89,12 +83,7 @@ class Encodings:
         return Facts(chunk_id, encoded, str(record.info.get("label", "")))
 
     def _read(self, chunk_id: str) -> Mapping[str, torch.Tensor] | None:
-        with self._losses.borne(f"the encoding of chunk {chunk_id[:12]} was not looked up"):
-            try:
-                found = self._store.get_encoding(self.vision, chunk_id, self.context.probe)
-                return None if found is None else dict(found.embeds)
-            except (CorruptChunk, WrongKey) as error:
-                # the chunk is at hand, so it is encoded and kept again
-                logger.warning("a stored encoding was refused: %s", error)
-                self._losses.note(f"encoding refused: {error}")
+        with self._losses.looking("encoding", f"the encoding of chunk {chunk_id[:12]}"):
+            found = self._store.get_encoding(self.vision, chunk_id, self.context.probe)
+            return None if found is None else dict(found.embeds)
         return None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy as copies
-import logging
 import threading
-import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
 
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
-from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
+from kamera.errors import IncompatibleChunk, NotRelocatable, UnknownChunk, quote
 from kamera.ops import Patch, PatchBudget, SampleSize, kv_tensors, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue, names_of, stored_patch, worth_harvesting
@@ -23,26 +22,21 @@ from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import asking_of
-from kamera.patches.later import Later
+from kamera.patches.later import Later, Worth
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import canonical_of, form_later, kind_of, owed_later, to_form
-from kamera.patches.owed import Owed, pay, raised
+from kamera.patches.making import canonical_of, kind_of, patch_dropped, to_form
+from kamera.patches.owed import Owed, pay, waiting_in
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
-    Context,
+    EncodingRecord,
     PatchRecord,
     canonical_key,
     kept,
     patch_key,
 )
 from kamera.trust import Proof
-
-logger = logging.getLogger(__name__)
-
-_waiting: weakref.WeakKeyDictionary[ChunkStore, dict[tuple[Context, str], Facts]]
-_waiting = weakref.WeakKeyDictionary()
 
 
 class Former:
@@ -77,7 +71,7 @@ class Former:
         self.catalogue = Catalogue(store, self.context, queue, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._asking = asking_of(backbone)
-        self.waiting = _waiting.setdefault(store, {})  # stored as later work, by any former here
+        self.waiting = waiting_in(store)
         self._here = threading.local()
         self.check_fingerprint()
 
@@ -206,12 +200,8 @@ class Former:
         if held is not None:
             return held
         record = None
-        with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not looked up"):
-            try:
-                record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
-            except (CorruptChunk, WrongKey) as error:
-                logger.warning("a stored canonical was refused: %s", error)
-                self.losses.note(f"canonical refused: {error}")
+        with self.losses.looking("canonical", f"chunk {facts.chunk_id[:12]}"):
+            record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
         if record is None:
             self.catalogue.refuse_base(facts.chunk_id)
             return None
@@ -224,15 +214,10 @@ class Former:
     def owed(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
         """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
         record = kept(canonical_of(self, facts, copy))
-
-        def told(error: Exception | None) -> None:
-            self.losses.unkept.add(facts.chunk_id)
-            with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
-                raised(error)
-                self.losses.unkept.discard(facts.chunk_id)
-            self.catalogue.forget(record.key)
-
-        return record, Owed(self.store, [*self.encodings.records(facts), record], told)
+        self.catalogue.forget(record.key)
+        records: list[CanonicalRecord | EncodingRecord | PatchRecord]
+        records = [*self.encodings.records(facts), record]
+        return record, Owed(self.store, records, self.losses, f"chunk {facts.chunk_id[:12]} was not kept")
 
     def unarchived(self, facts: Facts) -> list[Owed]:
         """`owed` of a chunk's canonical, prefilled for it; nothing if it is stored."""
@@ -257,11 +242,8 @@ class Former:
         chunk_id = facts.chunk_id
         self.settle(chunk_id)
         record = None
-        with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
-            try:
-                record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
-            except (CorruptChunk, WrongKey) as error:
-                self.catalogue.told_refused(error)
+        with self.losses.looking("patch", f"a patch of chunk {chunk_id[:12]}"):
+            record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
         if (
             record is None
             or record.formed != formed
@@ -298,11 +280,11 @@ class Former:
             return True  # its patch would have nothing to be served with
         deltas, form = to_form(self, facts, canonical, copy, before, base, sample)
         if self.queue is None or self.queue.mine:
-            with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
-                pay([form()])
+            pay(form())
         else:
-            held = map(kv_tensors, (copy.kv, canonical.kv, deltas))
-            form_later(self, facts, form, [*chain(*held), *before.tensors], self.queue)
+            held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
+            dropped, name = partial(patch_dropped, self, facts), (self.context, facts.chunk_id)
+            self.queue.add(form, Worth.PATCH, held, dropped, name, reads=())
         self.catalogue.forget(patch_key(self.context, facts.chunk_id, before.names, kind_of(sample), base))
         return True
 
@@ -315,7 +297,7 @@ class Former:
             return owed
         try:
             form = to_form(self, facts, canonical, copy, before, base, sample)[1]
-            return [*owed, owed_later(self, facts, form)]
+            return [*owed, *form()]
         except BaseException:
             pay(owed)
             raise
@@ -353,12 +335,8 @@ class Former:
         if self.catalogue.canonical(chunk_id) is None:
             return None
         record = None
-        with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
-            try:
-                record = self.store.get_canonical(self.context, chunk_id)
-            except (CorruptChunk, WrongKey) as error:
-                # the chunk is at hand, so it is prefilled and archived again
-                logger.warning("a stored canonical was refused: %s", error)
+        with self.losses.looking("canonical", f"chunk {chunk_id[:12]}"):  # if refused it is prefilled again
+            record = self.store.get_canonical(self.context, chunk_id)
         if record is None:
             self.catalogue.refuse(canonical_key(self.context, chunk_id))
             return None

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kamera.errors import NotKept, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError, WrongKey
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,19 @@ class Losses:
             yield
         except STORE_ERRORS as error:
             self._tell(f"{what}: {error}")
+
+    @contextmanager
+    def looking(self, kind: str, of: str) -> Iterator[None]:
+        """Context of a look-up ``of`` something: one of a ``kind`` that is damaged or sealed is a miss.
+
+        It is logged and noted. Store errors are absorbed as by `borne`.
+        """
+        with self.borne(f"{of} was not looked up"):
+            try:
+                yield
+            except (CorruptChunk, WrongKey) as error:
+                logger.warning("a stored %s was refused: %s", kind, error)
+                self.note(f"{kind} refused: {error}")
 
     def leave(self, note: str) -> None:
         """Add to the notes of the next operation: for work that no operation waits for."""

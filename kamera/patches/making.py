@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import copy as copies
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import torch
 
 from kamera.engines import Span
 from kamera.ops import Deltas, SampleSize, deficit
 from kamera.patches.chunks import Copy, Facts, extents_of
-from kamera.patches.later import Later, Worth
-from kamera.patches.owed import Owed, raised
+from kamera.patches.owed import Owed
 from kamera.patches.proving import Before
 from kamera.store import VISION_TOKENS, CanonicalRecord, Outline, PatchRecord
 
@@ -54,7 +49,7 @@ def to_form(
     before: Before,
     base: str,
     sample: SampleSize | None,
-) -> tuple[Deltas, Callable[[], Owed]]:
+) -> tuple[Deltas, Callable[[], list[Owed]]]:
     """What takes a canonical to ``conditioned``, and the work that factors it to a patch.
 
     Arguments as of `Former.keep_patch`. Raises NotRelocatable as `Former.offset`.
@@ -63,7 +58,7 @@ def to_form(
     offset = former.offset(facts, canonical.positions, conditioned.positions)
     deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
 
-    def form() -> Owed:
+    def form() -> list[Owed]:
         proof = None
         if prover is None or sample is not None:  # a proof would compare a sample with itself
             sized = budget.form(deltas, layout, canonical.kv)
@@ -76,36 +71,10 @@ def to_form(
         info |= {} if sample is None else sample.to_info()
         kind = kind_of(sample)
         made = (former.context, before.names, kind, patch, before.formed, info, base)
-        record = PatchRecord(facts.chunk_id, *made)
-        return Owed(former.store, [record])
+        what = f"a patch of chunk {facts.chunk_id[:12]} was not kept"
+        return [Owed(former.store, [PatchRecord(facts.chunk_id, *made)], former.losses, what)]
 
     return deltas, form
-
-
-def owed_later(former: Former, facts: Facts, form: Callable[[], Owed]) -> Owed:
-    """What ``form`` makes, to be put as later work: if the store refuses it, the next report says so."""
-
-    def told(error: Exception | None) -> None:
-        with former.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
-            raised(error)
-
-    return replace(form(), told=told)
-
-
-def form_later(
-    former: Former,
-    facts: Facts,
-    form: Callable[[], Owed],
-    holds: Iterable[torch.Tensor],
-    queue: Later,
-) -> None:
-    """Have ``form`` done as later work, which needs ``holds``: `Former.settle` waits for it."""
-
-    def work() -> list[Owed]:
-        return [owed_later(former, facts, form)]
-
-    name = (former.context, facts.chunk_id)
-    queue.add(work, Worth.PATCH, holds, partial(patch_dropped, former, facts), name, reads=())
 
 
 def patch_dropped(former: Former, facts: Facts, why: str) -> None:

@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 
-from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord, PatchRecord
+from kamera.patches.chunks import Facts
+from kamera.patches.losses import Losses
+from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
-Told = Callable[[Exception | None], None]
+Waiting = MutableMapping[tuple[Context, str], Facts]
+"""Chunks whose canonical or encoding later work stores: until then each former on their store knows them."""
+
+_waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
 
 
-def raised(error: Exception | None) -> None:
-    """Raise the error, if there is one."""
-    if error is not None:
-        raise error
+def waiting_in(store: ChunkStore) -> Waiting:
+    """The chunks that wait for a store."""
+    return _waiting.setdefault(store, {})
 
 
 @dataclass(frozen=True)
 class Owed:
-    """Records to be put; ``told`` is called with the first error among them, or None, once they are."""
+    """Records of one chunk to be put, the main one last. If that fails, ``losses`` bear ``what``."""
 
     store: ChunkStore
     records: Sequence[CanonicalRecord | EncodingRecord | PatchRecord]
-    told: Told = raised
-
-    def then(self, done: Callable[[], object]) -> Owed:
-        """The same, after which ``done`` is called in any case."""
-
-        def told(error: Exception | None) -> None:
-            try:
-                self.told(error)
-            finally:
-                done()
-
-        return replace(self, told=told)
+    losses: Losses
+    what: str
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(record.nbytes for record in self.records)
 
+    def end(self, error: Exception | None) -> None:
+        """Note what became of the records. Raises an error that the losses do not bear."""
+        unkept, main = self.losses.unkept, self.records[-1]
+        if isinstance(main, CanonicalRecord):
+            (unkept.discard if error is None else unkept.add)(main.chunk_id)
+        try:
+            with self.losses.borne(self.what):
+                if error is not None:
+                    raise error
+        finally:
+            if not isinstance(main, PatchRecord):
+                waiting_in(self.store).pop((main.context, main.chunk_id), None)
+
 
 def pay(owed: Sequence[Owed]) -> None:
-    """Put the records, those of one store together, and tell each what became of its own.
+    """Put the records, those of one store together.
 
-    Everyone is told; then the first error that one of them raised is raised.
+    Each is brought to its `end`; then the first error that one of them raised is raised.
     """
     failed: list[Exception] = []
     for store in {id(one.store): one.store for one in owed}.values():
         mine = [one for one in owed if one.store is store]
         records = [record for one in mine for record in one.records]
         try:
-            errors = [put.error for put in store.put_many(records)] if records else []
+            errors = [put.error for put in store.put_many(records)]
         except Exception as error:  # whoever waits for it must be told
             errors = [error] * len(records)
         for one in mine:
             own, errors = errors[: len(one.records)], errors[len(one.records) :]
             try:
-                one.told(next((error for error in own if error is not None), None))
+                one.end(next((error for error in own if error is not None), None))
             except Exception as error:
                 failed.append(error)
     if failed:

@@ -122,23 +122,15 @@ def _add(
     kv: Iterable[torch.Tensor] = (),
 ) -> None:
     """Hand over work on ``chunks``, which makes records of those ``leaving``; it holds ``kv``, too."""
-    ids = {facts.chunk_id for facts in leaving}
-
-    def done(chunk_id: str) -> None:
-        if chunk_id in ids:
-            former.waiting.pop((former.context, chunk_id), None)
 
     def archive() -> list[Owed]:
+        owed: list[Owed] = []
         try:
             owed = made()
-        except BaseException:
-            for chunk_id in ids:
-                done(chunk_id)
-            raise
-        paid = [one.records[-1].chunk_id for one in owed]
-        for chunk_id in ids - {*paid}:
-            done(chunk_id)
-        return [one.then(partial(done, name)) for one, name in zip(owed, paid, strict=True)]
+        finally:
+            for chunk_id in {f.chunk_id for f in leaving} - {one.records[-1].chunk_id for one in owed}:
+                former.waiting.pop((former.context, chunk_id), None)
+        return owed
 
     def dropped(why: str) -> None:
         for facts in leaving:
@@ -160,7 +152,7 @@ def encoded(former: Former, chunk: Chunk) -> Facts:
     former.waiting[name] = facts
 
     def keep() -> list[Owed]:
-        return [former.encodings.owed(facts).then(partial(former.waiting.pop, name, None))]
+        return [former.encodings.owed(facts)]
 
     def dropped(why: str) -> None:
         former.waiting.pop(name, None)

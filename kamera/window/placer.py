@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
@@ -43,6 +44,7 @@ class Placer:
     price: Price = field(default_factory=Price)
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
+    _handed_over: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
     _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
@@ -109,6 +111,7 @@ class Placer:
             seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
                 self.owed.append(Archive(seat.number, False, later=True))
+                self._handed_over.add(seat.chunk_id)
                 seat = replace(seat, archived=True)
         elif found is not None:
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
@@ -365,8 +368,20 @@ class Placer:
         """True if the canonical has to be prefilled; from now on it counts as stored."""
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
-        heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
-        there = (n for other, n in heads if other in self._made or self.rows.has_canonical(other))
+        self.price.ran(chunk, self._stored_head(chunk, self._made))
         self._made.add(chunk.chunk_id)
-        self.price.ran(chunk, next(there, 0))
         return True
+
+    def left_of_canonicals(self) -> dict[str, int]:
+        """Tokens that run for each canonical that the plan leaves to later work."""
+        made = self._made | self.limits.pending
+        first = made | self._handed_over
+        return {
+            seat.chunk_id: 0 if seat.chunk_id in made else seat.length - self._stored_head(seat, first)
+            for seat in self.price.owed
+        }
+
+    def _stored_head(self, chunk: Newcomer | Seat, made: Collection[str]) -> int:
+        """First tokens of a canonical that are taken over from another one, stored or ``made`` before it."""
+        heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
+        return next((n for other, n in heads if other in made or self.rows.has_canonical(other)), 0)

@@ -38,7 +38,7 @@ class Planner(Placer):
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later(self.limits.places),
+            self.price.later(self.limits.places, self.left_of_canonicals()),
         )
 
     # -- arriving ------------------------------------------------------------------------------

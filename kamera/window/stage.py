@@ -73,6 +73,7 @@ class Stage:
             phased=former.backbone.facts.phased_bytes_per_token,
             joins=former.backbone.facts.joins,
             glue=glue,
+            pending=frozenset(name for context, name in tuple(former.waiting) if context == former.context),
             samples=Sampler(former, state, policy, facts, glue) if policy.samples else None,
         )
 

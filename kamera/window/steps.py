@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -49,7 +49,7 @@ class Limits:
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
     bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` are the ids of texts
     that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is given
-    under a policy that samples.
+    under a policy that samples. The canonicals of ``pending`` chunks are made by later work of before.
     """
 
     anchor: int
@@ -61,6 +61,7 @@ class Limits:
     phased: int = 0
     joins: bool = False
     glue: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
     samples: Samples | None = None
 
 
@@ -275,8 +276,8 @@ class Price:
         """The operation's cost, with its vision encodes and the bytes it turns and patches."""
         return Cost(self.forwards, self.tokens, encodes, turned, patched)
 
-    def later(self, places: Places) -> Cost:
-        """The cost of what is left: chunks of one form share a forward."""
-        seats = list({seat.chunk_id: seat for seat in self.owed}.values())
+    def later(self, places: Places, left: Mapping[str, int]) -> Cost:
+        """The cost of what is left: ``left`` tokens of each chunk, those of one form in one forward."""
+        seats = [s for s in {seat.chunk_id: seat for seat in self.owed}.values() if left[s.chunk_id]]
         groups = in_groups((places.form(s.chunk_id), s.length, s) for s in seats) if seats[1:] else seats
-        return Cost(len(groups), sum(seat.length for seat in seats))
+        return Cost(len(groups), sum(left[s.chunk_id] for s in seats))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 
 import pytest
 import torch
 
+from kamera.content import Encoded
 from kamera.errors import StoreError
-from kamera.patches import Later, Owed, Worth
+from kamera.patches import Facts, Later, Losses, Owed, Strict, Worth
 from kamera.patches import later as later_module
+from kamera.patches.owed import Waiting, waiting_in
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
 
@@ -209,25 +211,27 @@ def store() -> Iterator[Books]:
         yield opened
 
 
-def owed(
-    store: ChunkStore, *chunks: str, told: Callable[[Exception | None], None] | None = None
-) -> list[Owed]:
-    records = [canonical(chunk) for chunk in chunks]
-    return [Owed(store, records) if told is None else Owed(store, records, told)]
+def owed(store: ChunkStore, chunk: str, losses: Losses | None = None) -> list[Owed]:
+    """Of a chunk that waits for the store until it is put."""
+    return [Owed(store, [canonical(chunk)], losses or Strict(), f"{chunk} was not kept")]
+
+
+def awaited(store: ChunkStore, *chunks: str) -> Waiting:
+    waiting = waiting_in(store)
+    for chunk in chunks:
+        waiting[canonical(chunk).context, chunk] = Facts(chunk, Encoded(torch.tensor([1]), {}, {}), "")
+    return waiting
 
 
 def test_what_pieces_owe_is_put_together_when_no_piece_is_left(queue, gate, store):
-    told: list[tuple[str, Exception | None]] = []
+    waiting = awaited(store, *"abc")
     for name in "abc":
-        queue.add(
-            lambda name=name: owed(store, name, told=lambda error, name=name: told.append((name, error))),
-            reads=(),
-        )
+        queue.add(lambda name=name: owed(store, name), reads=())
     queue.add(lambda: None, reads=())
     gate.open()
     queue.flush()
     assert store.batches == [["a", "b", "c"]]
-    assert told == [("a", None), ("b", None), ("c", None)]
+    assert waiting == {}
     assert {info.chunk_id for info in store.ls()} == set("abc")
     assert queue.held == 0
 
@@ -263,53 +267,51 @@ def test_much_is_put_before_the_last_piece(queue, gate, store, monkeypatch):
 
 
 def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, store):
-    opened, done = threading.Event(), []
-    queue.add(lambda: owed(store, "a", told=lambda _: done.append("a")), name="needed", reads=())
+    opened, waiting = threading.Event(), awaited(store, "a")
+    queue.add(lambda: owed(store, "a"), name="needed", reads=())
     queue.add(lambda: opened.wait(LONG) and None, reads=())
     gate.open()
     while not queue._owed:
         time.sleep(0.001)
     queue.settle("needed")
-    at_once = [*done]
+    at_once = {**waiting}
     opened.set()
     queue.flush()
-    assert at_once == ["a"] and store.batches == [["a"]]
+    assert at_once == {} and store.batches == [["a"]]
 
 
-def test_a_refused_record_is_told_to_its_own_piece(queue, gate, store, caplog):
-    told: dict[str, Exception | None] = {}
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_a_refused_record_is_a_loss_of_its_own_piece(queue, gate, store, caplog):
+    losses, waiting = {name: Losses() for name in "abcd"}, awaited(store, *"abcd")
     store.refused = "b"
     for name in "abc":
-        queue.add(
-            lambda name=name: owed(store, name, told=lambda error, name=name: told.update({name: error})),
-            reads=(),
-        )
+        queue.add(lambda name=name: owed(store, name, losses[name]), reads=())
     queue.add(lambda: owed(store, "b"), reads=())
-    queue.add(lambda: owed(store, "d", told=lambda error: told.update(d=error)), reads=())
+    queue.add(lambda: owed(store, "d", losses["d"]), reads=())
     gate.open()
     queue.flush()
-    assert len(store.batches) == 1
-    assert {name: str(error) for name, error in told.items()} == {
-        "a": "None",
-        "b": "no room, says the test",
-        "c": "None",
-        "d": "None",
-    }
+    assert len(store.batches) == 1 and waiting == {}
+    assert {name: one.unkept for name, one in losses.items() if one.unkept} == {"b": {"b"}}
+    notes: list[str] = []
+    for one in losses.values():
+        with one.told_to(notes):
+            pass
+    assert notes == ["b was not kept: no room, says the test"]
     assert "later work failed: no room, says the test" in caplog.text
 
 
 def test_a_store_that_fails_as_a_whole_leaves_nobody_waiting(queue, gate, store, monkeypatch):
-    told: list[str] = []
+    waiting, losses = awaited(store, *"ab"), Losses()
 
     def broken(records):
         raise RuntimeError("says the test")
 
     monkeypatch.setattr(store, "put_many", broken)
     for name in "ab":
-        queue.add(lambda name=name: owed(store, name, told=lambda error: told.append(str(error))), reads=())
+        queue.add(lambda name=name: owed(store, name, losses), reads=())
     gate.open()
     queue.flush()
-    assert told == ["says the test"] * 2
+    assert waiting == {} and losses.unkept == {"a", "b"}
 
 
 def test_what_is_owed_is_put_though_the_piece_behind_it_is_dropped(queue, gate, store):

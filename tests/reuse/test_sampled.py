@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
+from dataclasses import replace
 
+import pytest
 import torch
 
 from kamera import ChunkStore, ReusePolicy
@@ -42,6 +45,30 @@ def test_shuffled_passages_are_sampled_and_counted_as_hooks_count():
     assert any("tokens run for this left context" in a.reason for a in sampled)
     assert sum(a.tokens for a in admissions if a.tier != "none") >= 160
     assert cost.tokens < 0.6 * sum(a.tokens for a in admissions)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_plan_says_what_later_work_runs(seed, waits):
+    """Texts begin as others that are stored, and come again before their canonicals are."""
+    backbone, rng = tiny.backbone("llama_mqa"), random.Random(seed)
+    reuser = Reuser(backbone, ChunkStore.open("memory://"), replace(POLICY, audit=0.0))
+    head, *passages = [samples.text_ids(n, 50 * seed + n) for n in (20, 80, 60, 90, 81, 40, 50)]
+    reuser.prepare(torch.cat([head, *passages[:2]])).run().window.flush()  # the model is asked the probe
+    before, told = reuser.usage().later, Counter()
+    for i in range(8):
+        order = rng.sample(passages, rng.randint(2, 6))
+        for j in rng.sample(range(len(order)), len(order) // 3):
+            order[j] = torch.cat([order[j][: rng.randint(10, 40)], samples.text_ids(12, rng.randrange(9999))])
+        plan = reuser.prepare(torch.cat([head, *order, samples.text_ids(9, 100 + i)]))
+        told.update(forwards=plan.later.forwards, tokens=plan.later.tokens)
+        window = plan.run().window
+        if waits:
+            window.flush()
+    window.flush()
+    ran = reuser.usage().later
+    assert told == {"forwards": ran.forwards - before.forwards, "tokens": ran.tokens - before.tokens}
+    assert told["forwards"] >= 5
 
 
 def test_short_texts_that_come_again_run_half_of_their_tokens():
