@@ -22,10 +22,7 @@ from kamera.window.writing import standing
 
 @dataclass(frozen=True)
 class Stage:
-    """The former, the live cache, and the positions of chunks.
-
-    ``max_tokens`` bounds anchor and chunks together (None: no bound).
-    """
+    """The former, the live cache and the positions of chunks; ``max_tokens`` bounds anchor and chunks."""
 
     former: Former
     live: LiveKV

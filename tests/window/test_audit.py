@@ -186,7 +186,7 @@ def test_foreign_canonicals_under_an_equal_key_are_found(tmp_path, monkeypatch):
     """A model of other weights whose fingerprint is the same, as of dynamic quantisation once."""
     one, other = fresh(), HfEngine(tiny.build("deepseek_v2", seed=1))
     monkeypatch.setattr(type(one), "fingerprint", property(lambda self: "f" * 64))
-    monkeypatch.setattr(type(one), "vision_fingerprint", property(lambda self: "e" * 64))
+    monkeypatch.setattr(type(one.identity), "vision", lambda self: "e" * 64)
     store = ChunkStore.open(tmp_path / "store")
     monkeypatch.setattr("kamera.store.store.compare", lambda *_: None)  # the answers to the probe, too
     known = texts(one, 1, 2)

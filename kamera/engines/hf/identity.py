@@ -21,6 +21,9 @@ from kamera.ops import digest
 
 logger = logging.getLogger(__name__)
 
+_TRIES = 4
+"""How often a model is asked that changes meanwhile."""
+
 _steady: ContextVar[dict[ModelIdentity, tuple[str, str]] | None] = ContextVar("kamera_steady", default=None)
 """Both fingerprints of the models that this thread has looked at since its operation began."""
 
@@ -37,7 +40,7 @@ class ModelIdentity:
         self._facts = self._read_facts()
         self._lock = forks.Lock()
         self._witness = Witness(self._model, self._decoder)
-        self._prober = Prober(model, self)
+        self._prober = Prober(model)
         self._devices = tuple(sorted({p.device.type for p in self._model.parameters()}))
         self._seen: tuple[Look, bytes] | None = None
         self._both = ("", "")
@@ -76,8 +79,28 @@ class ModelIdentity:
         return self._words[1]
 
     def answers(self) -> Answers:
-        """As `Identity.answers`."""
-        return self._prober.answers()
+        """As `Identity.answers`.
+
+        If they are others than the first ones, the tensors are digested again, since a write may have missed
+        the witness: then the fingerprint is another. Raises ComputationChanged if it is not, and for a model
+        whose fingerprint changes with each forward.
+        """
+        for _ in range(_TRIES):
+            fingerprint = self.fingerprint()
+            now = self._prober.asked()
+            if self.fingerprint() != fingerprint:
+                continue  # the model was changed meanwhile
+            apart = self._prober.apart(fingerprint, now)
+            if apart is None:
+                return self._prober.first(fingerprint, now)
+            self.digest_anew()
+            if self.fingerprint() == fingerprint:
+                raise ComputationChanged(apart)
+        raise ComputationChanged(
+            f"the fingerprint of this {type(self._model).__name__} changes with each forward, so no KV of it "
+            "can be used again: a hook or a module in it writes what it reads; register a hook that only "
+            "counts as an Observer (kamera.engines.hf)"
+        )
 
     def name(self, of_files: str) -> None:
         """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.

@@ -5,7 +5,7 @@ It detects changes that no digest can: a kernel that computes wrongly, a write t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +17,12 @@ from kamera.engines.hf.batch import has_experts
 from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.engines.values import FEATURES, Answers
-from kamera.errors import ComputationChanged, KameraError
+from kamera.errors import KameraError
 from kamera.store import answers_apart
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.identity import ModelIdentity
 
 _LOGITS = 16
 _TOKENS = 12
 _SIDE = 56  # pixels
-_TRIES = 4
-"""How often a model is asked that changes meanwhile."""
-
 _STEADY = 0.02
 """Largest distance between two answers in one process, as a share of `tolerance`: rounding hardly varies."""
 
@@ -36,38 +30,21 @@ _STEADY = 0.02
 class Prober:
     """Asks a model the probe; its own first answers under a fingerprint are what later ones must equal."""
 
-    def __init__(self, model: Model, identity: ModelIdentity) -> None:
-        self._model, self._identity = model, identity
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._first: dict[str, Answers] = {}
         self._picture: tuple[str, Chunk] | None = None
 
-    def answers(self) -> Answers:
-        """Ask the model now, in two forwards; returns its first answers.
+    def asked(self) -> Answers:
+        """Its answers now, in two forwards that are not counted as work."""
+        with probing():  # as later work it gives way, so it holds nothing that a call waits for
+            return self._asked()
 
-        If they are others than the first ones, the tensors are digested again, since a write may have missed
-        the witness: then the fingerprint is another. Raises ComputationChanged if it is not, and for a model
-        whose fingerprint changes with each forward.
-        """
-        model = self._model
-        for _ in range(_TRIES):
-            fingerprint = model.fingerprint
-            with probing():  # as later work it gives way, so it holds nothing that a call waits for
-                now = self._asked()
-            if model.fingerprint != fingerprint:
-                continue  # the model was changed meanwhile
-            apart = self._apart(fingerprint, now)
-            if apart is None:
-                return self._first.setdefault(fingerprint, now)
-            self._identity.digest_anew()
-            if model.fingerprint == fingerprint:
-                raise ComputationChanged(apart)
-        raise ComputationChanged(
-            f"the fingerprint of this {model.facts.kind} changes with each forward, so no KV of it "
-            "can be used again: a hook or a module in it writes what it reads; register a hook that only "
-            "counts as an Observer (kamera.engines.hf)"
-        )
+    def first(self, fingerprint: str, now: Answers) -> Answers:
+        """The first answers under a fingerprint, which are ``now`` if there were none."""
+        return self._first.setdefault(fingerprint, now)
 
-    def _apart(self, fingerprint: str, now: Answers) -> str | None:
+    def apart(self, fingerprint: str, now: Answers) -> str | None:
         """How answers differ from the first ones under a fingerprint; None if they do not."""
         first = self._first.get(fingerprint, {})
         limit = tolerance(self._model) * _STEADY
