@@ -17,7 +17,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
 from kamera.store.sources import BytesSource, FileSource
-from kamera.window.file import read_saved
+from kamera.window.file import FILE, read_saved, well_formed
 
 Document = dict[str, Any]
 
@@ -111,25 +111,26 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
     saved, tensors = read_saved(directory)
-    chunks = []
-    for i, (seat, chunk) in enumerate(zip(saved["seats"]["seats"], saved["chunks"], strict=True)):
-        sources = {"copy": seat["source"], "clean": seat["clean"]}
-        copies = {
-            name: {**sources[name], **_copy(tensors, f"{i:05d}/{name}/", told)}
-            for name, told in chunk["copies"].items()
+    with well_formed(directory / FILE):
+        chunks = []
+        for i, (seat, chunk) in enumerate(zip(saved["seats"]["seats"], saved["chunks"], strict=True)):
+            sources = {"copy": seat["source"], "clean": seat["clean"]}
+            copies = {
+                name: {**sources[name], **_copy(tensors, f"{i:05d}/{name}/", told)}
+                for name, told in chunk["copies"].items()
+            }
+            named = {name: seat[name] for name in ("chunk_id", "guarantee", "formed", "archived")}
+            chunks.append({**named, "label": chunk["label"], "tokens": seat["length"], "copies": copies})
+        return {
+            "path": str(directory),
+            "kind": "window",
+            "intact": True,
+            **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
+            "anchor_tokens": tensors["anchor/ids"].shape[0],
+            "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
+            "bytes": sum(_nbytes(t) for t in tensors.values()),
+            "chunks": chunks,
         }
-        named = {name: seat[name] for name in ("chunk_id", "guarantee", "formed", "archived")}
-        chunks.append({**named, "label": chunk["label"], "tokens": seat["length"], "copies": copies})
-    return {
-        "path": str(directory),
-        "kind": "window",
-        "intact": True,
-        **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
-        "anchor_tokens": tensors["anchor/ids"].shape[0],
-        "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
-        "bytes": sum(_nbytes(t) for t in tensors.values()),
-        "chunks": chunks,
-    }
 
 
 def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, told: Mapping[str, Any]) -> Document:

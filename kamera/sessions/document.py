@@ -74,7 +74,8 @@ class SavedWindow:
 class Document:
     """A saved session; ``id`` is the one in its pool. Media in ``messages`` are names of files.
 
-    ``policy`` and ``max_tokens`` are those of its windows; the others are fields of `Manner` and `State`.
+    ``fingerprint`` and ``tenant`` are those of its model and store, ``policy`` and ``max_tokens`` those of
+    its windows; the others are fields of `Manner` and `State`.
     """
 
     id: str | None

@@ -56,7 +56,8 @@ def edited_prompt(
 
 def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:
     """The session as a candidate; None if it has no window."""
-    layout, window = session.state.layout, session.state.window
+    state = session.state  # another thread may replace it
+    layout, window = state.layout, state.window
     if layout is None or window is None:
         return None
     on_leave = laxest(session.manner.mode, window.policy.minimum, window.policy.samples)

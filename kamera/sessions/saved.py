@@ -126,7 +126,7 @@ class SavedSessions:
         return found
 
     def load(self, name: str, anchors: Anchors, manner: Manner) -> ChatSession | None:
-        """A saved session, which answers in a pool's ``manner``; None if there is none.
+        """A saved session, which answers in a pool's ``manner`` with its own tools; None if there is none.
 
         A window that is damaged or another session's, or was made under another policy or limit of tokens, is
         left out: the next turn prefills the history, and answers the same. Raises CorruptChunk for a damaged
@@ -149,7 +149,7 @@ class SavedSessions:
                     state = load_session(path, saved, anchors, messages_only=True)
         except OSError as error:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
-        return open_session(anchors, manner, state)
+        return open_session(anchors, replace(manner, tools=saved.tools), state)
 
     # -- inside --------------------------------------------------------------------------------
 

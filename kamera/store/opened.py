@@ -78,8 +78,10 @@ class OpenObject:
                     continue
                 try:
                     under_way.append(pool.submit(self.fill, group))
-                except RuntimeError:  # the store is being closed
-                    self.fill(group)
+                except RuntimeError as error:
+                    if "shutdown" not in str(error):
+                        raise  # no thread was to be had for it: it is queued all the same
+                    self.fill(group)  # the store is being closed
             for filled in under_way:
                 filled.result()
         finally:

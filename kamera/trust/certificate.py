@@ -100,14 +100,9 @@ class Certificate:
             ("in", self.dtype, "this model is in", grounds.dtype),
             ("with vocabulary", self.vocabulary, "this tokenizer's is", grounds.vocabulary),
             ("with positions up to", self.position_limit, "this model's end at", grounds.position_limit),
-            (
-                *("on backbone", self.fingerprint),
-                *(
-                    "weights, adapters, module, rotary or processor settings differ: this is",
-                    grounds.fingerprint,
-                ),
-            ),
         ]
+        settings = "this one has other weights, adapters, module, rotary or processor settings:"
+        pairs.append(("on backbone", self.fingerprint, settings, grounds.fingerprint))
         for name in versions | self.versions:
             pairs.append((f"with {name}", self.versions.get(name), f"this is {name}", versions.get(name)))
         pairs += [

@@ -31,7 +31,7 @@ one stored for what stood before it once; or a prefill by the engine."""
 
 
 class EngineContents(Protocol):
-    """Makes chunks and token ids of content: a `Backbone`, of which the model is never run."""
+    """Makes chunks and token ids of content: an `Engine` whose model is never run."""
 
     @property
     def builder(self) -> ChunkBuilder: ...

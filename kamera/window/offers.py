@@ -51,7 +51,7 @@ class Offers:
                 row = self._row(chunk, info.antecedents, info.kind)
                 if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    return replace(self._offer("near", row), note=note)
+                    return replace(self._offer("near", row), note=note, sample=None)
         return None
 
     def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:

@@ -90,16 +90,14 @@ def load_window(
     former = stage.former
     with well_formed(path / FILE):
         seats = converter().structure(document["seats"], Seats)
-        # the store may be another than the one they were archived in
-        kept = [seat.archived and former.catalogue.holds(seat.chunk_id) for seat in seats.seats]
-        row = [
-            replace(seat, archived=archived, number=new_number())
-            for seat, archived in zip(seats.seats, kept, strict=True)
-        ]
+        held = former.catalogue.holds  # the store may be another than the one they were archived in
+        row = [replace(s, archived=s.archived and held(s.chunk_id), number=new_number()) for s in seats.seats]
         pairs = enumerate(zip(document["chunks"], row, strict=True))
         residents = {
             seat.number: _get_resident(tensors, f"{i:05d}", chunk, seat, stage) for i, (chunk, seat) in pairs
         }
+        if [seat.shown.home.moved(seat.offset) for seat in row] != [seat.spot for seat in row]:
+            raise ValueError("a chunk does not stand where it is said")
         state = WindowState(replace(seats, seats=tuple(row)), residents)
     if terms.withheld:
         with former.operation():
@@ -124,13 +122,14 @@ def _get_resident(
     tensors: Tensors, name: str, chunk: Mapping[str, Any], seat: Seat, stage: Stage
 ) -> Resident:
     embeds, copies = _under(tensors, f"{name}/embeds/"), dict[str, Copy]()
-    for shown, headers in chunk["copies"].items():
-        source = seat.clean if shown == "clean" else seat.source
-        own = _under(tensors, f"{name}/{shown}/")
+    for shown, source in {"copy": seat.source, "clean": seat.clean}.items():
+        if source is None:
+            continue
+        headers, own = chunk["copies"][shown], _under(tensors, f"{name}/{shown}/")
         record = CanonicalRecord.from_parts(headers["kv"], own)
-        patch = PatchRecord.from_parts(headers["patch"], own).patch if "patch" in headers else None
+        patch = PatchRecord.from_parts(headers["patch"], own).patch if source.patch else None
         facts = Facts(seat.chunk_id, Encoded(record.input_ids, record.inputs, embeds), chunk["label"])
-        if source is None or stage.standing.spot(facts, record.positions) != source.home:
+        if (record.tokens, stage.standing.spot(facts, record.positions)) != (seat.length, source.home):
             raise ValueError(f"the {shown} of chunk {seat.chunk_id[:12]} was not computed where it is said")
         kv = stage.former.backbone.place(record.kv)
         copies[shown] = Copy(kv, record.positions, patch, source.lossy)

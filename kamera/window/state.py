@@ -64,7 +64,7 @@ class ShownSpan:
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """The tensors of a chunk in a window; forks share them, as what plans use is in its seat.
+    """The tensors of a chunk in a window, which its forks share; its seat holds all that plans use.
 
     ``clean`` is the canonical shown instead of ``copy`` while conditioning is switched off.
     """

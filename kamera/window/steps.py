@@ -47,9 +47,9 @@ class Limits:
 
     ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` are the ids of texts
-    that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is given
-    under a policy that samples. The canonicals of ``pending`` chunks are made by later work of before.
+    bytes per token that are rotated when it moves. ``joins`` as in `ModelFacts`. ``glue`` are the ids of
+    texts that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is
+    given under a policy that samples. Later work that waits already makes the canonicals of ``pending``.
     """
 
     anchor: int

@@ -162,3 +162,17 @@ def test_observers_come_and_go_without_another_walk(monkeypatch):
     assert seen.look() == first and walks == []
     _layer(model).register_forward_hook(lambda *_: None)  # any other hook may change what is computed
     assert seen.look() != first and walks != []
+
+
+def test_a_hook_that_moves_to_another_module_is_seen_although_observers_are_not():
+    model, change = tiny.build("qwen2_5_vl"), lambda *_: None
+    one, other = model.model.language_model.layers[:2]
+    handle = one.register_forward_hook(change)
+    seen = Witness(model, model.model.language_model)
+    first = seen.look()
+    handle.remove()
+    handle = other.register_forward_hook(change)
+    second = seen.look()
+    handle.remove()
+    other.register_forward_pre_hook(change)
+    assert len({first, second, seen.look()}) == 3

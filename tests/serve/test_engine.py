@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, Qwen2_5OmniConfig
 
 from kamera import Backbone, testbed
 from kamera.engines import EngineCompletion, EnginePrompt
 from kamera.engines.hf import ServedModel
 from kamera.serve import Service, Within
 from kamera.trust import ReusePolicy
+from tests.models import tiny
 from tests.serve.rig import SYSTEM, as_chat, frames, user
 
 
@@ -48,3 +50,15 @@ def test_a_server_over_an_engine_loads_no_weight_and_sends_what_one_with_weights
     got, (own, *_) = answer(bare, tmp_path / "bare")
     assert own.ids == prompt.ids and own.recipe == prompt.recipe
     assert got["choices"] == said["choices"] and got["usage"] == said["usage"]
+
+
+def test_the_thinker_of_an_omni_model_needs_no_weights_either(tmp_path):
+    model = tiny.build("qwen2_5_omni")
+    config = Qwen2_5OmniConfig(thinker_config=model.config.to_dict(), enable_audio_output=False)
+    config.save_pretrained(tmp_path)
+    tensors = {f"thinker.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    bare = ServedModel(tmp_path, dtype="float32")
+    whole = Backbone.from_pretrained(tmp_path, dtype="float32", by_files=True).engine
+    assert (bare.fingerprint, bare.limits, bare.axes) == (whole.fingerprint, whole.limits, whole.axes)
+    assert all(parameter.is_meta for parameter in bare.model.parameters())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kamera.edits import Directive
 from kamera.errors import CorruptChunk, StoreError, UnknownSession
 from kamera.sessions import ChatSession, SessionPool
 from kamera.store import ChunkStore
@@ -225,6 +226,18 @@ def test_other_tenants_and_tools_do_not_find_a_saved_session(tmp_path):
     again = opened(tmp_path, speaking("thinking"), tenant="ann")
     assert again.send(TALK[:1], **GREEDY).session_id != "s"
     assert again.send(TALK[:1], tools=TOOLS, **GREEDY).session_id == "s"
+
+
+def test_an_edit_of_a_saved_session_keeps_its_tools(tmp_path):
+    backbone = speaking("thinking")
+    pool = opened(tmp_path, backbone)
+    pool.send(TALK[:3], "s", tools=TOOLS, **GREEDY)
+    pool.flush()
+    again = opened(tmp_path, backbone)
+    report = again.edit("s", [Directive(2, 3, "less", unit="messages")])
+    assert report.kept > 0 and again.session("s").manner.tools == TOOLS
+    again.flush()
+    assert opened(tmp_path, backbone).session("s").manner.tools == TOOLS
 
 
 def test_a_dropped_session_leaves_the_disk(tmp_path):

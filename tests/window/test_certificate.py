@@ -212,7 +212,7 @@ def test_one_changed_weight_refuses_the_certificate(folder):
     with torch.no_grad():
         next(backbone.model.parameters()).view(-1)[7] += 1e-3
     with pytest.raises(
-        CertificateMismatch, match=f"on backbone {held.fingerprint[:12]}, weights, .*: this is"
+        CertificateMismatch, match=f"on backbone {held.fingerprint[:12]}, this one has other weights"
     ):
         make(backbone, policy=CERTIFIED, certificate=held)
     fallback(backbone, "none of fingerprint")

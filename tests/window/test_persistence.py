@@ -171,12 +171,44 @@ def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version
     assert (path / "window.safetensors").read_bytes() == data
 
 
-def test_a_window_that_says_another_place_than_its_kv_has_is_refused(copied):
+def _moved(document: dict) -> None:
+    document["seats"]["seats"][1]["source"]["home"]["low"][0] += 1
+
+
+def _longer(document: dict) -> None:
+    document["seats"]["seats"][1]["length"] += 1
+
+
+def _elsewhere(document: dict) -> None:
+    document["seats"]["seats"][1]["spot"]["high"][0] += 1
+
+
+def _without_its_view(document: dict) -> None:
+    (copies,) = (chunk["copies"] for chunk in document["chunks"] if "clean" in chunk["copies"])
+    del copies["clean"]
+
+
+def _without_its_patch(document: dict) -> None:
+    patched = [chunk["copies"]["copy"] for chunk in document["chunks"] if "patch" in chunk["copies"]["copy"]]
+    del patched[0]["patch"]
+
+
+LIES = {
+    _moved: "was not computed where it is said",
+    _longer: "was not computed where it is said",
+    _elsewhere: "does not stand where it is said",
+    _without_its_view: "KeyError: 'clean'",
+    _without_its_patch: "KeyError: 'patch'",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_window_whose_seats_say_another_thing_than_its_kv_is_refused(copied, lie):
     window, path = copied
     document, tensors = read_saved(path)
-    document["seats"]["seats"][1]["source"]["home"]["low"][0] += 1
+    lie(document)
     publish(path, Saved(document, tensors))
-    with pytest.raises(CorruptChunk, match="was not computed where it is said"):
+    with pytest.raises(CorruptChunk, match=LIES[lie]):
         KameraWindow.load(path, window.backbone, window.store)
 
 

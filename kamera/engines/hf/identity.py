@@ -125,7 +125,7 @@ class ModelIdentity:
 
     @contextmanager
     def steady(self) -> Iterator[None]:
-        """As `Engine.steady`."""
+        """As `Identity.steady`."""
         if _steady.get() is not None:
             yield
             return

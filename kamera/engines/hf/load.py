@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -86,14 +86,14 @@ def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
 
     loader, config = _class_of(str(name))
     dtype = config.dtype or config.get_text_config().dtype if dtype == "auto" else dtype
-    if dtype is None or not hasattr(loader, "from_config"):
-        raise UnsupportedBackbone(f"{quote(name)} says no dtype: give one, or it is run by no other engine")
+    if dtype is None:
+        raise UnsupportedBackbone(f"{quote(name)} names no dtype in its configuration: give one")
     with torch.device("meta"):
-        model: Any = loader.from_config(config, dtype=dtype)
+        made = loader._from_config if issubclass(loader, nn.Module) else loader.from_config
+        model: Any = made(config, dtype=dtype)
     with suppress(OSError):  # it has none of its own
         model.generation_config = transformers.GenerationConfig.from_pretrained(str(name))
-    made: nn.Module = model.eval()
-    return made
+    return cast(nn.Module, model.eval())
 
 
 def _class_of(source: str) -> tuple[Any, Any]:
@@ -113,7 +113,7 @@ def _class_of(source: str) -> tuple[Any, Any]:
             f"{quote(source)} is a {config.model_type}, which transformers loads as neither an "
             "image-text nor a causal language model: load it yourself and pass Backbone(model)"
         )
-    return thinker, config
+    return thinker, thinker.config_class.from_pretrained(source)
 
 
 def load_processor(name: str | Path) -> Any | None:

@@ -136,16 +136,16 @@ class Witness:
         return hasher.hexdigest()
 
     def _is_as_noted(self) -> bool:
-        hooks = self._foreign_hooks()  # observers come and go: they are no part of the computation
         return (
-            len(hooks) == len(self._foreign)
-            and _same(hooks, self._foreign)
+            list(map(id, self._foreign_hooks())) == list(map(id, self._foreign))
             and self.computed.watch.is_as_noted()
             and self._carried.read() == self._carries
         )
 
     def _foreign_hooks(self) -> list[Any]:
-        return [hook for hook in chain.from_iterable(map(dict.values, self._tables)) if is_foreign(hook)]
+        """Each behind its table: one that moves is seen, and observers, which compute nothing, are not."""
+        hung = ((table, hook) for table in filter(None, self._tables) for hook in list(table.values()))
+        return [one for pair in hung if is_foreign(pair[1]) for one in pair]
 
 
 class _Samples:

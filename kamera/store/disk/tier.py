@@ -121,7 +121,7 @@ class DiskTier(DiskObjects):
                 folder.sync()
 
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
-        """Write all that is not to stay, and note in ``placed`` what became of each. Raises what hits all."""
+        """Write each order unless a stored object stays; ``placed`` gets the results."""
         done = False
         with self._changing("write"), contextlib.ExitStack() as stack:
             tmp = self._tmp.made()
