@@ -14,24 +14,24 @@ from kamera.errors import KameraError, PlanError
 
 def _verbs(module: str, *names: str) -> dict[str, Verb]:
     """The commands of a module, each a function of its name."""
-    return {name: Verb(f"kamera.cli.{module}:{name.replace('-', '_')}") for name in names}
+    return {name: Verb(f"{module}:{name.replace('-', '_')}") for name in names}
 
 
 STORE = {
-    **_verbs("store", "ls", "stats", "verify"),
-    **_verbs("store_keep", "gc", "pin", "unpin", "forget"),
-    **_verbs("store_copy", "export"),
+    **_verbs("kamera.cli.store", "ls", "stats", "verify"),
+    **_verbs("kamera.cli.store_keep", "gc", "pin", "unpin", "forget"),
+    **_verbs("kamera.cli.store_copy", "export"),
     "import": Verb("kamera.cli.store_copy:import_store"),
-    **_verbs("store_copy", "convert"),
+    **_verbs("kamera.cli.store_copy", "convert"),
     "quarantine": Verb(
         "kamera.cli.store_quarantine:quarantine",
         "Damaged copies in quarantine; never served, deleted only on demand.",
     ),
 }
 EVAL = {
-    **_verbs("eval_tasks", "mm-niah", "milebench", "muirbench", "video-mme", "egoschema", "reuse"),
-    **_verbs("eval_freeze", "freeze"),
-    **_verbs("eval_tasks", "merge"),
+    **_verbs("kamera.cli.eval_tasks", "mm-niah", "milebench", "muirbench", "video-mme", "egoschema", "reuse"),
+    **_verbs("kamera.cli.eval_freeze", "freeze"),
+    **_verbs("kamera.cli.eval_tasks", "merge"),
 }
 store = typer.Typer(cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(cls=group(EVAL), no_args_is_help=True)

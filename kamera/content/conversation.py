@@ -52,7 +52,7 @@ class Conversations:
         if not messages:
             raise ValueError("a conversation of no messages: give at least one")
         with self._lock:
-            return self._rendered(messages, tools)
+            return self._render_locked(messages, tools)
 
     def media(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """Tokens, pixels and digest of a picture or video item of a message."""
@@ -85,7 +85,7 @@ class Conversations:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
+    def _render_locked(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
         items = media_items(messages)
         self._template.check(items)
         self._template.check_shown(messages, tools)

@@ -185,7 +185,7 @@ class ChatTemplate:
         if (calls := message.get("tool_calls")) and self.arguments is not None:
             message = {**message, "tool_calls": [*map(self.arguments.of_call, calls)]}
         if isinstance(content, Sequence) and not isinstance(content, str):
-            items = [_plain_item(item) for item in content]
+            items = [_item_without_media(item) for item in content]
             if not self.kinds:
                 return {**message, "content": "".join(i["text"] for i in items)}
             return {**message, "content": items}
@@ -258,7 +258,7 @@ def tool_schema(tool: Any) -> dict[str, Any]:
     return schema
 
 
-def _plain_item(item: Any) -> dict[str, Any]:
+def _item_without_media(item: Any) -> dict[str, Any]:
     kind = _kind(item)
     return {"type": "text", "text": item["text"]} if kind == "text" else {"type": kind}
 

@@ -82,7 +82,7 @@ class Catalogue:
 
         return self._once(_BASE + chunk_id, ask)
 
-    def refuse_base(self, chunk_id: str) -> None:
+    def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
         if self._known is not None:
             self._known[_BASE + chunk_id] = None
@@ -168,11 +168,11 @@ class Catalogue:
         """True if the store has not accepted a chunk's canonical so far."""
         return chunk_id in self.losses.unkept
 
-    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
+    def was_prefilled_behind(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
         """True if a chunk was prefilled behind these antecedents before, by this window or a fork of it."""
         return (chunk_id, tuple(antecedents)) in self._met
 
-    def met(self, chunk_id: str, antecedents: Sequence[str]) -> None:
+    def record_prefill(self, chunk_id: str, antecedents: Sequence[str]) -> None:
         """Record that a chunk was prefilled behind these antecedents."""
         self._met.add((chunk_id, tuple(antecedents)))
 
@@ -181,7 +181,7 @@ class Catalogue:
         lies = self._lies
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
 
-    def refuse(self, key: str) -> None:
+    def mark_wrong(self, key: str) -> None:
         """Mark the row under ``key`` as wrong: the object counts as absent for the rest of the operation."""
         if self._known is not None:
             self._known[key] = None

@@ -194,7 +194,7 @@ class Former:
         """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
         return None if facts.heads else self.backbone.batch_form(facts.encoded)
 
-    def based(self, facts: Facts, base: str) -> Copy | None:
+    def base_copy(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
         held = self._held(facts.chunk_id + base)
         if held is not None:
@@ -203,7 +203,7 @@ class Former:
         with self.losses.looking("canonical", f"chunk {facts.chunk_id[:12]}"):
             record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
         if record is None:
-            self.catalogue.refuse_base(facts.chunk_id)
+            self.catalogue.mark_base_missing(facts.chunk_id)
             return None
         return self._remember(facts.chunk_id + base, self._out_of(record))
 
@@ -250,7 +250,7 @@ class Former:
             or not self._meets(record, facts.length)
             or (proof is not None and Proof.from_info(record.info) != proof)
         ):
-            self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind, base))
+            self.catalogue.mark_wrong(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
 
@@ -273,7 +273,7 @@ class Former:
         ``before`` is what that was prefilled behind; ``sample`` is given if only some of its tokens were.
         ``base`` as in `PatchRecord`. False if the base's row was wrong, which is then refused.
         """
-        canonical = self.based(facts, base) if base else self.canonical(facts)
+        canonical = self.base_copy(facts, base) if base else self.canonical(facts)
         if canonical is None:
             return False
         if facts.chunk_id in self.losses.unkept:
@@ -292,7 +292,7 @@ class Former:
         self, facts: Facts, copy: Copy, before: Before, base: str = "", sample: SampleSize | None = None
     ) -> list[Owed]:
         """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
-        canonical, owed = (self.based(facts, base), []) if base else self._canonical(facts)
+        canonical, owed = (self.base_copy(facts, base), []) if base else self._canonical(facts)
         if canonical is None or facts.chunk_id in self.losses.unkept:
             return owed
         try:
@@ -338,7 +338,7 @@ class Former:
         with self.losses.looking("canonical", f"chunk {chunk_id[:12]}"):  # if refused it is prefilled again
             record = self.store.get_canonical(self.context, chunk_id)
         if record is None:
-            self.catalogue.refuse(canonical_key(self.context, chunk_id))
+            self.catalogue.mark_wrong(canonical_key(self.context, chunk_id))
             return None
         self.losses.unkept.discard(chunk_id)
         return record

@@ -155,7 +155,7 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
             "with the version that wrote it and save it again"
         )
     with well_formed(where):
-        document = _structured(told)
+        document = _parse_document(told)
         if _text(document.to_json()) != body:  # a value of another type, or an entry of no field
             raise ValueError("this version writes another document")
     if name is not None and document.id != name:
@@ -207,7 +207,7 @@ def _seal_of(data: bytes) -> dict[str, Any] | None:
     return seal if isinstance(seal, dict) and seal.get("kamera") == "session" else None
 
 
-def _structured(told: Any) -> Document:
+def _parse_document(told: Any) -> Document:
     try:
         return _converter().structure(told, Document)
     except cattrs.errors.CattrsError as error:

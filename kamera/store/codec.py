@@ -16,7 +16,7 @@ from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
-from kamera.store.groups import grouped, laid_out
+from kamera.store.groups import file_entries, grouped
 from kamera.store.head import ObjectHead, front_size, info_of, signed, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject, Plain
@@ -52,7 +52,7 @@ class Codec:
         """
         begin = hasher_of(self.digest)
         tensors = record.tensors()
-        entries = laid_out(tensors)
+        entries = file_entries(tensors)
         parts = {name: tensor_bytes(tensors[name]) for name in entries}
         digests: dict[str, str] = {}
         for group in grouped(entries).values():

@@ -86,7 +86,7 @@ def group_of(tensor: str) -> str:
     return kind if kind in (PATCH, EMBEDS) else HEAD
 
 
-def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
+def file_entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
     """The entry of each tensor, in the order of the file. Raises `ValueError` for a dtype without a name."""
     entries: dict[str, TensorEntry] = {}
     offset = 0

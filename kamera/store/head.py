@@ -20,7 +20,7 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.fields import Header, canonical_json, common_header, is_count
-from kamera.store.groups import Group, TensorEntry, grouped, laid_out
+from kamera.store.groups import Group, TensorEntry, file_entries, grouped
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.outline import Outline
@@ -148,7 +148,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     held = record.tensors()
     if left_over := told.keys() - held.keys():
         raise ValueError(f"tensors the header does not name: {sorted(left_over)}")
-    entries = laid_out(held)
+    entries = file_entries(held)
     found = text[: DIGEST.start - 8] + b"0" * 64 + text[DIGEST.stop - 8 :]
     if found != text_of(rebuilt, entries):
         raise ValueError("the header is not laid out as it is written")

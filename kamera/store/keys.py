@@ -129,7 +129,7 @@ def home_of(kind: str, context: Context, chunk_id: str, base: str) -> str:
     """
     if kind in PATCH_KINDS:
         return canonical_key(replace(context, anchor=base or context.anchor), chunk_id)
-    if kind == "canonical" and base:
+    if kind in ("canonical", "conditioned") and base:
         return object_key("encoding", encoding_context(base, context.tenant), chunk_id)
     return ""
 

@@ -21,7 +21,7 @@ _said: set[str] = set()
 """Warnings that this process has given: any number of windows of one backbone give them once."""
 
 
-def agree(
+def choose_terms(
     backbone: Engine,
     store: ChunkStore,
     policy: ReusePolicy,

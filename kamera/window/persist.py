@@ -16,7 +16,7 @@ from kamera.patches import Copy, Facts, Former, Losses, anchor_of
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord
 from kamera.trust import Certificate, ReusePolicy, Terms
 from kamera.window.apart import stage_of
-from kamera.window.certified import agree
+from kamera.window.certified import choose_terms
 from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import NamedRequest
 from kamera.window.plan_json import converter
@@ -84,7 +84,7 @@ def load_window(
         )
     losses = Losses()
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
-    terms = agree(backbone, store, policy, certificate)
+    terms = choose_terms(backbone, store, policy, certificate)
     served = terms.served
     stage = replace(stage_of(backbone, store, anchor, served, losses), max_tokens=max_tokens)
     former = stage.former

@@ -48,7 +48,7 @@ class Placer:
     _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
-    def parted(self, seat: Seat) -> Seat:
+    def archive_leaving(self, seat: Seat) -> Seat:
         """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
         if self.policy.forms == "always":
             return self.archived(seat)
@@ -93,7 +93,7 @@ class Placer:
         """
         found = self._best(chunk, before, was)
         number = new_number() if was is None else was.number
-        if found is not None and self._dear(chunk, found, was):
+        if found is not None and self._needs_missing_canonical(chunk, found, was):
             found = None  # a few of its tokens cost less than its canonical
         if was is not None and found is was.source:
             seat = Seat(
@@ -260,7 +260,7 @@ class Placer:
         self.price.sampled(size.tokens, joined)
         return seat
 
-    def _dear(self, chunk: Newcomer | Seat, found: Source, was: Seat | None) -> bool:
+    def _needs_missing_canonical(self, chunk: Newcomer | Seat, found: Source, was: Seat | None) -> bool:
         """True if a chunk of the window would be served from a canonical that is not there yet."""
         if not self.policy.samples or was is None or found is was.source or found.patch:
             return False
@@ -317,7 +317,9 @@ class Placer:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
         if self.policy.forms == "always":
             self._harvest(seat)
-        elif self.policy.minimum != "exact" and self.rows.returns(seat.chunk_id, seat.source.antecedents):
+        elif self.policy.minimum != "exact" and self.rows.was_prefilled_behind(
+            seat.chunk_id, seat.source.antecedents
+        ):
             self._harvest(seat, later=True)
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
@@ -372,7 +374,7 @@ class Placer:
         self._made.add(chunk.chunk_id)
         return True
 
-    def left_of_canonicals(self) -> dict[str, int]:
+    def tokens_of_owed_canonicals(self) -> dict[str, int]:
         """Tokens that run for each canonical that the plan leaves to later work."""
         made = self._made | self.limits.pending
         first = made | self._handed_over

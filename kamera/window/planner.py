@@ -38,7 +38,7 @@ class Planner(Placer):
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later(self.limits.places, self.left_of_canonicals()),
+            self.price.later(self.limits.places, self.tokens_of_owed_canonicals()),
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Planner(Placer):
         """
         gone = set(indices)
         for i in indices:
-            self.left.append(self.parted(state.seats[i]).number)
+            self.left.append(self.archive_leaving(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
         on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
@@ -111,7 +111,7 @@ class Planner(Placer):
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
         self.heads |= {c.chunk_id: c.heads for c in wanted if isinstance(c, Newcomer) and c.heads}
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
-        self.left += [self.parted(s).number for s in state.seats if s.number not in numbers]
+        self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
         spots = self.limits.places.compact([c.chunk_id for c in wanted])
         staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]

@@ -179,7 +179,7 @@ class _PlanRun(Keeping):
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
         self.seated(seat, facts, copy)
-        self.former.catalogue.met(facts.chunk_id, seat.source.antecedents)
+        self.former.catalogue.record_prefill(facts.chunk_id, seat.source.antecedents)
         self.stood[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
         self.former.store.metrics.served(seat.guarantee, computed=True, new=new)
@@ -200,7 +200,7 @@ class _PlanRun(Keeping):
             self.tally.notes += [offer.note] if offer.note else []
         leading = patch is None and source.guarantee != "blind"
         if offer is not None and offer.base:
-            based = self.former.based(facts, offer.base)
+            based = self.former.base_copy(facts, offer.base)
             if based is None:
                 raise RowLied
             canonical = based

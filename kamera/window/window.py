@@ -24,7 +24,7 @@ from kamera.window.anticipating import leaving
 from kamera.window.apart import engine_of, stage_of
 from kamera.window.asking import Inquiry
 from kamera.window.audit import hand_over, served_by
-from kamera.window.certified import agree
+from kamera.window.certified import choose_terms
 from kamera.window.contents import serial
 from kamera.window.lookback import check_cosine, found
 from kamera.window.persist import load_window, save_window
@@ -71,7 +71,7 @@ class KameraWindow(Questions):
     ) -> None:
         engine, losses = engine_of(backbone, store), Losses()
         self._begin(engine, trace)
-        self._terms = agree(engine, store, policy_of(policy, on_leave), certificate)
+        self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
         with self._account.now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:

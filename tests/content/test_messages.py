@@ -156,7 +156,7 @@ def test_a_role_the_template_lacks_is_refused(template, messages, message):
         refusing.chunk(messages)
     assert "\n" not in str(caught.value)
     with pytest.raises(RoleNotSupported):
-        refusing.builder.question_ids([messages], refusing.seams(None).tail)
+        refusing.builder.question_ids([messages], refusing.builder.seams(None).tail)
 
 
 def test_roles_need_a_template():

@@ -49,7 +49,7 @@ def test_a_base_is_of_the_same_model_tenant_and_form_behind_another_anchor(store
     store.put(canonical(context=ELSEWHERE))
     assert catalogue.base(CHUNK).context == ELSEWHERE
     with catalogue.operation():
-        catalogue.refuse_base(CHUNK)
+        catalogue.mark_base_missing(CHUNK)
         assert catalogue.base(CHUNK) is None
     assert catalogue.base(CHUNK) is not None
 
@@ -78,7 +78,7 @@ def test_inside_an_operation_what_was_seen_stays_seen(store, catalogue):
 
 def test_outside_of_one_nothing_is_remembered(store, catalogue):
     assert catalogue.canonical(CHUNK) is None
-    catalogue.refuse(canonical_key(CONTEXT, CHUNK))
+    catalogue.mark_wrong(canonical_key(CONTEXT, CHUNK))
     catalogue.was_read(CHUNK)
     store.put(canonical())
     assert catalogue.canonical(CHUNK) is not None
@@ -88,7 +88,7 @@ def test_a_refused_patch_is_absent_until_the_operation_ends(store, catalogue):
     store.put(patch())
     with catalogue.operation():
         assert catalogue.patch(CHUNK, ["x", "y"], "exact") is not None
-        catalogue.refuse(patch_key(CONTEXT, CHUNK, ["x", "y"], "exact"))
+        catalogue.mark_wrong(patch_key(CONTEXT, CHUNK, ["x", "y"], "exact"))
         assert catalogue.refused(CHUNK, ["x", "y"], "exact")
         assert catalogue.patch(CHUNK, ["x", "y"], "exact") is None
         assert catalogue.patches_of(CHUNK) == []

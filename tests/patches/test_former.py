@@ -200,7 +200,7 @@ def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(e
         assert other.keep_patch(B, *conditioned(other, A, B), anchor)
     assert work.forwards == 2, "A and B behind it, and no canonical of B"
     patch = other.patch(B, [A.chunk_id], "exact", "exact", anchor)
-    got = apply_patch(other.based(B, anchor).kv, patch, LAYOUT, [4 + A.length - 3])
+    got = apply_patch(other.base_copy(B, anchor).kv, patch, LAYOUT, [4 + A.length - 3])
     assert worst(got, behind_all(engine, A, B, system=(7, 8, 9, 10))) <= 1e-5
 
 

@@ -33,8 +33,8 @@ def test_scratch_is_attended_and_leaves_no_trace(mode):
     assert torch.equal(with_it.next_token_logits(after), without.next_token_logits(after))
     one, two = with_it.window, without.window
     assert [s.chunk_id for s in one.slots] == [s.chunk_id for s in two.slots]
-    for mine, theirs in zip(one.slots, two.slots, strict=True):
-        for a, b in zip(one.kv(mine), two.kv(theirs), strict=True):
+    for mine, theirs in zip(one.shown()[1:], two.shown()[1:], strict=True):
+        for a, b in zip(mine.kv, theirs.kv, strict=True):
             assert all(torch.equal(a[name], b[name]) for name in a)
 
 

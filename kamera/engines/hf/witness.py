@@ -123,7 +123,7 @@ class Witness:
         watch.note()
         self._carried = _Samples(watch.tensors.values())
         self._carries = self._carried.read()
-        self._foreign = self._foreign_hooks()
+        self._hung, self._foreign = self._hooks(), self._foreign_hooks()
         vision = computation(self._model, layers_path(self._model, self._decoder))
         self._settings = (self._digest(self.computed), self._digest(vision))
 
@@ -136,11 +136,15 @@ class Witness:
         return hasher.hexdigest()
 
     def _is_as_noted(self) -> bool:
-        return (
-            list(map(id, self._foreign_hooks())) == list(map(id, self._foreign))
-            and self.computed.watch.is_as_noted()
-            and self._carried.read() == self._carries
-        )
+        hung = self._hooks()
+        if not _alike(hung, self._hung):
+            if not _alike(self._foreign_hooks(), self._foreign):
+                return False
+            self._hung = hung
+        return self.computed.watch.is_as_noted() and self._carried.read() == self._carries
+
+    def _hooks(self) -> list[Any]:
+        return [*map(len, self._tables), *chain.from_iterable(map(dict.values, self._tables))]
 
     def _foreign_hooks(self) -> list[Any]:
         """Each behind its table: one that moves is seen, and observers, which compute nothing, are not."""
@@ -223,3 +227,7 @@ def _joined(arrays: list[np.ndarray]) -> bytes:
 
 def _same(now: Any, before: list[Any]) -> bool:
     return all(map(is_, now, before))
+
+
+def _alike(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and _same(now, before)

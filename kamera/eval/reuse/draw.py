@@ -44,7 +44,7 @@ def draw_items(
         return
     if data is None:
         raise ValueError(f"source {source!r} needs --data, the set's folder as published")
-    drawn, problems = _drawn(SOURCES[source](data, units), count, seed)
+    drawn, problems = _sample_items(SOURCES[source](data, units), count, seed)
     yield from problems
     if len(drawn) < 2:
         raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
@@ -54,7 +54,7 @@ def draw_items(
         yield with_traces(whole, list(donors), FILLER, seed)
 
 
-def _drawn(items: Iterator[Item | Problem], count: int, seed: int) -> tuple[list[Item], list[Problem]]:
+def _sample_items(items: Iterator[Item | Problem], count: int, seed: int) -> tuple[list[Item], list[Problem]]:
     """The ``count`` items of lowest digest, by id, and the problems of all."""
     kept: list[tuple[int, str, Item]] = []
     problems: list[Problem] = []

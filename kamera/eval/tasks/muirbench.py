@@ -130,7 +130,7 @@ class MuirBench(LetterTask):
     def _sample(self, row: dict[str, Any], where: str) -> TaskSample | Problem:
         for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it
             row[field] = None if row[field] is None else str(row[field])
-        bad = _fault(row)
+        bad = _row_error(row)
         if bad:
             return Problem(where, bad)
         try:
@@ -171,7 +171,7 @@ class MuirBench(LetterTask):
         return f"Question: {question}\nChoices:\n{choices}\nHint: {hint}\nAnswer:"
 
 
-def _fault(row: dict[str, Any]) -> str:
+def _row_error(row: dict[str, Any]) -> str:
     """The error in a row's fields, or ""."""
     for field in ("idx", "task", "question", "answer"):
         if not isinstance(row[field], str) or not row[field]:

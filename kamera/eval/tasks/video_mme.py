@@ -52,7 +52,7 @@ class VideoMME(VideoTask):
             if limit is not None and len(seen) >= limit:
                 return
             where = f"{table}:row {number}"
-            bad = _fault(row) or ("question_id occurs twice" if row["question_id"] in seen else "")
+            bad = _row_error(row) or ("question_id occurs twice" if row["question_id"] in seen else "")
             if bad:
                 yield Problem(where, bad)
                 continue
@@ -167,7 +167,7 @@ def _right(scores: Sequence[float]) -> float:
     return mean(scores) if scores else 0.0
 
 
-def _fault(row: dict[str, Any]) -> str:
+def _row_error(row: dict[str, Any]) -> str:
     """The error in a row's fields, or ""."""
     for field in _TEXTS:
         if not isinstance(row[field], str) or not row[field]:

@@ -11,7 +11,7 @@ from kamera.errors import StoreError
 from kamera.store.admin.copy import Copied, copy
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import collect
-from kamera.store.admin.quarantine import Ward
+from kamera.store.admin.quarantine import Quarantine
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.verify import verify
 from kamera.store.info import (
@@ -47,9 +47,9 @@ class StoreAdmin:
         self.objects = RawObjects(store)
 
     @property
-    def quarantine(self) -> Ward:
+    def quarantine(self) -> Quarantine:
         """The damaged objects that were set aside."""
-        return Ward(self._tiers)
+        return Quarantine(self._tiers)
 
     # -- contents ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kamera.store.admin.quarantine import Ward
+from kamera.store.admin.quarantine import Quarantine
 from kamera.store.eviction import choose, value
 from kamera.store.info import Collected, Progress, Removed, untold
 from kamera.store.tiers import Tiers
@@ -22,7 +22,7 @@ def collect(
     progress: Progress = untold,
 ) -> Collected:
     """`StoreAdmin.gc`; ``tenant`` None: all tenants."""
-    now, ward = time.time(), Ward(tiers)
+    now, ward = time.time(), Quarantine(tiers)
     objects = list(tiers.lower[-1].weighed(tenant))
     removed: list[Removed] = []
     victims = list(choose(objects, tiers.pins.kept(), max_bytes, now))

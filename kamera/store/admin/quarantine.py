@@ -14,7 +14,7 @@ REMOTE = "remote/"
 _NAME = re.compile(rf"({REMOTE})?[0-9a-f]{{64}}(\.\d{{1,20}}(\.safetensors)?)?")
 
 
-class Ward:
+class Quarantine:
     """The quarantine of one store, that of its remote included: the damaged objects that were set aside."""
 
     def __init__(self, tiers: Tiers) -> None:

@@ -56,7 +56,7 @@ class Folder:
         """The same folder under a descriptor of its own."""
         return Folder(self.path, os.open(".", _DIRECTORY, dir_fd=self._descriptor))
 
-    def is_of(self, status: os.stat_result) -> bool:
+    def is_same_folder(self, status: os.stat_result) -> bool:
         """True if ``status`` is this folder's own: another may have taken its place."""
         mine = os.fstat(self._descriptor)
         return (mine.st_dev, mine.st_ino) == (status.st_dev, status.st_ino)
@@ -235,7 +235,7 @@ class Nested:
         status, folder = self._parent.status(self._name), self._folder
         if status is None:
             return None
-        if folder is None or not folder.is_of(status):
+        if folder is None or not folder.is_same_folder(status):
             # the other is closed when the last thread that uses it lets go of it
             folder = self._parent.sub(self._name)
             self._folder = folder if self._stays else None

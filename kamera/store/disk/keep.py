@@ -19,7 +19,7 @@ KEEP = "keep.json"
 """Name of the file in a store directory."""
 
 
-class KeepFile(PinCell):
+class PinFile(PinCell):
     """The text of the book in ``root``; see `PinCell`. Safe to use from several threads and processes.
 
     The file appears with the first change. Raises `StoreError` when it cannot be read or written.

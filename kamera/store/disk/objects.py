@@ -18,7 +18,7 @@ from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.files import ObjectFiles, file_of
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Index
-from kamera.store.disk.keep import KeepFile
+from kamera.store.disk.keep import PinFile
 from kamera.store.disk.marker import MARKER, open_directory
 from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined, Weighed
@@ -39,7 +39,7 @@ class DiskObjects:
         self.root = root
         self.url = str(root)
         self.codec = codec
-        self.pins = PinBook(KeepFile(root))
+        self.pins = PinBook(PinFile(root))
         with self._translated("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)

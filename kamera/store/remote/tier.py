@@ -115,7 +115,7 @@ class RemoteTier:
         self._blobs.delete([OBJECTS + name for name in names])
 
     def copies(self) -> list[Quarantined]:
-        blobs = sorted(self._blobs.marks(QUARANTINE))
+        blobs = sorted(b for b in self._blobs.marks(QUARANTINE) if Quarantined.of(b[len(QUARANTINE) :], 0))
         heads = self._blobs.heads(blobs, 1) if blobs else []
         found = zip((blob[len(QUARANTINE) :] for blob in blobs), heads, strict=True)
         copies = (Quarantined.of(file, head.size) for file, head in found if head is not None)

@@ -137,7 +137,7 @@ def test_layers_that_share_their_weights_have_kv_of_their_own():
     apart, shared = (TINY.build(dtype=torch.float32, same_weights=same) for same in (False, True))
     weights = [{p.data_ptr() for p in b.decoder.layers.parameters()} for b in (apart, shared)]
     assert len(weights[0]) == len(apart.layout) * len(weights[1])
-    assert shared.bytes_per_token == apart.bytes_per_token
+    assert shared.facts.bytes_per_token == apart.facts.bytes_per_token
     ids = torch.arange(16, 24)
     kv, _ = shared.run(shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1))
     assert not torch.equal(kv[0]["k"], kv[1]["k"])

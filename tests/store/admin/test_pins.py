@@ -11,7 +11,7 @@ import pytest
 
 from kamera.errors import PinsFull, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.keep import KeepFile
+from kamera.store.disk.keep import PinFile
 from kamera.store.pins import PinBook, PinEntry
 from tests.store.builders import canonical, is_pinned, patch
 
@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def pins(tmp_path: Path, clock: Clock) -> PinBook:
-    return PinBook(KeepFile(tmp_path), clock)
+    return PinBook(PinFile(tmp_path), clock)
 
 
 def test_a_pin_holds_until_its_time_is_over(pins: PinBook, clock: Clock) -> None:
@@ -171,7 +171,7 @@ def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
 
 def take(path: Path, me: int, ready: Any) -> None:
     ready.wait()
-    pins = PinBook(KeepFile(path))
+    pins = PinBook(PinFile(path))
     for i in range(10):
         try:
             pins.pin([(f"{me}-{i}", 10)])
