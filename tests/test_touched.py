@@ -18,6 +18,7 @@ def one_graph():
         yield
 
 
+@pytest.mark.slow
 def test_a_module_touches_the_tests_that_import_it_through_others():
     found = touched.touched(["kamera/patches/former.py"])
     assert {"tests/patches/test_former.py", "tests/window/test_policy.py"} <= set(found)

@@ -86,6 +86,7 @@ def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
     assert done.code == 2 and "give --output, or set KAMERA_CERTIFICATES" in done.err
 
 
+@pytest.mark.slow
 def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("kamera.certify.answers.ANSWER_TOKENS", 1)
     for name in SABOTAGES.keys() - {"no rotation", "stale patch"}:

@@ -37,6 +37,7 @@ def test_it_runs_on_a_model_and_pictures_of_the_users(monkeypatch, capsys, tmp_p
     assert out.splitlines()[-2].startswith("hm? ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (testbed.weights_dir() / "model.safetensors").is_file(), reason="the testbed's weights are not here"
 )

@@ -27,6 +27,7 @@ def test_every_method_stays_in_its_budget(table):
     assert all(row.spent > 0.9 * row.share for row in table.rows if row.method == ALL)
 
 
+@pytest.mark.slow
 def test_all_measures_together_reach_the_ceiling(table):
     rows = {(row.method, row.share): row for row in table.rows}
     ceiling, blind = rows["re-prefill", 1.0], rows["blind", 0.0]

@@ -123,6 +123,7 @@ def test_a_session_says_what_the_agent_says_and_exact_runs_what_a_prefix_cache_r
     assert [encodes for *_, encodes in turns.first[2:4]] == [1, 1], "encodings are kept"
 
 
+@pytest.mark.slow
 def test_both_tables_are_written(tmp_path, capsys):
     where = tmp_path / "agents.json"
     given = ["--turns", "4", "--pictures", "1", "--tokens", "16", "--layers", "1", "--agents", "AutoGLM"]
@@ -163,10 +164,7 @@ def test_a_table_that_is_none_is_refused(capsys):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("UI-TARS", "OmniParser") else pytest.mark.slow)
-        for name in NAMED
-    ],
+    [pytest.param(name, marks=() if name == "UI-TARS" else pytest.mark.slow) for name in NAMED],
 )
 def test_anticipated_and_amortized_turns_run_what_the_conversation_adds(name, backbone):
     """Behind the first departure, which shows the client's rule; texts without pictures come in between."""

@@ -29,6 +29,7 @@ def test_exact_slides_are_recent_to_rounding(found):
     assert found["arms"]["recent"]["encodes a step"] == 6
 
 
+@pytest.mark.slow
 def test_a_survivor_is_the_frame_of_streaming_vlm(found):
     assert found["claims"]["survivor, share of answers that are streaming_vlm's"] == 1.0
     assert found["claims"]["survivor, largest difference of KL to streaming_vlm's"] < 1e-3
@@ -65,6 +66,7 @@ def test_every_kind_of_question_has_the_truth_of_its_frames():
             assert question.truth == now and (now == ever) == (question.kind == "stays")
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_every_arm(found):
     text = table({"command": "c", "commit": "0", "results": found})
     assert all(f"| {name} |" in text for name in found["arms"])

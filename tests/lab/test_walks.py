@@ -130,6 +130,7 @@ def test_plans_of_each_request_are_timed(backbone):
     assert all(0.0 < median <= largest for _, median, largest in found)
 
 
+@pytest.mark.slow
 def test_the_tables_are_written(tmp_path, capsys):
     assert (
         main(["--layers=1", "--turns=2", "--slots=8", "--memory=500", f"--output={tmp_path / 'walks.json'}"])

@@ -347,7 +347,9 @@ with ChunkStore.open(place) as store, backbone.measure() as work:
 """
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
 def test_another_process_shows_the_same_window(family, tmp_path):
     backbone, chunks = rig(family, 4)
     with ChunkStore.open(tmp_path / "store") as store:

@@ -60,6 +60,7 @@ def test_file_and_output_are_one_document_with_its_provenance(made):
     assert made.printed["seconds"] > 0 and made.printed["commit"]
 
 
+@pytest.mark.slow
 def test_every_table_has_enough_questions_for_every_arm(made):
     rows = made.view.family["rows"]
     for table in TABLES:
@@ -67,6 +68,7 @@ def test_every_table_has_enough_questions_for_every_arm(made):
         assert counts and min(counts) >= ITEMS, table
 
 
+@pytest.mark.slow
 def test_some_tables_alone_have_a_page_of_their_own(made):
     page = own.page(made.printed, [])
     assert "the world of the testbed" in page and OF_THE_TESTBED in page
@@ -75,6 +77,7 @@ def test_some_tables_alone_have_a_page_of_their_own(made):
     assert rows.row_count == sum(row["kind"] == "multi-hop" for row in made.view.family["rows"])
 
 
+@pytest.mark.slow
 def test_the_page_has_every_section_and_every_plot(made):
     page = (made.folder / "paper.md").read_text()
     for heading in ("disagree with the paper", "## 1. ", "## 2. ", *(s.title for s in SECTIONS)):
@@ -84,6 +87,7 @@ def test_the_page_has_every_section_and_every_plot(made):
         assert 0 < (made.folder / f"{name}.png").stat().st_size < 150_000
 
 
+@pytest.mark.slow
 def test_numbers_of_the_page_are_the_documents(made):
     assert render(made.printed, [f"{n}.png" for n in FIGURES]) == (made.folder / "paper.md").read_text()
     for name, shown in ((frontier.NAME, "eta"), *((s.name, s.shows) for s in SECTIONS)):
@@ -102,6 +106,7 @@ def changed(document: Mapping[str, Any], section: str) -> tuple[dict[str, Any], 
 # -- what is measured ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blind_reuse_loses_multi_hop_and_keeps_one_hop(made):
     full, blind = (made.view.mean(frontier.NAME, arm, "accuracy") for arm in ("reprefill", "blind"))
     assert full >= blind + 0.3
@@ -109,12 +114,14 @@ def test_blind_reuse_loses_multi_hop_and_keeps_one_hop(made):
     assert one_hop >= made.view.mean(frontier.NAME, "reprefill", "accuracy", ONE) - 0.25 >= 0.5
 
 
+@pytest.mark.slow
 def test_eta_is_1_for_reprefill_and_0_for_blind_and_mask(made):
     assert eta(made, "reprefill") == 1.0
     assert eta(made, "blind") == 0.0
     assert abs(eta(made, "mask")) < 0.1
 
 
+@pytest.mark.slow
 def test_more_rank_repairs_more(made):
     ranks = (*frontier.RANKS, frontier.HIGHEST)
     etas = [eta(made, "patch", rank=rank) for rank in ranks]
@@ -122,6 +129,7 @@ def test_more_rank_repairs_more(made):
     assert all(later >= earlier - 0.05 for earlier, later in itertools.pairwise(etas))
 
 
+@pytest.mark.slow
 def test_rivals_keep_to_the_bytes_of_the_patch(made):
     for rank in frontier.RANKS:
         paid = made.view.mean(frontier.NAME, "patch", "nbytes", rank=rank)
@@ -130,12 +138,14 @@ def test_rivals_keep_to_the_bytes_of_the_patch(made):
             assert made.view.mean(frontier.NAME, arm, "nbytes", rank=rank) <= paid * 6 / 5, (arm, rank)
 
 
+@pytest.mark.slow
 def test_the_first_layer_has_no_deficit_and_the_others_do(made):
     norms = [(s["layer"], v[0]) for s, v in made.view.numbers("deficit", "relative norm")]
     assert {layer for layer, _ in norms} == set(range(made.view.family["layers"]))
     assert all((norm < 1e-5) == (layer == 0) for layer, norm in norms)
 
 
+@pytest.mark.slow
 def test_a_fresh_patch_beats_a_stale_one_after_full_turnover(made):
     stale, fresh = (made.view.mean("recall", arm, "eta", replaced=3) for arm in ("stale", "fresh"))
     assert fresh > 0.9 > stale
@@ -144,6 +154,7 @@ def test_a_fresh_patch_beats_a_stale_one_after_full_turnover(made):
 # -- what is concluded -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_claim_the_numbers_speak_against_is_told_on_the_page(made):
     gap = CLAIMS[0]
     assert gap not in [claim for claim, _ in disagreements(made.printed)["gqa"]]
@@ -157,6 +168,7 @@ def test_a_claim_the_numbers_speak_against_is_told_on_the_page(made):
     assert f"**{gap.name}.**" in disagreeing and "0.99" in disagreeing
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_no_verdict(made):
     other = copy.deepcopy(made.printed)
     other["families"]["gqa"]["rows"] = []
@@ -164,6 +176,7 @@ def test_what_was_not_measured_is_no_verdict(made):
     assert disagreements(other)["gqa"] == []
 
 
+@pytest.mark.slow
 def test_a_backbone_that_answers_nothing_is_held_against_nothing(made):
     other = copy.deepcopy(made.printed)
     for row in other["families"]["gqa"]["rows"]:

@@ -37,12 +37,14 @@ def test_exact_and_repair_answer_as_no_cache_does(found, edit):
     assert arms["amortize"]["KL to re-prefill"] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 def test_anothers_patches_are_seen(found, edit):
     told = found[edit]["sabotage: another's patches"]
     assert told["answers as re-prefill"] < 0.5 and told["KL to re-prefill"] > 1.0
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_edit_and_arm(found):
     text = table({"command": "c", "commit": "d", "machine": {}, "hops": found})
     assert text.count("| removed |") == text.count("| moved |") == len(ARMS) + 1
