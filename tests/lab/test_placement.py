@@ -46,7 +46,7 @@ class Library(Fake):
         behind = sorted(antecedents) if kind == "orbit" else antecedents
         return super().patch_within(chunk_id, length, behind, kind, budget, base)
 
-    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
+    def was_prefilled_behind(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
         return False
 
     def near(self, chunk_id, antecedents, limit):
