@@ -13,7 +13,7 @@ import pytest
 from kamera import window
 from kamera.engines import PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
-from kamera.ops import PatchBudget
+from kamera.ops import PatchBudget, SampleSize
 from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
@@ -78,7 +78,7 @@ class Row:
     proof: Proof | None = PROVED
     created: float = 0.0
     budget: PatchBudget = field(default_factory=lambda: PatchBudget(64))
-    sample: None = None
+    sample: SampleSize | None = None
 
 
 class Line:
@@ -217,6 +217,22 @@ def test_weaker_patches_serve_where_the_policy_says(minimum, kind, worth):
     assert (made.cost.forwards, worths(made)[1]) == (0, worth)
     strict = decided(Recall(new("b"), False), standing("a"), rows, POLICY, limits())
     assert strict.cost.forwards == 1
+
+
+class Sampled(Fake):
+    """Its patches are completed from a few tokens."""
+
+    def patch_within(self, *asked):
+        row = super().patch_within(*asked)
+        return row and replace(row, sample=SampleSize(2, 0.1))
+
+
+def test_a_sampled_patch_of_other_antecedents_is_near_and_no_sample():
+    rows = Sampled(canonicals={"a", "b"}, patches={("b", ("z",), "sampled"): "exact"})
+    policy = replace(POLICY, minimum="near", max_divergence=1.0)
+    made = decided(Recall(new("b"), False), standing("a"), rows, policy, limits())
+    source = made.after.seats[1].source
+    assert (source.guarantee, source.patch.kind, source.sample) == ("near", "sampled", None)
 
 
 def test_a_blind_miss_runs_nothing():
