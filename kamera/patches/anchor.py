@@ -94,7 +94,7 @@ def anchor_of(
     if (there := waiting.get(context)) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
     found = None
-    with losses.looking("system prompt", "the system prompt"):
+    with losses.look_up("system prompt", "the system prompt"):
         found = store.get_anchor(context)
     if found is not None and torch.equal(found.positions, positions):
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)

@@ -60,7 +60,7 @@ class Catalogue:
         """The row of a chunk's canonical."""
 
         def ask() -> ObjectInfo | None:
-            with self.losses.looking("canonical", f"chunk {chunk_id[:12]}"):
+            with self.losses.look_up("canonical", f"chunk {chunk_id[:12]}"):
                 return self.store.info(self.context, chunk_id)
             return None
 
@@ -112,7 +112,7 @@ class Catalogue:
 
         def ask() -> ObjectInfo | None:
             self._settle(chunk_id)
-            with self.losses.looking("patch", f"a patch of chunk {chunk_id[:12]}"):
+            with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
                 return self.store.info(self.context, chunk_id, antecedents, kind, base)
             return None
 

@@ -83,7 +83,7 @@ class Encodings:
         return Facts(chunk_id, encoded, str(record.info.get("label", "")))
 
     def _read(self, chunk_id: str) -> Mapping[str, torch.Tensor] | None:
-        with self._losses.looking("encoding", f"the encoding of chunk {chunk_id[:12]}"):
+        with self._losses.look_up("encoding", f"the encoding of chunk {chunk_id[:12]}"):
             found = self._store.get_encoding(self.vision, chunk_id, self.context.probe)
             return None if found is None else dict(found.embeds)
         return None

@@ -200,7 +200,7 @@ class Former:
         if held is not None:
             return held
         record = None
-        with self.losses.looking("canonical", f"chunk {facts.chunk_id[:12]}"):
+        with self.losses.look_up("canonical", f"chunk {facts.chunk_id[:12]}"):
             record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
         if record is None:
             self.catalogue.mark_base_missing(facts.chunk_id)
@@ -242,7 +242,7 @@ class Former:
         chunk_id = facts.chunk_id
         self.settle(chunk_id)
         record = None
-        with self.losses.looking("patch", f"a patch of chunk {chunk_id[:12]}"):
+        with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
         if (
             record is None
@@ -335,7 +335,7 @@ class Former:
         if self.catalogue.canonical(chunk_id) is None:
             return None
         record = None
-        with self.losses.looking("canonical", f"chunk {chunk_id[:12]}"):  # if refused it is prefilled again
+        with self.losses.look_up("canonical", f"chunk {chunk_id[:12]}"):  # if refused it is prefilled again
             record = self.store.get_canonical(self.context, chunk_id)
         if record is None:
             self.catalogue.mark_wrong(canonical_key(self.context, chunk_id))

@@ -51,10 +51,10 @@ class Losses:
             self._tell(f"{what}: {error}")
 
     @contextmanager
-    def looking(self, kind: str, of: str) -> Iterator[None]:
-        """Context of a look-up ``of`` something: one of a ``kind`` that is damaged or sealed is a miss.
+    def look_up(self, kind: str, of: str) -> Iterator[None]:
+        """Context of a look-up: an object of this ``kind`` that is damaged or sealed counts as a miss.
 
-        It is logged and noted. Store errors are absorbed as by `borne`.
+        It is logged and noted; ``of`` names what is looked up. Store errors are absorbed as by `borne`.
         """
         with self.borne(f"{of} was not looked up"):
             try:

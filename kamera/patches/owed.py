@@ -23,7 +23,7 @@ def waiting_in(store: ChunkStore) -> Waiting:
 
 @dataclass(frozen=True)
 class Owed:
-    """Records of one chunk to be put, the main one last. If that fails, ``losses`` bear ``what``."""
+    """Records of one chunk to be put, the main one last. ``losses`` say ``what`` was lost if that fails."""
 
     store: ChunkStore
     records: Sequence[CanonicalRecord | EncodingRecord | PatchRecord]

@@ -25,7 +25,7 @@ _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
 @dataclass(frozen=True, eq=False)
 class Manner:
-    """How a session answers: its options, as `ChatSession` takes them. Raises ValueError for no mode."""
+    """How a session answers: options of `ChatSession`. Raises ValueError for an unknown mode."""
 
     tools: Sequence[Any] | None = None
     mode: SessionMode = "auto"

@@ -147,7 +147,7 @@ class Witness:
         return [*map(len, self._tables), *chain.from_iterable(map(dict.values, self._tables))]
 
     def _foreign_hooks(self) -> list[Any]:
-        """Each behind its table: one that moves is seen, and observers, which compute nothing, are not."""
+        """Hooks that may change what is computed, each behind the table it hangs in: a moved one shows."""
         hung = ((table, hook) for table in filter(None, self._tables) for hook in list(table.values()))
         return [one for pair in hung if is_foreign(pair[1]) for one in pair]
 
