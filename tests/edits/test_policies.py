@@ -183,6 +183,8 @@ def test_a_failed_call_is_removed_after_a_later_success():
     policy = policies.drop_failed_tool_calls()
     assert edited(policy, [start, call("1"), failed, call("2"), good], 0) == [start, call("2"), good]
     assert edited(policy, [start, call("1"), failed], 0) == [start, call("1"), failed]
+    whole = [start, call("1"), failed, call("2"), good]
+    assert edited(policies.drop_failed_tool_calls(keep_last=3), whole, 0) == whole, "of two calls three stay"
 
 
 def test_ends_stay_and_results_go_with_their_calls():

@@ -71,7 +71,7 @@ def drop_failed_tool_calls(
 
     def drop_failed_tool_calls(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         names = tool_results(messages)
-        spared = list(names)[len(names) - keep_last :] if keep_last else []
+        spared = list(names)[-keep_last:] if keep_last else []
         good = {i for i in names if not judge(messages[i])}
         dead = {
             i for i in names.keys() - good - set(spared) if any(j > i and names[j] == names[i] for j in good)
