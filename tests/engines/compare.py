@@ -14,7 +14,7 @@ from tests.models import samples
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative L2 error."""
-    got, want = got.detach().double(), want.detach().double()
+    got, want = got.detach().double().cpu(), want.detach().double().cpu()
     assert got.shape == want.shape, (got.shape, want.shape)
     return float((got - want).norm() / want.norm().clamp_min(1e-30))
 

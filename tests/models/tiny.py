@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ from tests.models.unknown import UnknownConfig, UnknownForCausalLM
 VOCABULARY, HIDDEN = 160, 64
 IMAGE, VIDEO, VISION_START, VISION_END = 150, 151, 152, 153
 """Special token ids, the same in every family that has them."""
+
+DEVICE = os.environ.get("KAMERA_TEST_DEVICE", "cpu")
+"""Where the models of the tests are; inputs stay on the CPU, as a tokenizer and a processor make them."""
 
 Builder = Callable[[], nn.Module]
 
@@ -120,7 +124,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Mo
     randomise(model, seed + 1)
     if dtype != torch.float32:
         _cast(model, dtype)
-    return model
+    return model.to(DEVICE)
 
 
 @functools.cache

@@ -63,7 +63,7 @@ def sparse() -> HfEngine:
         torch.manual_seed(0)
         model = DeepseekV32ForCausalLM(DeepseekV32Config(**config)).eval()
     tiny.randomise(model, 1)
-    return HfEngine(model)
+    return HfEngine(model.to(tiny.DEVICE))
 
 
 # -- the plain model -------------------------------------------------------------------------------
@@ -81,7 +81,9 @@ class Prefilled:
     ) -> None:
         spans = [backbone.chunk_from_tensors(system), *chunks, backbone.chunk_from_tensors(question)]
         self.backbone = backbone
-        self.ids, self.inputs = samples.join(spans)
+        ids, inputs = samples.join(spans)
+        self.ids = ids.to(backbone.device)
+        self.inputs = {name: given.to(backbone.device) for name, given in inputs.items()}
         self.lengths = [s.num_tokens for s in spans]
         # A cache made without a config keeps every token; one of a sliding model would keep a tail.
         indexed = any(c.tensor == "indexer_keys" for spec in backbone.layout for c in spec.channels)
@@ -118,7 +120,7 @@ class Prefilled:
             out = self.backbone.model.generate(
                 input_ids=self.ids, attention_mask=torch.ones_like(self.ids), **self.inputs, **options
             )
-        return out[:, self.ids.shape[1] :]
+        return out[:, self.ids.shape[1] :].cpu()
 
 
 def rope_index(backbone: HfEngine, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -132,7 +134,7 @@ def rope_index(backbone: HfEngine, chunks: Sequence[Chunk]) -> torch.Tensor:
     if not any(n.endswith("grid_thw") for n in given):
         return torch.arange(ids.shape[1]).expand(3, -1)
     positions, _ = backbone.model.model.get_rope_index(ids, **given)
-    return positions[:, 0]
+    return positions[:, 0].cpu()
 
 
 # -- looking into a window -------------------------------------------------------------------------
