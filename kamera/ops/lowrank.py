@@ -115,6 +115,15 @@ class LowRanks:
             found.append(at)
         return tuple(found)
 
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """The first column of each layer and its rank, int32 ``[layers, 2]``, where the factors are."""
+        held = self.left.codes if isinstance(self.left, Codes) else self.left
+        with torch.inference_mode(False):  # as in `kamera.ops.rope.turn_table`
+            return torch.tensor([*zip(self.starts, self.ranks, strict=False)], dtype=torch.int32).to(
+                held.device
+            )
+
     @classmethod
     def of(cls, layers: Sequence[LowRank | None]) -> LowRanks | None:
         """The factors of layers, side by side (copies); None if none has any. Mixed forms become floats."""

@@ -16,28 +16,31 @@ from tests.ops.kernel_cases import cases, reference
 pytest.importorskip("triton")
 
 COMPILE = """
-import triton, triton.language as tl
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kamera.ops.kernels.triton_kernel import serve_kernel as kernel
 
 names = kernel.arg_names
 common = dict(
-    SOURCE=tl.bfloat16, STEP=tl.bfloat16, TARGET=tl.bfloat16, FACTOR=tl.bfloat16, DIM=96, START=0, PAIRS=32,
-    INTERLEAVED=False, BITS=0, TOKEN_GROUP=1, FEATURE_GROUP=1, PLAIN=False, FACTOR_BITS=0, BLOCK_T=64,
-    BLOCK_P=32, BLOCK_D=32, BLOCK_R=32, WIDEN=False, PRECISION="tf32x3", ALIGNED=True, EVEN=True,
+    DIM=96, START=0, PAIRS=32, INTERLEAVED=False, BITS=0, TOKEN_GROUP=1, FEATURE_GROUP=1, PLAIN=False,
+    FACTOR_BITS=0, PARTS=2, BLOCK_T=64, BLOCK_P=32, BLOCK_D=32, BLOCK_R=32, WIDEN=False, PRECISION="tf32x3",
+    EVEN=True,
 )
+pointers = {n: "*bf16" for n in ("source", "steps", "lows", "target", "left", "right")}
+pointers |= {n: "*fp32" for n in ("left_scales", "right_scales", "cos", "sin")}
+pointers |= {"columns": "*i32", "largest": "fp32"}
 variants = [
-    (80, {}),
-    (90, dict(BITS=4, TOKEN_GROUP=32, SOURCE=tl.uint8, FACTOR=tl.float32, WIDEN=True)),
-    (90, dict(FACTOR=tl.uint8, FACTOR_BITS=4, WIDEN=True)),
-    (90, dict(INTERLEAVED=True, START=32, BLOCK_R=0)),
-    (90, dict(PAIRS=0, PLAIN=True, SOURCE=tl.int16, TARGET=tl.int16, BLOCK_R=0)),
+    (80, {}, {}),
+    (90, {"source": "*u8", "left": "*fp32", "right": "*fp32"}, dict(BITS=4, TOKEN_GROUP=32)),
+    (90, {"left": "*i8", "right": "*i8"}, dict(FACTOR_BITS=8)),
+    (90, {"left": "*u8", "right": "*u8"}, dict(FACTOR_BITS=4, PARTS=3)),
+    (90, {}, dict(INTERLEAVED=True, START=32, BLOCK_R=0)),
+    (90, {}, dict(PAIRS=0, PLAIN=True, BLOCK_R=0)),
 ]
-for chip, changes in variants:
+for chip, held, changes in variants:
     constants = common | changes
-    signature = {n: "constexpr" if n in constants else "i32" for n in names}
-    signature |= {"table": "*i64", "cos": "*fp32", "sin": "*fp32", "largest": "fp32"}
+    signature = {n: "constexpr" if n in constants else "i32" for n in names} | pointers | held
     source = ASTSource(
         kernel, signature=signature, constexprs={(names.index(n),): v for n, v in constants.items()}
     )
@@ -51,6 +54,7 @@ def test_the_kernel_compiles_for_gpus_with_matrix_units():
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.split("\n")[:-1] == [
         "80 True True",
+        "90 True True",
         "90 True True",
         "90 True True",
         "90 False False",

@@ -19,7 +19,7 @@ class Launch(NamedTuple):
     ``source`` are values or codes, ``steps`` and ``lows`` those of codes, ``factors`` the patch. ``rope`` is
     None if no phase is rotated. ``bits`` 0 means floats; in codes ``token_group`` tokens and
     ``feature_group`` features share a step (0: all of them). ``strides`` are in entries: of source (or codes)
-    by head and token, of the target by head and token, of the steps by head, token and feature.
+    by layer, head and token, of the target likewise, of the steps by layer, head, token and feature.
     """
 
     source: torch.Tensor
@@ -34,20 +34,6 @@ class Launch(NamedTuple):
     token_group: int
     feature_group: int
     strides: tuple[int, ...]
-
-    def addresses(self, tensor: torch.Tensor | None) -> list[int]:
-        """The address of each layer of a tensor that holds them along its first axis; 0 without one."""
-        count = self.target.shape[0]
-        if tensor is None:
-            return [0] * count
-        first, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
-        return [first + step * n for n in range(count)]
-
-    def columns(self, factor: torch.Tensor, in_pairs: bool = False) -> list[int]:
-        """The address of each layer's first column in a factor ``[rows, m]`` (or its scales ``[m]``)."""
-        assert self.factors is not None
-        first, size = factor.data_ptr(), factor.element_size()
-        return [first + (start // 2 if in_pairs else start) * size for start in self.factors.starts[:-1]]
 
 
 def launches(given: Writing) -> Iterator[Launch]:
@@ -94,10 +80,10 @@ def _launch(
     held = on_device(held, target.device)
     if isinstance(held, torch.Tensor):
         x = held if held.stride(3) == 1 else held.contiguous()
-        strides = (*x.stride()[1:3], *target.stride()[1:3], 0, 0, 0)
+        strides = (*x.stride()[:3], *target.stride()[:3], 0, 0, 0, 0)
         return Launch(x, None, None, target, factors, held.dtype, rope, start, 0, 1, 1, strides)
     codes, steps, lows = held.codes.contiguous(), held.steps.contiguous(), held.lows.contiguous()
     group = held.grid.group
     coding = (held.grid.bits, group, 1) if held.axis == "tokens" else (held.grid.bits, 1, group)
-    strides = (*codes.stride()[1:3], *target.stride()[1:3], *steps.stride()[1:])
+    strides = (*codes.stride()[:3], *target.stride()[:3], *steps.stride())
     return Launch(codes, steps, lows, target, factors, steps.dtype, rope, start, *coding, strides)

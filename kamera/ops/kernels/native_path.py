@@ -43,7 +43,7 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
         target.copy_(launch.source)
         return
     held, factors = _held(launch)  # alive until the kernel returns
-    rows = [*map(launch.addresses, (launch.source, *held[:2], target)), *factors]
+    rows = [*(_layers(t, layers) for t in (launch.source, *held[:2], target)), *factors]
     table = torch.tensor(list(zip(*rows, strict=True)), dtype=torch.int64)
     cos = sin = None
     if rope is not None:
@@ -62,12 +62,12 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
         sin=0 if sin is None else sin.data_ptr(),
         source_kind=_CODES[launch.bits] if launch.bits else _KINDS[launch.dtype],
         target_kind=_KINDS[target.dtype],
-        s_head=launch.strides[0],
-        s_token=launch.strides[1],
-        y_head=launch.strides[2],
-        y_token=launch.strides[3],
-        g_head=launch.strides[4],
-        g_token=launch.strides[5],
+        s_head=launch.strides[1],
+        s_token=launch.strides[2],
+        y_head=launch.strides[4],
+        y_token=launch.strides[5],
+        g_head=launch.strides[7],
+        g_token=launch.strides[8],
         token_group=launch.token_group,
         feature_group=launch.feature_group,
         largest=ctypes.addressof(largest),
@@ -90,5 +90,15 @@ def _held(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], list[list[in
         return grid, [[0] * count] * 5
     left, right = (floats(f).to("cpu").contiguous() for f in (launch.factors.left, launch.factors.right))
     left = left.float()
-    ranks, form = list(launch.factors.ranks), [[left.shape[1]] * count, [_KINDS[right.dtype]] * count]
-    return (*grid, left, right), [launch.columns(left), launch.columns(right), ranks, *form]
+    starts = launch.factors.starts[:-1]
+    columns = [[side.data_ptr() + at * side.element_size() for at in starts] for side in (left, right)]
+    form = [[left.shape[1]] * count, [_KINDS[right.dtype]] * count]
+    return (*grid, left, right), [*columns, list(launch.factors.ranks), *form]
+
+
+def _layers(tensor: torch.Tensor | None, count: int) -> list[int]:
+    """The address of each of ``count`` layers of a tensor along its first axis; 0 without one."""
+    if tensor is None:
+        return [0] * count
+    first, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+    return [first + step * n for n in range(count)]

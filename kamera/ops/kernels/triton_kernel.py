@@ -55,9 +55,14 @@ def _factor(factor, width, k, rows, mask, FACTOR_BITS: tl.constexpr):
 @triton.jit
 def _corrected(
     x, left, right, left_scales, right_scales, rank, width, rows, features, row_mask, feature_mask,
-    FACTOR_BITS: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    FACTOR_BITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``x + left @ right.T`` at the tile's rows and features."""
+    """``x + left @ right.T`` at the tile's rows and features.
+
+    A bfloat16 holds a code exactly and 8 bits of a scaled one, so codes are multiplied in ``PARTS`` products
+    of bfloat16: together as exact as 8 bits a product.
+    """
     for first in range(0, rank, BLOCK_R):
         k = first + tl.arange(0, BLOCK_R)
         some = k < rank
@@ -65,56 +70,66 @@ def _corrected(
         v = _factor(
             right, width, k[:, None], features[None, :], some[:, None] & feature_mask[None, :], FACTOR_BITS
         )
-        if WIDEN:
-            u = u.to(tl.float32)
-            v = v.to(tl.float32)
-        if FACTOR_BITS > 0:  # a scale of 0 silences directions beyond the rank
+        if FACTOR_BITS > 0:
             scale = tl.load(left_scales + k, mask=some, other=0) * tl.load(
                 right_scales + k, mask=some, other=0
-            )
-            v *= scale[:, None]
-        x += tl.dot(u, v, input_precision=PRECISION)
+            )  # a scale of 0 silences directions beyond the rank
+            u = u.to(tl.float32)
+            if not WIDEN:
+                u = u.to(tl.bfloat16)
+            v = v.to(tl.float32) * scale[:, None]
+            for _ in tl.static_range(PARTS):
+                part = v.to(tl.bfloat16)
+                v -= part.to(tl.float32)
+                if WIDEN:
+                    x = tl.dot(u, part.to(tl.float32), x, input_precision="ieee")
+                else:
+                    x = tl.dot(u, part, x)
+        elif WIDEN:
+            x = tl.dot(u.to(tl.float32), v.to(tl.float32), x, input_precision="ieee")
+        else:
+            x = tl.dot(u, v, x, input_precision=PRECISION)
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def serve_kernel(
-    table, cos, sin, tokens, s_head, s_token, y_head, y_token, g_head, g_token, g_feature, largest,
-    SOURCE: tl.constexpr, STEP: tl.constexpr, TARGET: tl.constexpr, FACTOR: tl.constexpr,
+    source, steps, lows, target, left, right, left_scales, right_scales, columns, cos, sin, tokens, width,
+    s_layer, s_head, s_token, y_layer, y_head, y_token, g_layer, g_head, g_token, g_feature, largest,
     DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr, PLAIN: tl.constexpr,
-    FACTOR_BITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
+    FACTOR_BITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of tokens (grid axis 0) of one head (axis 1) of one channel (axis 2).
+    """A tile of tokens (grid axis 0) of one head (axis 1) of one layer (axis 2) of a channel.
 
-    A line of ``table`` holds ten int64: the addresses of source (or codes), steps, lows, target, left and
-    right factor (or codes), their scales, the rank, and the stored entries of a row of either factor.
-    ``BLOCK_R`` 0 means that no channel is patched,
-    ``PAIRS`` 0 that no phase is rotated, ``PLAIN`` that bits are copied; ``ALIGNED`` that rows of
-    source and target start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every
-    rank divides by 8: loads can then be wide.
+    Tensors and strides are those of `kamera.ops.kernels.launches.Launch`; ``left`` and ``right`` hold
+    ``width`` entries (of codes: bytes) a row, ``columns`` each layer's first column and its rank. ``BLOCK_R``
+    0 means that no layer is patched, ``PAIRS`` 0 that no phase is rotated, ``PLAIN`` that bits are copied,
+    ``EVEN`` that every rank divides by 8: loads of factors can then be wide. What a call does not need may
+    be any tensor.
     """
-    line = table + tl.program_id(2) * 10
-    source = tl.load(line).to(tl.pointer_type(SOURCE))
-    steps = tl.load(line + 1).to(tl.pointer_type(STEP))
-    lows = tl.load(line + 2).to(tl.pointer_type(STEP))
-    target = tl.load(line + 3).to(tl.pointer_type(TARGET))
-    left = tl.load(line + 4).to(tl.pointer_type(FACTOR))
-    right = tl.load(line + 5).to(tl.pointer_type(FACTOR))
-    left_scales = tl.load(line + 6).to(tl.pointer_type(tl.float32))
-    right_scales = tl.load(line + 7).to(tl.pointer_type(tl.float32))
-    rank = tl.load(line + 8).to(tl.int32)
-    width = tl.load(line + 9).to(tl.int32)
-    if ALIGNED:
-        source = tl.multiple_of(source, 16)
-        target = tl.multiple_of(target, 16)
-    if EVEN:
-        left = tl.multiple_of(left, 16)
-        right = tl.multiple_of(right, 16)
-        rank = tl.multiple_of(rank, 8)
-        width = tl.multiple_of(width, 8)
+    layer = tl.program_id(2).to(tl.int64)
+    source += layer * s_layer
+    target += layer * y_layer
+    rank = 0
+    if BITS > 0:
+        steps += layer * g_layer
+        lows += layer * g_layer
+    if BLOCK_R > 0:
+        start = tl.load(columns + 2 * layer)
+        rank = tl.load(columns + 2 * layer + 1)
+        if EVEN:
+            start = tl.multiple_of(start, 8)
+            rank = tl.multiple_of(rank, 8)
+        if FACTOR_BITS > 0:
+            left_scales += start
+            right_scales += start
+        if FACTOR_BITS == 4:
+            start //= 2
+        left += start
+        right += start
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row_mask = rows < tokens
@@ -136,11 +151,11 @@ def serve_kernel(
             if BLOCK_R > 0:
                 x = _corrected(
                     x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
-                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                    row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
             a, b = tl.split(tl.reshape(x, [BLOCK_T, BLOCK_P, 2]))
             y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), [BLOCK_T, 2 * BLOCK_P])
-            tl.store(out + cols[None, :], y.to(TARGET), mask=mask)
+            tl.store(out + cols[None, :], y.to(target.dtype.element_ty), mask=mask)
         else:
             some = pair < PAIRS
             first = START + pair
@@ -157,14 +172,14 @@ def serve_kernel(
             if BLOCK_R > 0:
                 a = _corrected(
                     a, left, right, left_scales, right_scales, rank, width, rows, head * DIM + first,
-                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                    row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
                 b = _corrected(
                     b, left, right, left_scales, right_scales, rank, width, rows, head * DIM + second,
-                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                    row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
-            tl.store(out + first[None, :], (a * c - b * s).to(TARGET), mask=mask)
-            tl.store(out + second[None, :], (b * c + a * s).to(TARGET), mask=mask)
+            tl.store(out + first[None, :], (a * c - b * s).to(target.dtype.element_ty), mask=mask)
+            tl.store(out + second[None, :], (b * c + a * s).to(target.dtype.element_ty), mask=mask)
 
     REST: tl.constexpr = DIM - 2 * PAIRS
     for block in tl.static_range(0, REST, BLOCK_D):
@@ -188,6 +203,6 @@ def serve_kernel(
             if BLOCK_R > 0:
                 x = _corrected(
                     x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
-                    row_mask, some, FACTOR_BITS, BLOCK_R, WIDEN, PRECISION,
+                    row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
-            tl.store(out + cols[None, :], x.to(TARGET), mask=mask)
+            tl.store(out + cols[None, :], x.to(target.dtype.element_ty), mask=mask)
