@@ -80,14 +80,14 @@ def _corrected(
             v = v.to(tl.float32) * scale[:, None]
             for _ in tl.static_range(PARTS):
                 part = v.to(tl.bfloat16)
-                v -= part.to(tl.float32)
+                v -= part
                 if WIDEN:
-                    x = tl.dot(u, part.to(tl.float32), x, input_precision="ieee")
-                else:
-                    x = tl.dot(u, part, x)
-        elif WIDEN:
-            x = tl.dot(u.to(tl.float32), v.to(tl.float32), x, input_precision="ieee")
+                    part = part.to(tl.float32)
+                x = tl.dot(u, part, x, input_precision=PRECISION)
         else:
+            if WIDEN:
+                u = u.to(tl.float32)
+                v = v.to(tl.float32)
             x = tl.dot(u, v, x, input_precision=PRECISION)
     return x
 

@@ -99,7 +99,8 @@ def _factors(launch: Launch) -> tuple[_Factors, int]:
     left, right, columns = given.left, given.right, given.columns.to(device)
     if isinstance(left, Codes) and isinstance(right, Codes) and left.bits == right.bits:
         parts = (left.codes, right.codes, left.scales, right.scales)
-        return _Factors(*(t.to(device).contiguous() for t in parts), columns), left.bits
+        one, two, first, second = (t.to(device).contiguous() for t in parts)
+        return _Factors(one, two, first, second, columns), left.bits
     sides = [floats(side) for side in (left, right)]
     dtype = sides[0].dtype if sides[0].dtype == sides[1].dtype else torch.float32  # which holds every dtype
     one, two = (side.to(device, dtype).contiguous() for side in sides)
