@@ -136,9 +136,12 @@ def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Ten
 
 
 def _axes(image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Singular values, descending, and right singular vectors of thin matrices ``[n, rows, width]``."""
-    energies, axes = torch.linalg.eigh(image.mT @ image)
-    return energies.flip(1).clamp_min(0.0).sqrt(), axes.flip(2)
+    """Singular values, descending, and right singular vectors of thin matrices ``[n, rows, width]``.
+
+    Small Gram matrices are solved on the CPU: a GPU solves them one by one, in over a hundred launches each.
+    """
+    energies, axes = torch.linalg.eigh((image.mT @ image).cpu())
+    return energies.flip(1).clamp_min(0.0).sqrt().to(image.device), axes.flip(2).to(image.device)
 
 
 def _inverse(values: torch.Tensor) -> torch.Tensor:

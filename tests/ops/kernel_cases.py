@@ -153,7 +153,7 @@ def _wide(source: KV, layer: int, name: str) -> torch.Tensor:
     return source[layer][name].double()
 
 
-def target(case: Case, dtype: torch.dtype, across: bool = False) -> tuple[KV, KV]:
+def target(case: Case, dtype: torch.dtype, across: bool = False, device: str = "cpu") -> tuple[KV, KV]:
     """A live buffer full of sevens, and the views of it that are to be written.
 
     ``across`` lays the heads of one token side by side in memory, instead of the tokens of one head.
@@ -165,10 +165,12 @@ def target(case: Case, dtype: torch.dtype, across: bool = False) -> tuple[KV, KV
         parts.append({})
         for i, c in case.written():
             if i == layers[0] and across:
-                whole = torch.full((len(layers), rows, c.heads, c.dim), 7.0, dtype=dtype)
+                whole = torch.full((len(layers), rows, c.heads, c.dim), 7.0, dtype=dtype, device=device)
                 parts[-1][c.name] = whole.transpose(1, 2)
             elif i == layers[0]:
-                parts[-1][c.name] = torch.full((len(layers), c.heads, rows, c.dim), 7.0, dtype=dtype)
+                parts[-1][c.name] = torch.full(
+                    (len(layers), c.heads, rows, c.dim), 7.0, dtype=dtype, device=device
+                )
     buffer = Blocks(parts, groups)
     return buffer, kv_slice(buffer, before, before + case.tokens)
 
