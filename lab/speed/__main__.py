@@ -23,6 +23,7 @@ class Benchmark(str, Enum):
     """Each one a module of `lab.speed` (`lab.speed.settings.NAMES`)."""
 
     apply = "apply"
+    kernel = "kernel"
     serve = "serve"
     window = "window"
     growth = "growth"
@@ -70,9 +71,9 @@ def bench(
 ) -> None:
     """Measure one thing Kamera does against what it replaces, side by side in one run.
 
-    apply: a stored segment into its slot. serve: the whole time to a first token. window: every window
-    operation. growth: the same as windows and stores grow. store: from disk to attention. compile:
-    forming patches.
+    apply: a stored segment into its slot. kernel: the same on a GPU, its kernels alone. serve: the whole
+    time to a first token. window: every window operation. growth: the same as windows and stores grow.
+    store: from disk to attention. compile: forming patches.
     """
     out = Output(format, output, quiet)
     settings = Settings(

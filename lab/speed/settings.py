@@ -12,7 +12,7 @@ import torch
 from kamera.engines.hf import HfEngine
 from lab.speed.shape import Preset
 
-Name = Literal["apply", "serve", "window", "growth", "store", "compile"]
+Name = Literal["apply", "kernel", "serve", "window", "growth", "store", "compile"]
 """Each one is a module ``lab.speed.<name>`` with ``run(settings, step) -> Result``."""
 
 NAMES: tuple[Name, ...] = get_args(Name)

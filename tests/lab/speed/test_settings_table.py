@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from lab.speed import machine
+from lab.speed import kernel, machine
 from lab.speed.settings import NAMES, Settings
 from lab.speed.table import Section, goal, preset_line, shown
 from lab.speed.timing import Spread
@@ -82,3 +82,8 @@ def test_a_package_in_a_foreign_checkout_names_no_commit(monkeypatch, tmp_path):
     assert machine.commit() == "unknown"
     monkeypatch.setattr(machine, "_TOP", tmp_path)
     assert machine.commit() != "unknown"
+
+
+def test_kernels_are_not_measured_on_a_cpu():
+    with pytest.raises(ValueError, match="'cpu' launches no kernels: give --device cuda"):
+        kernel.run(Settings("tiny"))
