@@ -172,13 +172,11 @@ class Recipe:
         named = [(i, part) for i, part in enumerate(self.parts) if part.missing]
         return (*said, *[f"slot {i} (chunk {part.chunk_id[:12]}): {part.missing}" for i, part in named])
 
-    @property
+    @cached_property
     def leading(self) -> Recipe:
         """The parts in front of the first that is missing."""
-        count = next((i for i, part in enumerate(self.parts) if part.missing), len(self.parts))
-        if count == len(self.parts):
-            return self
-        return replace(self, parts=self.parts[:count])
+        count = next((i for i, part in enumerate(self.parts) if part.missing), None)
+        return self if count is None else replace(self, parts=self.parts[:count])
 
     @cached_property
     def salt(self) -> str:

@@ -180,7 +180,7 @@ class KameraConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The loads of this step."""
         assert self.scheduler is not None
-        self.scheduler.counts.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
+        self.scheduler.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
         scheduled = scheduler_output.num_scheduled_tokens
         return EngineStep(
             self.scheduler.take_loads(), self.scheduler.take_harvests(scheduled, self._kv_cache_manager)
@@ -204,7 +204,7 @@ class KameraConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self) -> ConnectorStats | None:
         """What this side counted since the last call."""
         side = self.scheduler or self._harvester
-        counts = {} if side is None else side.untold.take()
+        counts = {} if side is None else side.counts.take()
         return ConnectorStats(counts) if counts else None
 
     @classmethod

@@ -93,7 +93,7 @@ class Harvester:
         self._waiting: OrderedDict[tuple[Context, str], Waiting] = OrderedDict()
         self._bytes = self._kept = 0
         self._lock = threading.Lock()
-        self.untold = Counts()
+        self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
         self._thread.start()
 
@@ -102,7 +102,7 @@ class Harvester:
         size = kv_bytes(waiting.kv)
         with self._lock:
             if self._bytes + size > self._limit:
-                self.untold.add("dropped_bytes", "arriving", size)
+                self.counts.add("dropped_bytes", "arriving", size)
                 return
             self._bytes += size
         self._arrived.put(waiting)
@@ -138,7 +138,7 @@ class Harvester:
             self._kept += kv_bytes(arrived.kv)
             while self._kept > self._limit:
                 oldest = self._leave(*next(iter(self._waiting)))
-                self.untold.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
+                self.counts.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
 
     def _leave(self, context: Context, chunk_id: str) -> Waiting | None:
         """The KV of a chunk that waits no longer."""
@@ -168,7 +168,7 @@ class Harvester:
     def _put(self, store: ChunkStore, record: CanonicalRecord | PatchRecord) -> None:
         store.put(record)
         row = store.info(record.context, record.chunk_id, record.antecedents, record.kind)
-        self.untold.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
+        self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
 def _own(context: Context, ripe: Ripe) -> Context:
