@@ -79,11 +79,11 @@ class _Timed:
         self._inner = inner
         self.taken = Clock().read()
 
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
         clock = Clock()
-        done = self._inner.complete(prompt)
+        done = list(self._inner.stream(prompt))
         self.taken = clock.read()
-        return done
+        yield from done
 
 
 class Arm:
