@@ -45,13 +45,12 @@ def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
     """The KV of a recipe's anchor, which stands unturned. Raises as `read_part`."""
     if recipe.anchor is None:
         raise NotTransferable(recipe.missing[0])
-    context = recipe.anchor.context(recipe.context)
-    record = _there(store.get_anchor(context), recipe.anchor)
+    record = _there(store.get_anchor(recipe.anchor.context), recipe.anchor)
     _check_ids(record, recipe.anchor_ids)
     return record
 
 
-def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
+def read_part(store: ChunkStore, part: Part) -> StoredPart:
     """What a part of a recipe names, compared with what it says.
 
     Raises NotTransferable for a part that is missing, StaleRecipe for an object that is gone or another by
@@ -59,14 +58,14 @@ def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
     """
     if part.kv is None:
         raise NotTransferable(f"chunk {part.chunk_id[:12]}: {part.missing}")
-    context, row = part.kv.context(recipe.context), part.kv
+    row = part.kv
     if row.kind == "conditioned":
-        found = conditioned_of(store, context, row.chunk_id, row.antecedents, row.base)
+        found = conditioned_of(store, row.context, row.chunk_id, row.antecedents, row.base)
     else:
-        found = store.get_canonical(context, row.chunk_id)
+        found = store.get_canonical(row.context, row.chunk_id)
     record = _there(found, row)
     _check_ids(record, part.ids)
-    patch = None if part.patch is None else _patch(store, recipe, part, part.patch)
+    patch = None if part.patch is None else _patch(store, part, part.patch)
     low = tuple(record.positions.amin(1).tolist())
     if tuple(a - b for a, b in zip(part.position, low, strict=True)) != part.offset:
         raise StaleRecipe(
@@ -75,10 +74,10 @@ def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
     return StoredPart(record, patch, part.offset)
 
 
-def _patch(store: ChunkStore, recipe: Recipe, part: Part, row: RowKey) -> Patch:
-    context, named = row.context(recipe.context), (row.chunk_id, row.antecedents, row.kind, row.base)
-    record = _there(store.get_patch(context, *named), row)
-    info = store.info(context, *named)  # after it was read: one that came in between is refused, too
+def _patch(store: ChunkStore, part: Part, row: RowKey) -> Patch:
+    named = row.context, row.chunk_id, row.antecedents, row.kind, row.base
+    record = _there(store.get_patch(*named), row)
+    info = store.info(*named)  # after it was read: one that came in between is refused, too
     if info is None or (info.created, record.formed) != (row.created, row.formed) or not _fits(record, part):
         raise StaleRecipe(f"the patch of chunk {row.chunk_id[:12]} is another by now: take a new recipe")
     return record.patch if row.rank is None else record.patch.truncate(row.rank)

@@ -31,7 +31,7 @@ class LiveExecutor:
         engine, own = self._engine, recipe.context
         recipe.check(Context(engine.fingerprint, own.anchor, self._store.tenant, self._store.kv))
         anchor = read_anchor(self._store, recipe)
-        parts = [read_part(self._store, recipe, part) for part in recipe.parts]
+        parts = [read_part(self._store, part) for part in recipe.parts]
         check_places(engine, recipe, parts)
         spans = [Span(engine.place(anchor.kv), None, (0,) * engine.axes)]
         spans += [Span(engine.place(part.kv), part.patch, part.offset) for part in parts]

@@ -164,9 +164,8 @@ class EngineWindow:
         slots = self.look()
         asked = tuple(self._contents.builder.question_ids(question, self._seams.tail).tolist())
         chunks = [self._held[seat.chunk_id] for seat in self._seats]
-        done = joined(
-            self.engine.stream(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
-        )
+        prompt = self._prompt(self.recipe(), chunks, question, asked, max_new_tokens)
+        done = joined(self.engine.stream(prompt))
         computed = done.prompt_tokens - done.cached_tokens
         self.usage.answers += 1
         self.usage.tokens += computed + max(0, len(done.token_ids) - 1)

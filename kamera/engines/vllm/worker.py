@@ -80,7 +80,7 @@ class WorkerSide:
             still = (0,) * self._layout.axes
             serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
         for part in parts:
-            found = read_part(store, recipe, part)
+            found = read_part(store, part)
             serve(kv_slice(whole, part.start, part.stop), found.kv, found.patch, layers, found.offset)
         return kv_slice(whole, load.start, load.stop)
 

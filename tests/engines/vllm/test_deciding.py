@@ -194,7 +194,7 @@ def _record(key: RowKey, ids) -> CanonicalRecord:
     kv = Blocks([{"k": torch.zeros(1, 1, len(ids), 2)}], ((0,),))
     positions = torch.arange(len(ids))[None]
     kind = "anchor" if key.kind == "anchor" else "canonical"
-    return CanonicalRecord(key.chunk_id, key.context(CONTEXT), torch.tensor(ids), positions, kv, kind=kind)
+    return CanonicalRecord(key.chunk_id, key.context, torch.tensor(ids), positions, kv, kind=kind)
 
 
 def test_a_remote_is_asked_aside_and_the_request_waits():
