@@ -92,7 +92,7 @@ class HfEngine(Model):
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
         """As `Engine.extents`; each chunk is tested once."""
-        if self.masks_by_type:
+        if not self.facts.joins:
             refuse_touching(self.facts.kind, spans)
         given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
         return self._extents.of_all(given, self.builder.vision_tokens)
@@ -178,12 +178,12 @@ class HfEngine(Model):
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        with self.alone(), torch.no_grad():
+        with self.turns.alone(), torch.no_grad():
             logits: torch.Tensor = self.model(**self._accepted(inputs)).logits[0, -1]
         return logits
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        with self.alone(), torch.no_grad():
+        with self.turns.alone(), torch.no_grad():
             out = self.model.generate(**self._accepted(inputs), **sampling)
         tokens = out if isinstance(out, torch.Tensor) else out.sequences
         return tokens[:, inputs["input_ids"].shape[1] :].cpu()

@@ -264,7 +264,7 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
     try:
-        with torch.no_grad(), model.alone():
+        with torch.no_grad(), model.turns.alone():
             together = module.forward(rows)
             alone = [module.forward(row[None])[0] for row in rows]
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
