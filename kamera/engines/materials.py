@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.errors import NotTransferable, StaleRecipe
-from kamera.ops import KV, Patch, uniform_offset
+from kamera.ops import Patch
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, conditioned_of
 
 Found = TypeVar("Found", CanonicalRecord, PatchRecord)
@@ -26,19 +24,6 @@ class StoredPart:
     record: CanonicalRecord
     patch: Patch | None
     offset: Offset
-
-    @property
-    def kv(self) -> KV:
-        """The KV before patch and turn."""
-        return self.record.kv
-
-    def check_places(self, positions: torch.Tensor) -> None:
-        """Raise StaleRecipe unless ``positions`` ``[axes, tokens]`` are where the turn brings the tokens."""
-        if uniform_offset(self.record.positions, positions) != self.offset:
-            raise StaleRecipe(
-                f"chunk {self.record.chunk_id[:12]} does not stand where the recipe says: this engine counts "
-                "positions in another way"
-            )
 
 
 def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
@@ -78,13 +63,10 @@ def _patch(store: ChunkStore, part: Part, row: RowKey) -> Patch:
     named = row.context, row.chunk_id, row.antecedents, row.kind, row.base
     record = _there(store.get_patch(*named), row)
     info = store.info(*named)  # after it was read: one that came in between is refused, too
-    if info is None or (info.created, record.formed) != (row.created, row.formed) or not _fits(record, part):
+    told = row.created, row.formed
+    if info is None or (info.created, record.formed) != told or record.tokens not in (0, part.length):
         raise StaleRecipe(f"the patch of chunk {row.chunk_id[:12]} is another by now: take a new recipe")
     return record.patch if row.rank is None else record.patch.truncate(row.rank)
-
-
-def _fits(record: PatchRecord, part: Part) -> bool:
-    return record.tokens in (0, part.length)
 
 
 def _there(record: Found | None, row: RowKey) -> Found:

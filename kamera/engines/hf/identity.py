@@ -90,9 +90,9 @@ class ModelIdentity:
             now = self._prober.asked()
             if self.fingerprint() != fingerprint:
                 continue  # the model was changed meanwhile
-            apart = self._prober.apart(fingerprint, now)
-            if apart is None:
-                return self._prober.first(fingerprint, now)
+            first, apart = self._prober.compared(fingerprint, now)
+            if not apart:
+                return first
             self.digest_anew()
             if self.fingerprint() == fingerprint:
                 raise ComputationChanged(apart)

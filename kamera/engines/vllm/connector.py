@@ -138,8 +138,8 @@ class KameraConnector(KVConnectorBase_V1):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Which loads are over, and which of them failed."""
         assert self._worker is not None
-        ended = self._worker.take_ended()
-        return KVConnectorTransferResults(finished_recving=set(ended.ended), failed_recving=set(ended.failed))
+        ended, failed = self._worker.take_ended()
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: no request is in a batch before its load is over."""

@@ -12,11 +12,11 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from kamera.engines.recipe import Recipe
+from kamera.engines.recipe import Recipe, RowKey
 from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
@@ -128,8 +128,9 @@ class Harvester:
         ripe, context = arrived.ripe, arrived.recipe.context
         store = self._stores.of(context.tenant)
         if ripe.kind != "exact":
-            if not store.has(_own(context, ripe), ripe.chunk_id, (), ripe.kind):
-                self._put(store, _canonical(arrived))
+            own = RowKey.of(context, ripe.kind, ripe.chunk_id).context
+            if not store.has(own, ripe.chunk_id, (), ripe.kind):
+                self._put(store, _canonical(arrived, own))
             if late := self._leave(context, ripe.chunk_id):
                 self._patch(store, late)
         elif not self._patch(store, arrived):
@@ -171,11 +172,7 @@ class Harvester:
         self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
-def _own(context: Context, ripe: Ripe) -> Context:
-    return replace(context, kv="as-is") if ripe.kind == "anchor" else context
-
-
-def _canonical(arrived: Waiting) -> CanonicalRecord:
+def _canonical(arrived: Waiting, own: Context) -> CanonicalRecord:
     ripe, recipe = arrived.ripe, arrived.recipe
     ids = torch.tensor(recipe.ids[ripe.start : ripe.stop], dtype=torch.int64)
     behind = 0 if ripe.kind == "anchor" else len(recipe.anchor_ids)
@@ -183,7 +180,7 @@ def _canonical(arrived: Waiting) -> CanonicalRecord:
     advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()
     return CanonicalRecord(
         ripe.chunk_id,
-        _own(recipe.context, ripe),
+        own,
         ids,
         ripe.positions,
         arrived.kv,
