@@ -188,7 +188,7 @@ class Arm:
             return
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        harvester = get_kv_transfer_group()._harvester
+        harvester = get_kv_transfer_group()._threads
         while harvester._bytes:
             time.sleep(0.02)
 

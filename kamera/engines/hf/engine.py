@@ -71,13 +71,9 @@ class HfEngine(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV.
+        """As `Engine.fingerprint`: each access checks the model (`Witness`), and autocast in this thread.
 
-        A digest of the live model; of one that was loaded with ``by_files``, `checkpoint_fingerprint` of its
-        files, which other engines compute, too. Each access checks the model, and
-        takes a new digest if a weight was replaced or written, a setting of a module, config or processor
-        changed, a hook added, or autocast switched on in this thread. Raises ComputationChanged if the rotary
-        facts differ from those at construction.
+        Of a model that was loaded with ``by_files`` it is `checkpoint_fingerprint` of its files.
         """
         return self.identity.fingerprint()
 

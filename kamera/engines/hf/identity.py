@@ -61,14 +61,11 @@ class ModelIdentity:
         self.tolerance = tolerance(model)
 
     def fingerprint(self) -> str:
-        """Fingerprint of the model as this thread would run it now.
-
-        Raises ComputationChanged if the rotary facts are no longer those that were probed.
-        """
+        """As `Engine.fingerprint`, of the model as this thread would run it now."""
         return self._now()[0]
 
     def vision(self) -> str:
-        """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
+        """As `fingerprint`, of all but the decoder's layers."""
         return self._now()[1]
 
     def vocabulary(self) -> str:

@@ -40,16 +40,13 @@ class Offline:
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
         drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.given().items()}
         sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **drawn)
-        more: dict[str, Any] = {"priority": [LATER]} if prompt.later and self._prioritises else {}
+        policy = self._llm.llm_engine.vllm_config.scheduler_config.policy
+        more: dict[str, Any] = {"priority": [LATER]} if prompt.later and policy == "priority" else {}
         (out,) = self._llm.generate([given], sampling, use_tqdm=False, lora_request=self._adapter, **more)
         answer = out.outputs[0]
         yield EngineCompletion(
             answer.text, tuple(answer.token_ids), len(out.prompt_token_ids), out.num_cached_tokens or 0
         )
-
-    @property
-    def _prioritises(self) -> bool:
-        return str(self._llm.llm_engine.vllm_config.scheduler_config.policy) == "priority"
 
 
 class Http:
