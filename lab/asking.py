@@ -43,7 +43,7 @@ def ask_side_by_side(
     dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
     # additive: eager attention would add a boolean mask as zeros and ones
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    with torch.no_grad(), backbone.alone():
+    with torch.no_grad(), backbone.turns.alone():
         out = backbone.model(
             input_ids=torch.cat(list(questions))[None].to(backbone.device),
             position_ids=batched(places).to(backbone.device),

@@ -49,7 +49,7 @@ def attention_mass(
                 f"{type(layer).__name__} has no self_attn to watch: leave query-aware arms out for this model"
             )
         attention.register_forward_hook(ThreadHook(watch(i)))
-    with torch.no_grad(), backbone.alone():
+    with torch.no_grad(), backbone.turns.alone():
         twin(
             input_ids=ids[None].to(backbone.device),
             position_ids=batched(positions).to(backbone.device),

@@ -45,7 +45,7 @@ def prefill_hiding(
         "past_key_values": past,
         "use_cache": True,
     }
-    with torch.no_grad(), backbone.alone():
+    with torch.no_grad(), backbone.turns.alone():
         backbone.decoder(**arguments)
     return read(past, backbone.layout, backbone.groups, held)
 
@@ -56,7 +56,7 @@ def _refuse(backbone: HfEngine, encoded: Encoded, total: int) -> None:
         raise UnsupportedBackbone(
             f"the decoder of {name} takes no attention_mask: leave the mask oracle out for this model"
         )
-    if encoded.tensors and backbone.masks_by_type:
+    if encoded.tensors and not backbone.facts.joins:
         raise UnsupportedBackbone(
             f"{name} lets the tokens of a picture see each other, which one causal mask cannot say: "
             "leave the mask oracle out for this model"

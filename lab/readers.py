@@ -59,11 +59,11 @@ def measure_readers(backbone: HfEngine, readings: Iterable[Reading], *, seed: in
         if not reading.questions:
             raise ValueError(f"reading {asked} has no questions: what reads the chunk cannot be measured")
         check_kv(reading.canonical, backbone.layout)
-        with torch.no_grad(), backbone.alone():
+        with torch.no_grad(), backbone.turns.alone():
             truth = _log_answers(backbone, reading, _on_the_way(reading, 1.0))
         for share in PATH:
             leaves = kv_map(_on_the_way(reading, share), lambda t: t.detach().requires_grad_())
-            with torch.enable_grad(), backbone.alone():
+            with torch.enable_grad(), backbone.turns.alone():
                 said = _log_answers(backbone, reading, leaves)
                 divergence = (said.exp() * (said - truth)).sum(-1)
                 # random signs: in the mean, gradients of different questions do not mix

@@ -202,11 +202,11 @@ def measured(folder: Path) -> dict[str, Any]:
         return recipe_of(*given)
 
     def ask(names: list[str], recipe: str | None = None) -> int:
-        before = side.counts.supplied_tokens
+        before = side.counts.of("supplied_tokens")
         (out,) = llm.generate([filled.prompt(names)], greedy(recipe, tokens=1), use_tqdm=False)
         assert scheduler.kv_cache_manager.reset_prefix_cache()
         count = len(out.prompt_token_ids)
-        assert side.counts.supplied_tokens - before >= count - 2 - 32, "it was not supplied"
+        assert side.counts.of("supplied_tokens") - before >= count - 2 - 32, "it was not supplied"
         return count
 
     table.recipe = noted

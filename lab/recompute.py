@@ -161,7 +161,7 @@ def recompute(
     }
     with (
         torch.no_grad(),
-        backbone.alone(),
+        backbone.turns.alone(),
         row_masks(backbone, before + rows, before + count) as mask,
         _enter(backbone, resume, rows),
     ):

@@ -28,12 +28,12 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 39,
+    "HfEngine": 35,
     "KameraWindow": 42,
-    "Engine": 31,
+    "Engine": 25,
     "Questions": 29,
     "Contents": 18,
-    "Model": 23,
+    "Model": 19,
     "DiskTier": 20,
     "Former": 21,
     "Catalogue": 18,
@@ -54,7 +54,7 @@ LINES = {
     "trust": (1_050, 800),
     "content": (3_600, 2_500),
     "store": (8_400, 7_200),
-    "engines": (9_450, 4_600),
+    "engines": (9_200, 4_600),
     "patches": (2_650, 1_800),
     "window": (7_000, 3_400),
     "reuse": (1_700, 2_000),

@@ -28,7 +28,7 @@ from kamera.window.plan import plan
 place, text = sys.argv[1:]
 recipe = Recipe.from_json(open(text).read())
 with ChunkStore.open(place) as store:
-    parts = [read_part(store, recipe, part) for part in recipe.parts]
+    parts = [read_part(store, part) for part in recipe.parts]
     assert read_anchor(store, recipe).tokens == len(recipe.anchor_ids)
     assert [part.patch is not None for part in parts] == [part.patch is not None for part in recipe.parts]
     known = Recognised(recipe.context, store.ls("canonical", context=recipe.context))

@@ -13,9 +13,7 @@ from kamera.engines.prompt import (
     EnginePrompt,
     EngineSampling,
     PromptPicture,
-    Streams,
     joined,
-    pieces_of,
 )
 from kamera.engines.recipe import Base, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
@@ -55,7 +53,6 @@ __all__ = [
     "Stand",
     "StoredPart",
     "StoredSpan",
-    "Streams",
     "Usage",
     "Work",
     "WorkCancelled",
@@ -70,7 +67,6 @@ __all__ = [
     "match",
     "moves",
     "open_accounts",
-    "pieces_of",
     "read_anchor",
     "read_part",
     "standing",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from operator import add
 from typing import NamedTuple
 
 from kamera import forks
@@ -24,12 +25,7 @@ class Spent(NamedTuple):
 
     def plus(self, other: Spent) -> Spent:
         """The sum of both."""
-        return Spent(
-            self.forwards + other.forwards,
-            self.tokens + other.tokens,
-            self.vision_encodes + other.vision_encodes,
-            self.seconds + other.seconds,
-        )
+        return Spent(*map(add, self, other))
 
     def __str__(self) -> str:
         return (

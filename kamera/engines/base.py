@@ -107,15 +107,14 @@ class HasEngine(Protocol):
 
 
 class Identity(Protocol):
-    """Looks at a model and asks it a probe, a fixed text or picture, for a change that its user made."""
+    """Looks at a model and asks it a probe, a fixed text or picture, for a change that its user made.
 
-    @property
-    def moves(self) -> int:
-        """The number of changes seen in the model."""
+    ``moves`` is the number of changes seen in the model, ``tolerance`` the most that answers of one model on
+    two machines differ by, as a share of their norm.
+    """
 
-    @property
-    def tolerance(self) -> float:
-        """Most that answers of one model on two machines differ by, as a share of their norm."""
+    moves: int
+    tolerance: float
 
     def vision(self) -> str:
         """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
@@ -137,28 +136,21 @@ class Engine(Protocol):
     """A model that prefills, and answers behind a live KV that it made.
 
     Safe to use from several threads. Tensors go in on any device and come out on the devices of the model's
-    KV; token ids and positions are int64 on the CPU.
+    KV; token ids and positions are int64 on the CPU. ``layout`` has the channels of every layer; there is one
+    position axis, or three for M-RoPE. ``processor`` is that of transformers, or a tokenizer (None: none);
+    ``builder`` makes token ids, and names what the model's forward takes.
     """
+
+    layout: Layout
+    axes: int
+    limits: PositionLimits
+    facts: ModelFacts
+    processor: Any
+    builder: ChunkBuilder
 
     @property
     def engine(self) -> Engine:
         """Itself: whatever takes a backbone takes its engine, too."""
-
-    @property
-    def layout(self) -> Layout:
-        """The channels of every layer."""
-
-    @property
-    def axes(self) -> int:
-        """Position axes: one, or three for M-RoPE."""
-
-    @property
-    def limits(self) -> PositionLimits:
-        """Limits of the model's positions."""
-
-    @property
-    def facts(self) -> ModelFacts:
-        """What else the model is."""
 
     @property
     def fingerprint(self) -> str:
@@ -169,14 +161,6 @@ class Engine(Protocol):
         """What shows that the model computes as its fingerprint says."""
 
     # -- content -------------------------------------------------------------------------------
-
-    @property
-    def processor(self) -> Any:
-        """The model's processor, or its tokenizer, as transformers loads it; None without one."""
-
-    @property
-    def builder(self) -> ChunkBuilder:
-        """Token ids of system prompts and questions, and the names of what the model's forward takes."""
 
     def chunk(self, content: Content) -> Chunk:
         """A chunk of content, in any form a user may give."""

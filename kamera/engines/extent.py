@@ -63,11 +63,9 @@ class Extents:
     ) -> list[Extent] | None:
         """Extents of consecutive ``(chunk id, ids, inputs)``; None if one has none, or if two pictures
         (tokens of ``pictures``) touch."""
-        with self._lock:
-            known = list(map(self._known.get, [chunk_id for chunk_id, _, _ in spans]))
         found: list[Extent] = []
-        for (chunk_id, ids, inputs), extent in zip(spans, known, strict=True):
-            extent = extent or self.of(chunk_id, ids, inputs)
+        for span in spans:
+            extent = self.of(*span)
             if extent is None or (found and extent.first in pictures and found[-1].last in pictures):
                 return None
             found.append(extent)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.errors import NotTransferable, StaleRecipe
-from kamera.ops import KV, Patch, uniform_offset
+from kamera.ops import Patch
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, conditioned_of
 
 Found = TypeVar("Found", CanonicalRecord, PatchRecord)
@@ -27,31 +25,17 @@ class StoredPart:
     patch: Patch | None
     offset: Offset
 
-    @property
-    def kv(self) -> KV:
-        """The KV before patch and turn."""
-        return self.record.kv
-
-    def check_places(self, positions: torch.Tensor) -> None:
-        """Raise StaleRecipe unless ``positions`` ``[axes, tokens]`` are where the turn brings the tokens."""
-        if uniform_offset(self.record.positions, positions) != self.offset:
-            raise StaleRecipe(
-                f"chunk {self.record.chunk_id[:12]} does not stand where the recipe says: this engine counts "
-                "positions in another way"
-            )
-
 
 def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
     """The KV of a recipe's anchor, which stands unturned. Raises as `read_part`."""
     if recipe.anchor is None:
         raise NotTransferable(recipe.missing[0])
-    context = recipe.anchor.context(recipe.context)
-    record = _there(store.get_anchor(context), recipe.anchor)
+    record = _there(store.get_anchor(recipe.anchor.context), recipe.anchor)
     _check_ids(record, recipe.anchor_ids)
     return record
 
 
-def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
+def read_part(store: ChunkStore, part: Part) -> StoredPart:
     """What a part of a recipe names, compared with what it says.
 
     Raises NotTransferable for a part that is missing, StaleRecipe for an object that is gone or another by
@@ -59,14 +43,14 @@ def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
     """
     if part.kv is None:
         raise NotTransferable(f"chunk {part.chunk_id[:12]}: {part.missing}")
-    context, row = part.kv.context(recipe.context), part.kv
+    row = part.kv
     if row.kind == "conditioned":
-        found = conditioned_of(store, context, row.chunk_id, row.antecedents, row.base)
+        found = conditioned_of(store, row.context, row.chunk_id, row.antecedents, row.base)
     else:
-        found = store.get_canonical(context, row.chunk_id)
+        found = store.get_canonical(row.context, row.chunk_id)
     record = _there(found, row)
     _check_ids(record, part.ids)
-    patch = None if part.patch is None else _patch(store, recipe, part, part.patch)
+    patch = None if part.patch is None else _patch(store, part, part.patch)
     low = tuple(record.positions.amin(1).tolist())
     if tuple(a - b for a, b in zip(part.position, low, strict=True)) != part.offset:
         raise StaleRecipe(
@@ -75,17 +59,14 @@ def read_part(store: ChunkStore, recipe: Recipe, part: Part) -> StoredPart:
     return StoredPart(record, patch, part.offset)
 
 
-def _patch(store: ChunkStore, recipe: Recipe, part: Part, row: RowKey) -> Patch:
-    context, named = row.context(recipe.context), (row.chunk_id, row.antecedents, row.kind, row.base)
-    record = _there(store.get_patch(context, *named), row)
-    info = store.info(context, *named)  # after it was read: one that came in between is refused, too
-    if info is None or (info.created, record.formed) != (row.created, row.formed) or not _fits(record, part):
+def _patch(store: ChunkStore, part: Part, row: RowKey) -> Patch:
+    named = row.context, row.chunk_id, row.antecedents, row.kind, row.base
+    record = _there(store.get_patch(*named), row)
+    info = store.info(*named)  # after it was read: one that came in between is refused, too
+    told = row.created, row.formed
+    if info is None or (info.created, record.formed) != told or record.tokens not in (0, part.length):
         raise StaleRecipe(f"the patch of chunk {row.chunk_id[:12]} is another by now: take a new recipe")
     return record.patch if row.rank is None else record.patch.truncate(row.rank)
-
-
-def _fits(record: PatchRecord, part: Part) -> bool:
-    return record.tokens in (0, part.length)
 
 
 def _there(record: Found | None, row: RowKey) -> Found:

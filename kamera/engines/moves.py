@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import lt
+from operator import add, lt
 from typing import NamedTuple
 
 
@@ -46,11 +46,7 @@ class Written:
     bytes_copied: int = 0
 
     def __add__(self, other: Written) -> Written:
-        return Written(
-            self.bytes_turned + other.bytes_turned,
-            self.bytes_patched + other.bytes_patched,
-            self.bytes_copied + other.bytes_copied,
-        )
+        return Written(*map(add, vars(self).values(), vars(other).values()))
 
 
 def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:

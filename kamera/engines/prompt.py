@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -69,21 +69,11 @@ class EngineCompletion:
 class Completes(Protocol):
     """An engine that answers prompts: in this process, or over HTTP."""
 
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
-        """Answer a prompt."""
-
-
-@runtime_checkable
-class Streams(Protocol):
-    """An engine that gives its answers in pieces. Closing the iterator ends the answer."""
-
     def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
-        """The pieces of an answer as they come."""
+        """The pieces of an answer as they come: one, from an engine that does not stream.
 
-
-def pieces_of(engine: Completes, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
-    """An answer in the pieces that the engine gives: one, if it does not stream."""
-    return engine.stream(prompt) if isinstance(engine, Streams) else iter((engine.complete(prompt),))
+        Closing the iterator ends the answer.
+        """
 
 
 def joined(pieces: Iterable[EngineCompletion]) -> EngineCompletion:

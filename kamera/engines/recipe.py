@@ -37,63 +37,40 @@ _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, Overf
 
 @dataclass(frozen=True)
 class RowKey:
-    """An object of the store by its name, and the ``key`` that follows from it (`kamera.store.object_key`).
+    """An object of the store by its name, from which its ``key`` follows (`kamera.store.object_key`).
 
-    ``anchor`` is that of the object's context: the recipe's own, or of the canonical that a patch of another
-    ``base`` is added to. ``base``: of a patch as in `PatchRecord`, of conditioned KV the digest of its
-    content. A patch was ``formed`` behind that guarantee and ``created`` then (seconds since 1970): one that
-    was formed again is another. At most ``rank`` columns of it are applied (None: all).
+    ``base``: of a patch as in `PatchRecord`, of conditioned KV the digest of its content. A patch was
+    ``formed`` behind that guarantee and ``created`` then (seconds since 1970): one that was formed again is
+    another. At most ``rank`` columns of it are applied (None: all).
     """
 
     kind: str
     chunk_id: str
-    anchor: str
-    key: str
+    context: Context
     antecedents: tuple[str, ...] = ()
     base: str = ""
     formed: str | None = None
     created: float | None = None
     rank: int | None = None
 
-    def context(self, own: Context) -> Context:
-        """The context of the object, in a recipe of the context ``own``."""
-        kv = "as-is" if self.kind in ("anchor", "conditioned") else own.kv
-        if (self.anchor, kv) == (own.anchor, own.kv):
-            return own
-        return replace(own, anchor=self.anchor, kv=kv)
-
     @classmethod
-    def of(
-        cls,
-        own: Context,
-        kind: str,
-        chunk_id: str,
-        antecedents: tuple[str, ...] = (),
-        base: str = "",
-        formed: str | None = None,
-        created: float | None = None,
-        rank: int | None = None,
-        *,
-        anchor: str | None = None,
-    ) -> RowKey:
-        """The name of an object in a recipe of the context ``own``; ``anchor`` if it is not its own.
+    def of(cls, own: Context, kind: str, chunk_id: str, *rest: Any, anchor: str = "") -> RowKey:
+        """The name of an object in a recipe of the context ``own``.
 
-        Raises ValueError for what names no object.
+        ``anchor`` is that of the canonical that a patch of another ``base`` is added to, "" the recipe's own.
         """
-        at = own.anchor if anchor is None else anchor
-        plain = at == own.anchor and (kind in ("canonical", *_PATCHES) or not own.lossy)
-        context = own if plain else cls(kind, chunk_id, at, "").context(own)
-        key = object_key(kind, context, chunk_id, antecedents, base)
-        made = cls(kind, chunk_id, at, key, antecedents, base, formed, created, rank)
-        made.__dict__["_derived"] = own, key  # recipes that share it need not derive it again
-        return made
+        return cls(kind, chunk_id, _context(own, kind, anchor or own.anchor), *rest)
 
-    def derived(self, own: Context) -> str:
-        """The key that follows from the other fields. Raises ValueError for what names no object."""
-        known, key = self.__dict__.get("_derived", (None, ""))
-        if known is own:
-            return str(key)
-        return object_key(self.kind, self.context(own), self.chunk_id, self.antecedents, self.base)
+    @cached_property
+    def key(self) -> str:
+        """Raises ValueError for what names no object."""
+        return object_key(self.kind, self.context, self.chunk_id, self.antecedents, self.base)
+
+
+def _context(own: Context, kind: str, anchor: str) -> Context:
+    """The context of an object of this kind behind ``anchor``, in a recipe of the context ``own``."""
+    kv = "as-is" if kind in ("anchor", "conditioned") else own.kv
+    return own if (anchor, kv) == (own.anchor, own.kv) else replace(own, anchor=anchor, kv=kv)
 
 
 @dataclass(frozen=True)
@@ -172,13 +149,11 @@ class Recipe:
         named = [(i, part) for i, part in enumerate(self.parts) if part.missing]
         return (*said, *[f"slot {i} (chunk {part.chunk_id[:12]}): {part.missing}" for i, part in named])
 
-    @property
+    @cached_property
     def leading(self) -> Recipe:
         """The parts in front of the first that is missing."""
-        count = next((i for i, part in enumerate(self.parts) if part.missing), len(self.parts))
-        if count == len(self.parts):
-            return self
-        return replace(self, parts=self.parts[:count])
+        count = next((i for i, part in enumerate(self.parts) if part.missing), None)
+        return self if count is None else replace(self, parts=self.parts[:count])
 
     @cached_property
     def salt(self) -> str:
@@ -249,7 +224,7 @@ def _contradiction(recipe: Recipe) -> str:
         elif patch is not None:
             if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
                 wrong = "has a patch of another"
-            elif part.base != "canonical" or (kv and kv.anchor != (patch.base or own.anchor)):
+            elif part.base != "canonical" or (kv and kv.context.anchor != (patch.base or own.anchor)):
                 wrong = "has a patch for other KV than its own"
             rows.append(patch)
         if wrong:
@@ -257,8 +232,11 @@ def _contradiction(recipe: Recipe) -> str:
         if kv is not None:
             rows.append(kv)
         start += len(part.ids)
-    other = next((row for row in rows if row.key != row.derived(own)), None)
-    return "" if other is None else f"key {quote(other.key)} is not that of its own fields"
+    for row in rows:
+        key = row.key  # a ValueError for what names no object
+        if row.context != _context(own, row.kind, row.context.anchor):
+            return f"object {key[:12]} is of another context"
+    return ""
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -298,7 +276,8 @@ def _text_of(recipe: Recipe) -> str:
     def row(told: RowKey | None) -> list[Any] | None:
         if told is None:
             return None
-        at, runs = "" if told.anchor == own.anchor else told.anchor, named.runs(told.antecedents)
+        anchor, runs = told.context.anchor, named.runs(told.antecedents)
+        at = "" if anchor == own.anchor else anchor
         return [told.kind, at, runs, told.base, told.formed, told.created, told.rank]
 
     document = {
@@ -364,7 +343,7 @@ def _read(
         chunk, stop, known = named[place], start + length, placed(at)
         rows = [
             row and RowKey.of(
-                own, row[0], chunk, known if row[2] == at else placed(row[2]), *row[3:], anchor=row[1] or None
+                own, row[0], chunk, known if row[2] == at else placed(row[2]), *row[3:], anchor=row[1]
             )
             for row in (kv, patch)
         ]  # fmt: skip

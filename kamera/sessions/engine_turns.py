@@ -19,7 +19,6 @@ from kamera.engines import (
     Spent,
     joined,
     open_accounts,
-    pieces_of,
 )
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
@@ -175,7 +174,7 @@ def shown_over(
 def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = joined(_watched(pieces_of(window.engine, prompt), options["watch"]))
+    done = joined(_watched(window.engine.stream(prompt), options["watch"]))
     ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
     for account in open_accounts():
         account.add(Spent(len(done.token_ids), ran))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Chunk, ChunkBuilder, Content, Seams
-from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe
+from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe, joined
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
@@ -164,7 +164,8 @@ class EngineWindow:
         slots = self.look()
         asked = tuple(self._contents.builder.question_ids(question, self._seams.tail).tolist())
         chunks = [self._held[seat.chunk_id] for seat in self._seats]
-        done = self.engine.complete(self._prompt(self.recipe(), chunks, question, asked, max_new_tokens))
+        prompt = self._prompt(self.recipe(), chunks, question, asked, max_new_tokens)
+        done = joined(self.engine.stream(prompt))
         computed = done.prompt_tokens - done.cached_tokens
         self.usage.answers += 1
         self.usage.tokens += computed + max(0, len(done.token_ids) - 1)
@@ -245,7 +246,7 @@ class EngineWindow:
     def _run_later(self, seats: Sequence[Seat]) -> None:
         """Have the engine prefill chunks for what it then stores."""
         chunks = [self._held[seat.chunk_id] for seat in seats]
-        done = self.engine.complete(self._later_prompt(self._recipe(seats), chunks))
+        done = joined(self.engine.stream(self._later_prompt(self._recipe(seats), chunks)))
         self.usage.later_forwards += 1
         self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
 

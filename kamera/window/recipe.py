@@ -113,9 +113,8 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
             return None, None, _HERE
         return RowKey.of(own, "conditioned", chunk_id, shown.antecedents, content), None, ""
     patch = shown.patch
-    anchor = patch.base if patch is not None and patch.base else own.anchor
-    kv = RowKey.of(own, "canonical", chunk_id, anchor=anchor)
-    if anchor == own.anchor and not rows.has_canonical(chunk_id):
+    kv = RowKey.of(own, "canonical", chunk_id, anchor="" if patch is None else patch.base)
+    if kv.context.anchor == own.anchor and not rows.has_canonical(chunk_id):
         return None, None, "its canonical is not stored yet, or no longer: window.flush(), or append it again"
     if patch is None:
         return kv, None, ""

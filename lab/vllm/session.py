@@ -79,11 +79,11 @@ class _Timed:
         self._inner = inner
         self.taken = Clock().read()
 
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
         clock = Clock()
-        done = self._inner.complete(prompt)
+        done = list(self._inner.stream(prompt))
         self.taken = clock.read()
-        return done
+        yield from done
 
 
 class Arm:
@@ -188,7 +188,7 @@ class Arm:
             return
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        harvester = get_kv_transfer_group()._harvester
+        harvester = get_kv_transfer_group()._threads
         while harvester._bytes:
             time.sleep(0.02)
 

@@ -187,7 +187,7 @@ def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
     meeting = Meeting(backbone)
 
     def held():
-        with backbone.alone():
+        with backbone.turns.alone():
             return meeting.work()
 
     layers = len(backbone.decoder.layers)

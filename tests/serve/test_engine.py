@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, Qwen2_5OmniConfig
@@ -21,9 +23,9 @@ class Recording:
     def __init__(self) -> None:
         self.prompts: list[EnginePrompt] = []
 
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
         self.prompts.append(prompt)
-        return EngineCompletion("", (5, 6), len(prompt.ids), 0)
+        yield EngineCompletion("", (5, 6), len(prompt.ids), 0)
 
 
 def answer(backbone, store) -> tuple[dict, list[EnginePrompt]]:

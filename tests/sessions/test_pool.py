@@ -242,7 +242,7 @@ def _client(pool: SessionPool, seed: int, turns: int, failures: list) -> None:
                 history.append({"role": "user", "content": f"word {turn}"})
             asked = list(history)
             done = pool.send(asked, names[which], **GREEDY)
-            with pool.backbone.alone():
+            with pool.backbone.turns.alone():
                 wanted = plain_logits(pool.backbone, asked)
             assert done.text == _said(pool, asked)
             with contextlib.suppress(UnknownSession):  # it may have left already

@@ -18,7 +18,7 @@ POLICY = ReusePolicy(certified=False, tolerance=None, forms="always")
 class NoEngine:
     """No test here asks for an answer."""
 
-    def complete(self, prompt):
+    def stream(self, prompt):
         raise AssertionError("an operation asked the engine")
 
 
@@ -111,9 +111,9 @@ class Recording:
     def __init__(self):
         self.prompts = []
 
-    def complete(self, prompt):
+    def stream(self, prompt):
         self.prompts.append(prompt)
-        return EngineCompletion("", (), len(prompt.ids), 0)
+        return iter((EngineCompletion("", (), len(prompt.ids), 0),))
 
 
 def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
@@ -151,11 +151,11 @@ def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
 class Failing(Recording):
     """Fails once, at the prompt after the first."""
 
-    def complete(self, prompt):
+    def stream(self, prompt):
         if len(self.prompts) == 1 and not self.failed:
             self.failed = True
             raise EngineFailed("busy")
-        return super().complete(prompt)
+        return super().stream(prompt)
 
     failed = False
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines import LiveExecutor, Part, Recipe
+from kamera.engines import LiveExecutor, Part, Recipe, RowKey
 from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, StaleRecipe
 from kamera.ops import apply_patch, digest, relocate_kv
 from kamera.patches import later_of
@@ -97,8 +97,7 @@ def test_whatever_decides_the_kv_changes_the_salt(window):
         return replace(recipe, parts=(first, replace(second, **changed)))
 
     def with_patch(**changed) -> Recipe:
-        patch = replace(second.patch, **changed)
-        return with_part(patch=replace(patch, key=patch.derived(own)))
+        return with_part(patch=replace(second.patch, **changed))
 
     others = [
         with_patch(antecedents=("a" * 64,)),
@@ -204,7 +203,7 @@ def test_parts_that_contradict_each_other_are_no_recipe(window):
         (first, replace(second, kv=None)),
         (first, replace(second, missing="lost")),
         (first, replace(second, kv=first.kv)),
-        (first, replace(second, kv=replace(second.kv, key="0" * 64))),
+        (first, replace(second, kv=replace(second.kv, context=replace(recipe.context, tenant="another")))),
         (first, replace(second, position=(1, 2))),
         (first, replace(second, base="conditioned")),
     ):
@@ -310,9 +309,9 @@ def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
     parts: tuple[Part, ...] = recipe.parts
     if how in ("tenant", "fingerprint", "kv"):
         own = replace(own, **{how: {"kv": "int8"}.get(how, "other")})
-        kvs = [replace(p.kv, key=replace(p.kv, key="").derived(own)) for p in parts]
-        patch = replace(second.patch, key=second.patch.derived(own))
-        anchor = replace(recipe.anchor, key=recipe.anchor.derived(own))
+        told = "kind", "chunk_id", "antecedents", "base", "formed", "created", "rank"
+        rows = (first.kv, second.kv, second.patch, recipe.anchor)
+        *kvs, patch, anchor = [RowKey.of(own, *(getattr(row, name) for name in told)) for row in rows]
         parts = (replace(first, kv=kvs[0]), replace(second, kv=kvs[1], patch=patch))
         recipe, wanted = replace(recipe, context=own, anchor=anchor, parts=parts), IncompatibleChunk
     elif how == "gone":

@@ -126,7 +126,7 @@ def test_what_runs_no_forward_does_not_wait_for_one():
     backbone = tiny.backbone("longrope")
     chunks = [backbone.chunk_from_tensors(samples.text_ids(6, seed)) for seed in range(3)]
     window = make(backbone, None, *chunks)
-    with ThreadPoolExecutor(1) as pool, backbone.alone():  # as if a long forward ran here
+    with ThreadPoolExecutor(1) as pool, backbone.turns.alone():  # as if a long forward ran here
         pool.submit(window.slide).result(timeout=300)
         pool.submit(window.condition, 1, False).result(timeout=300)
         pool.submit(window.append, backbone.chunk_from_tensors(samples.text_ids(7)))  # this one waits
@@ -141,7 +141,7 @@ def test_a_question_waits_only_where_forwards_leave_something(family, quiet):
     want = window.next_token_logits(QUESTION)
     assert backbone.quiet is quiet
     with ThreadPoolExecutor(1) as pool:
-        with backbone.alone():
+        with backbone.turns.alone():
             asked = pool.submit(window.next_token_logits, QUESTION)
             if quiet:
                 assert torch.equal(asked.result(timeout=300), want)
@@ -187,7 +187,7 @@ def test_two_backbones_of_one_model_take_turns():
     pair = [HfEngine(model), HfEngine(model)]
     chunk = samples.chunk(pair[0], samples.sample("qwen3_vl"))
     with ThreadPoolExecutor(1) as pool:
-        with pair[0].alone():
+        with pair[0].turns.alone():
             waiting = pool.submit(pair[1].encode, chunk)
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=0.2)

@@ -26,7 +26,7 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
     ids = torch.cat([span.input_ids for span in spans])
     if not any(span.tensors for span in spans):
         return Encoded(ids, {}, {})
-    if model.masks_by_type:
+    if not model.facts.joins:
         return None
     rows = [
         dict(span.tensors) if span.tensors else _as_pictured(model, span, places)
@@ -54,7 +54,7 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
 
 def _as_pictured(model: Model, text: Encoded, positions: torch.Tensor) -> Mapping[str, torch.Tensor]:
     """The decoder's arguments for a text at ``positions``, as its outer model makes them beside pictures."""
-    with torch.no_grad(), model.alone():
+    with torch.no_grad(), model.turns.alone():
         return text_tensors(model.model, model.door, text.input_ids, positions)
 
 

@@ -1,7 +1,7 @@
 """Answers: ``generate`` behind a cache, whose first forward runs the spans in front of the question, too.
 
 Of one sequence ``generate`` of transformers reads the options and makes the logits processors and stopping
-criteria; the loop over its tokens is `_Decoding`, whose steps share forwards with other answers.
+criteria; the loop over its tokens is `_tokens`, whose steps share forwards with other answers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,88 +49,73 @@ def answer(
     kvs: tuple[KV, ...] = ()
     if whole is None:
         kvs = _one_by_one(model, spans, parts, past, keeps=not alone)
-    watch = _FirstLogits(model, past, stop if whole is None else start, stop)
+    watch = _FirstLogits()
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     if not alone:
         tokens = model.generate(ids, positions, past, **options)
         return Continuation(tokens, kvs, None, len(spans), watch.time)
-    loop = _Decoding(model, row, positions, past, whole, sampling.get("streamer"))
-    with nullcontext() if model.quiet else model.alone():
+    loop = partial(_tokens, model, row, positions, past, whole, stop, sampling.get("streamer"))
+    with nullcontext() if model.quiet else model.turns.alone():
         tokens = model.generate(
-            ids, positions, past, custom_generate=loop.tokens, **_without_tokenizer(model.model, options)
+            ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
         )
     tail = kv_copy(model_cache.read(past, model.layout, model.groups, stop))
     return Continuation(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
-class _Decoding:
-    """The loop over the tokens of one answer, a decoding method of ``generate``."""
+def _tokens(
+    model: Model,
+    row: AnswerRow,
+    positions: torch.Tensor,
+    past: model_cache.ModelCache,
+    coming: Encoded | None,
+    stop: int,
+    streamer: Any,
+    of: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    **_: Any,
+) -> torch.Tensor:
+    """Prompt and answer ``[1, tokens]``: the loop of one answer, as a decoding method of ``generate``.
 
-    def __init__(
-        self,
-        model: Model,
-        row: AnswerRow,
-        positions: torch.Tensor,
-        past: model_cache.ModelCache,
-        coming: Encoded | None,
-        streamer: Any,
-    ) -> None:
-        self._model, self._row, self._past, self._coming = model, row, past, coming
-        self._positions, self._streamer = positions, streamer
-
-    def tokens(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Prompt and answer ``[1, tokens]``. The first forward runs what the cache has not, alone."""
-        streamer = self._streamer  # ``generate`` hands it to its own decoding methods alone
-        start = model_cache.cache_length(self._past)
-        places = self._positions[:, start:]
-        logits = self._model.next_logits(
-            input_ids[:, start:], places[:, None], self._past, coming=self._coming
-        )
-        places = places[:, -1:]
-        self._row.begin()
-        while True:
-            scores = logits_processor(input_ids, logits.to(input_ids.device, torch.float32, copy=True))
-            if generation_config.do_sample:
-                token = torch.multinomial(scores.softmax(-1), 1)
-            else:
-                token = scores.argmax(-1, keepdim=True)
-            input_ids = torch.cat([input_ids, token], dim=-1)
-            done = bool(stopping_criteria(input_ids, None).all())
-            if streamer is not None:
-                streamer.put(token[0].cpu())
-            if done:
-                break
-            places = places + 1
-            logits = self._row.step(token, places, self._past)
-        if streamer is not None:
-            streamer.end()
-        return input_ids
+    The first forward runs what ``past`` has not, alone: KV up to ``stop`` is that of spans, and is checked.
+    """
+    start = model_cache.cache_length(past)
+    places = positions[:, start:]
+    logits = model.next_logits(input_ids[:, start:], places[:, None], past, coming=coming)
+    if stop > start:
+        check_finite(model_cache.read(past, model.layout, model.groups, start, stop))
+    places = places[:, -1:]
+    row.begin()
+    while True:
+        scores = logits_processor(input_ids, logits.to(input_ids.device, torch.float32, copy=True))
+        if generation_config.do_sample:
+            token = torch.multinomial(scores.softmax(-1), 1)
+        else:
+            token = scores.argmax(-1, keepdim=True)
+        input_ids = torch.cat([input_ids, token], dim=-1)
+        done = bool(stopping_criteria(input_ids, None).all())
+        if streamer is not None:  # ``generate`` hands it to its own decoding methods alone
+            streamer.put(token[0].cpu())
+        if done:
+            break
+        places = places + 1
+        logits = row.step(token, places, past)
+    if streamer is not None:
+        streamer.end()
+    return input_ids
 
 
 class _FirstLogits:
-    """A logits processor that changes nothing: at its first call it notes the time and checks spans' KV."""
+    """A logits processor that changes nothing: it notes the time of its first call."""
 
-    def __init__(self, model: Model, past: model_cache.ModelCache, start: int, stop: int) -> None:
-        self.time = 0.0
-        self._model, self._past, self._start, self._stop = model, past, start, stop
+    time = 0.0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """``scores`` as they are. Raises NonFiniteKV."""
-        if not self.time:
-            if self._stop > self._start:
-                model = self._model
-                check_finite(
-                    model_cache.read(self._past, model.layout, model.groups, self._start, self._stop)
-                )
-            self.time = time.perf_counter()
+        """``scores`` as they are."""
+        self.time = self.time or time.perf_counter()
         return scores
 
 

@@ -29,7 +29,7 @@ def form(model: Model, span: Encoded) -> Hashable | None:
     row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
     arithmetic, depends on the other rows.
     """
-    if has_experts(model.decoder) or (model.masks_by_type and span.tensors):
+    if has_experts(model.decoder) or (not model.facts.joins and span.tensors):
         return None
     if any(t.dim() < 2 or (t.shape[0] != 1 and not _flat(n)) for n, t in span.tensors.items()):
         return None
@@ -58,7 +58,7 @@ def prefill(
     rows = [encoding.decoder_arguments(span, model.device) for span in spans]
     arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
     arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(model.device)
-    with torch.no_grad(), model.alone():
+    with torch.no_grad(), model.turns.alone():
         model.decoder(**arguments, past_key_values=cache, use_cache=True)
     rows_kv = tuple(
         model_cache.read(cache, model.layout, model.groups, start, row=i) for i in range(len(spans))

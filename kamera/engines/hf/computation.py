@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.engines.checkpoint import without
 from kamera.engines.hf.code import is_transformers, name_of
 from kamera.engines.hf.hooks import hook_tables, is_foreign
 from kamera.engines.hf.state import Reader
@@ -216,7 +217,7 @@ class _Configs:
         """The number of a config."""
         if id(config) not in self._numbers:
             self.reader.watch.space(vars(config), _OF_CONFIGS)
-            settings = _text(_without_origin(config.to_dict()))
+            settings = _text(without(config.to_dict(), _ORIGIN))
             told = [name_of(type(config)), attention(config, self.reader), settings]
             for value in vars(config).values():  # nested ones are in the text; a change of them shows here
                 self._watch(value)
@@ -257,14 +258,6 @@ def _forward(reader: Reader, module: nn.Module) -> list[Any]:
     if own is None or getattr(own, "__func__", None) is type(module).forward:
         return []
     return [reader.value(own)]
-
-
-def _without_origin(settings: Any) -> Any:
-    if isinstance(settings, list | tuple):
-        return [_without_origin(s) for s in settings]
-    if not isinstance(settings, dict):
-        return settings
-    return {k: _without_origin(v) for k, v in settings.items() if k not in _ORIGIN}
 
 
 def _text(value: Any) -> Any:

@@ -71,13 +71,9 @@ class HfEngine(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV.
+        """As `Engine.fingerprint`: each access checks the model (`Witness`), and autocast in this thread.
 
-        A digest of the live model; of one that was loaded with ``by_files``, `checkpoint_fingerprint` of its
-        files, which other engines compute, too. Each access checks the model, and
-        takes a new digest if a weight was replaced or written, a setting of a module, config or processor
-        changed, a hook added, or autocast switched on in this thread. Raises ComputationChanged if the rotary
-        facts differ from those at construction.
+        Of a model that was loaded with ``by_files`` it is `checkpoint_fingerprint` of its files.
         """
         return self.identity.fingerprint()
 
@@ -92,7 +88,7 @@ class HfEngine(Model):
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
         """As `Engine.extents`; each chunk is tested once."""
-        if self.masks_by_type:
+        if not self.facts.joins:
             refuse_touching(self.facts.kind, spans)
         given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
         return self._extents.of_all(given, self.builder.vision_tokens)
@@ -178,12 +174,12 @@ class HfEngine(Model):
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        with self.alone(), torch.no_grad():
+        with self.turns.alone(), torch.no_grad():
             logits: torch.Tensor = self.model(**self._accepted(inputs)).logits[0, -1]
         return logits
 
     def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        with self.alone(), torch.no_grad():
+        with self.turns.alone(), torch.no_grad():
             out = self.model.generate(**self._accepted(inputs), **sampling)
         tokens = out if isinstance(out, torch.Tensor) else out.sequences
         return tokens[:, inputs["input_ids"].shape[1] :].cpu()

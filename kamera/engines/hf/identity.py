@@ -61,14 +61,11 @@ class ModelIdentity:
         self.tolerance = tolerance(model)
 
     def fingerprint(self) -> str:
-        """Fingerprint of the model as this thread would run it now.
-
-        Raises ComputationChanged if the rotary facts are no longer those that were probed.
-        """
+        """As `Engine.fingerprint`, of the model as this thread would run it now."""
         return self._now()[0]
 
     def vision(self) -> str:
-        """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
+        """As `fingerprint`, of all but the decoder's layers."""
         return self._now()[1]
 
     def vocabulary(self) -> str:
@@ -90,9 +87,9 @@ class ModelIdentity:
             now = self._prober.asked()
             if self.fingerprint() != fingerprint:
                 continue  # the model was changed meanwhile
-            apart = self._prober.apart(fingerprint, now)
-            if apart is None:
-                return self._prober.first(fingerprint, now)
+            first, apart = self._prober.compared(fingerprint, now)
+            if not apart:
+                return first
             self.digest_anew()
             if self.fingerprint() == fingerprint:
                 raise ComputationChanged(apart)

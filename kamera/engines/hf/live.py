@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import NamedTuple
 
 from kamera.engines.base import Span
@@ -358,11 +359,7 @@ def _stands(spans: Sequence[Span]) -> list[Stand]:
 
 
 def _places(spans: Sequence[Span], base: int) -> list[int]:
-    places = []
-    for span in spans:
-        places.append(base)
-        base += span.length
-    return places
+    return list(accumulate([span.length for span in spans], initial=base))[:-1]
 
 
 def _base(made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int]) -> int:

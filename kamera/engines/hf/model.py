@@ -54,8 +54,9 @@ class Model(HfContents):
         self.layout: Layout = ()
         self.groups: Groups = ()
         self._mask_input: str | None = None
-        probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
-        with torch.no_grad(), self.alone():
+        probed = Encoded((torch.arange(8) * 7919 + 11) % self.token_count, {}, {})
+        places = torch.arange(8).expand(self.axes, -1)
+        with torch.no_grad(), self.turns.alone():
             self._decoded(probed, places, None)  # the first forward sets up state of its own
             watch = probe.watch_modules(model)
             before = probe.counts_of_writes(watch)
@@ -68,6 +69,7 @@ class Model(HfContents):
         self.groups = layer_groups(self.layout, devices)
         self._devices = [devices[layers[0]] for layers in self.groups]
         self._like = next(kv_tensors(model_cache.read(cache, self.layout, self.groups)))[..., :0]
+        self.dtype = self._like.dtype  # of the KV
         features = [(len(g), c.features, c.rope) for g in self.groups for c in self.layout[g[0]].channels]
         size = self._like.element_size()
         self.facts = ModelFacts(
@@ -77,7 +79,7 @@ class Model(HfContents):
             dtype=str(self.dtype).removeprefix("torch."),
             bytes_per_token=size * sum([n * width for n, width, _ in features]),
             phased_bytes_per_token=size * sum([n * width for n, width, rope in features if rope]),
-            joins=not self.masks_by_type,
+            joins=self._mask_input is None,
         )
 
     # -- facts ---------------------------------------------------------------------------------
@@ -86,16 +88,6 @@ class Model(HfContents):
     def device(self) -> torch.device:
         """The device of token ids."""
         return next(self.model.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the KV."""
-        return self._like.dtype
-
-    @property
-    def masks_by_type(self) -> bool:
-        """True if the model makes its mask from token types: pictures that see their own later tokens."""
-        return self._mask_input is not None
 
     @property
     def token_count(self) -> int:
@@ -117,7 +109,7 @@ class Model(HfContents):
                 f"{self.facts.kind} has no positions for chunk {chunk.id[:12]}: its tokens and "
                 f"the grids in {sorted(chunk.inputs)} do not belong together"
             ) from error
-        with torch.no_grad(), self.alone():
+        with torch.no_grad(), self.turns.alone():
             encoded = encoding.encode(self.model, self.door, chunk, positions)
         check_encoding(encoded.tensors, chunk.id)
         return encoded
@@ -133,7 +125,7 @@ class Model(HfContents):
         """
         self.limits.check_tokens(positions)
         start = 0 if past is None else model_cache.cache_length(past)
-        with torch.no_grad(), self.turn():
+        with torch.no_grad(), self.turns.turn(alone=True, pauses=self.quiet):
             cache = self._decoded(encoded, positions, past)
         kv = model_cache.read(cache, self.layout, self.groups, start)
         check_finite(kv)
@@ -179,7 +171,7 @@ class Model(HfContents):
         self.limits.check_tokens(positions)
         rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
-        with torch.no_grad(), self._asking():
+        with torch.no_grad(), self.turns.turn(alone=not self.quiet, pauses=self.quiet):
             out = self.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
@@ -234,21 +226,7 @@ class Model(HfContents):
         """Count decoder forwards, their tokens and vision encodes inside the block."""
         return self.meter.measure(probes)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
-
-        Code that runs the model other than by the methods of this class must hold it. Re-entrant.
-        """
-        return self.turns.alone()
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Context of one forward, alone on the model; one of later work gives way to calls between layers."""
-        return self.turns.turn(alone=True, pauses=self.quiet)
-
     # -- inside --------------------------------------------------------------------------------
-
-    def _asking(self) -> AbstractContextManager[None]:
-        return self.turns.turn(alone=not self.quiet, pauses=self.quiet)
 
     def _logits(
         self,
@@ -260,7 +238,7 @@ class Model(HfContents):
     ) -> torch.Tensor:
         """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
         self.limits.check_tokens(positions)
-        with torch.no_grad(), self._asking():
+        with torch.no_grad(), self.turns.turn(alone=not self.quiet, pauses=self.quiet):
             out = self.model(
                 input_ids=ids.to(self.device),
                 attention_mask=seen,
@@ -290,6 +268,3 @@ class Model(HfContents):
         else:
             self.decoder(**arguments)
         return cache
-
-    def _probe_tokens(self) -> Encoded:
-        return Encoded((torch.arange(8) * 7919 + 11) % self.token_count, {}, {})

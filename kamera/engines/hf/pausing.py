@@ -48,7 +48,10 @@ class Pauses:
             layer.register_forward_pre_hook(pause)
 
     def alone(self) -> AbstractContextManager[None]:
-        """Hold the model for the block; it is not let go of in between."""
+        """Wait until no other thread runs a forward of the model, and keep them waiting for the block.
+
+        Code that runs the model other than by the methods of `Model` must hold it. Re-entrant.
+        """
         return self._exclusive.alone()
 
     @property

@@ -40,23 +40,19 @@ class Prober:
         with probing():  # as later work it gives way, so it holds nothing that a call waits for
             return self._asked()
 
-    def first(self, fingerprint: str, now: Answers) -> Answers:
-        """The first answers under a fingerprint, which are ``now`` if there were none."""
-        return self._first.setdefault(fingerprint, now)
-
-    def apart(self, fingerprint: str, now: Answers) -> str | None:
-        """How answers differ from the first ones under a fingerprint; None if they do not."""
-        first = self._first.get(fingerprint, {})
+    def compared(self, fingerprint: str, now: Answers) -> tuple[Answers, str]:
+        """The first answers under a fingerprint, and how those of ``now`` differ from them."""
+        first = self._first.setdefault(fingerprint, now)
         limit = tolerance(self._model) * _STEADY
         for name in sorted(first.keys() & now.keys()):
             apart = answers_apart(first[name], now[name])
             if not apart <= limit:
-                return (
+                return first, (
                     f"backbone {fingerprint[:12]} answers the {name} probe otherwise than before (relative "
                     f"distance {apart:.1e}, tolerance {limit:.0e}), and nothing that can be digested "
                     "differs: undo what was patched, or make a new Backbone of a model loaded anew"
                 )
-        return None
+        return first, ""
 
     def _asked(self) -> Answers:
         model = self._model

@@ -4,11 +4,11 @@ forward does not depend on how its tokens are cut."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter, methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,14 +61,6 @@ class OperatorProof:
         """True when the error is within tolerance."""
         return self.error <= self.tolerance
 
-
-class _Off(NamedTuple):
-    """An error, where it is, and what it may be."""
-
-    error: float
-    where: str
-    tolerance: float
-
     @property
     def share(self) -> float:
         """The used share of the tolerance; a NaN uses all of it."""
@@ -95,7 +87,7 @@ def prove_relocation(
     turned = kv_map(here, torch.clone)
     serve(turned, here, None, model.layout, step, phased_only=True)
     whole = _served(model, here, None, step)
-    return _worst((off for served in (whole, turned) for off in _compare(served, there, rounding)), step)
+    return _worst(off for served in (whole, turned) for off in _compare(served, there, rounding, step))
 
 
 def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
@@ -116,7 +108,7 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     expected, _ = model.run(span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
     rounding = _rounding(model, conditioned, expected)
-    return _worst(_compare(_served(model, canonical, patch, onward), expected, rounding), onward)
+    return _worst(_compare(_served(model, canonical, patch, onward), expected, rounding, onward))
 
 
 def prove_moves(model: Model) -> OperatorProof:
@@ -133,7 +125,7 @@ def prove_moves(model: Model) -> OperatorProof:
     first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
     there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
     live, rounded = LiveCache(model), methodcaller("to", model.dtype)
-    found: list[_Off] = []
+    found: list[OperatorProof] = []
     for spans in (
         (first, there, last),
         (there, last),  # the front leaves: the others stay or move
@@ -145,8 +137,8 @@ def prove_moves(model: Model) -> OperatorProof:
         for index, span in enumerate(spans):
             wide = kv_map(span.kv, torch.Tensor.double)
             said = kv_map(apply_patch(wide, span.patch, layout, span.offset), rounded)
-            found += _compare(live.read(index), said, [precision(model.dtype)] * len(layout))
-    return _worst(iter(found), far)
+            found += _compare(live.read(index), said, [precision(model.dtype)] * len(layout), far)
+    return _worst(found)
 
 
 def _served(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
@@ -177,7 +169,7 @@ def prove_cuts(model: Model) -> OperatorProof:
             pieces.append(kv_map(kv, torch.clone))
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, cuts)
-    proof = _worst(_compare(kv_concat(pieces), whole, _cut_tolerances(whole)), cuts)
+    proof = _worst(_compare(kv_concat(pieces), whole, _cut_tolerances(whole), cuts))
     for name, module in _linear_kinds(model.model):
         apart = _apart_by_rows(model, module)
         if not apart <= max(proof.error, _ROWS):
@@ -264,7 +256,7 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
     try:
-        with torch.no_grad(), model.alone():
+        with torch.no_grad(), model.turns.alone():
             together = module.forward(rows)
             alone = [module.forward(row[None])[0] for row in rows]
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
@@ -296,10 +288,12 @@ def _rounding(model: Model, one: KV, other: KV) -> Sequence[float]:
     return found
 
 
-def _compare(got: KV, expected: KV, tolerances: Sequence[float]) -> Iterator[_Off]:
+def _compare(
+    got: KV, expected: KV, tolerances: Sequence[float], offset: tuple[int, ...]
+) -> Iterator[OperatorProof]:
     for i, (layer, want, most) in enumerate(zip(got, expected, tolerances, strict=True)):
         for name, tensor in layer.items():
-            yield _Off(_relative(tensor, want[name]), f"layer {i} channel {name}", most)
+            yield OperatorProof(_relative(tensor, want[name]), f"layer {i} channel {name}", most, offset)
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -307,9 +301,8 @@ def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - target).norm() / target.norm().clamp_min(1e-30))
 
 
-def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> OperatorProof:
-    worst = max(found, key=attrgetter("share"), default=_Off(0.0, "none", 1e-4))
-    return OperatorProof(worst.error, worst.where, worst.tolerance, offset)
+def _worst(found: Iterable[OperatorProof]) -> OperatorProof:
+    return max(found, key=attrgetter("share"))
 
 
 def _text(model: Model, count: int, seed: int = 11) -> Encoded:

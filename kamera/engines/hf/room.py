@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -55,10 +56,8 @@ class CacheRoom:
 
     def adopted(self, lengths: Sequence[int]) -> tuple[RoomKV, ...]:
         """KV of spans that were written behind those that stand; they stand from now on. ``lock`` is held."""
-        place, found = self.stop, []
-        for length in lengths:
-            found.append(RoomKV(self, place, length))
-            place += length
+        places = accumulate(lengths, initial=self.stop)
+        found = [RoomKV(self, place, length) for place, length in zip(places, lengths, strict=False)]
         still = (0,) * len(self.standing[0].offset)
         self.standing = (*self.standing, *(Span(kv, None, still) for kv in found))
         return tuple(found)

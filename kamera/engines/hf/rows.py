@@ -23,7 +23,7 @@ def refuse_unmaskable(model: Model, encoded: Encoded) -> None:
             f"{name} attends with {attention!r}, which takes no additive mask: load it with "
             'attn_implementation="sdpa" or "eager" to recompute single tokens'
         )
-    if encoded.tensors and model.masks_by_type:
+    if encoded.tensors and not model.facts.joins:
         raise UnsupportedBackbone(
             f"{name} lets the tokens of a picture see each other: a few of them cannot be recomputed "
             "apart; recompute the whole chunk (prefill)"

@@ -43,9 +43,7 @@ class AnswerRow:
     steps: Steps
     tokens: int
     thread: int = field(default_factory=threading.get_ident)
-    past: ModelCache | None = None
-    token: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
+    asks: tuple[torch.Tensor, torch.Tensor, ModelCache] | None = None  # token, positions, past
     outcome: torch.Tensor | BaseException | None = None
     runs: int = 0  # forwards that this row's account bears
     comes: bool = False  # it is at its last token, and will ask for the next one
@@ -65,7 +63,7 @@ class AnswerRow:
 
         ``past`` is extended by the token. Raises what the forward raises, in every row of it.
         """
-        self.past, self.token, self.positions, self.told = past, token, positions, None
+        self.asks, self.told = (token, positions, past), None
         try:
             return self.steps.step(self)
         finally:
@@ -139,8 +137,7 @@ class Steps:
     def step(self, row: AnswerRow) -> torch.Tensor:
         """As `AnswerRow.step`."""
         if len(self._rows) < 2 or self.apart or self._is_serial():
-            assert row.token is not None and row.positions is not None and row.past is not None, "asked"
-            return self._model.next_logits(row.token, row.positions[:, None], row.past)
+            return self._forward([row])[0]
         with self._changed:
             row.outcome, row.comes, came = None, False, time.monotonic()
             self._asking.append(row)
@@ -208,7 +205,5 @@ class Steps:
             self._changed.notify_all()
 
     def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:
-        tokens = torch.cat([row.token for row in rows if row.token is not None])
-        positions = torch.stack([row.positions for row in rows if row.positions is not None], dim=1)
-        pasts = [row.past for row in rows if row.past is not None]
-        return self._model.next_logits(tokens, positions, *pasts).split(1)
+        tokens, positions, pasts = zip(*(row.asks for row in rows if row.asks), strict=True)
+        return self._model.next_logits(torch.cat(tokens), torch.stack(positions, dim=1), *pasts).split(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.engines.prompt import EngineCompletion, EnginePrompt, PromptPicture, joined
+from kamera.engines.prompt import EngineCompletion, EnginePrompt, PromptPicture
 from kamera.engines.vllm.serving import FIELD
 from kamera.errors import EngineFailed, first_line
 
@@ -27,7 +27,8 @@ class Offline:
     def __init__(self, llm: Any, placeholders: Collection[int], *, adapter: Any = None) -> None:
         self._llm, self._placeholders, self._adapter = llm, frozenset(placeholders), adapter
 
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
+    def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
+        """The answer, in one piece."""
         from vllm import SamplingParams
 
         given: dict[str, Any] = {"prompt_token_ids": _collapsed(prompt.ids, self._placeholders)}
@@ -39,16 +40,13 @@ class Offline:
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
         drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.given().items()}
         sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **drawn)
-        more: dict[str, Any] = {"priority": [LATER]} if prompt.later and self._prioritises else {}
+        policy = self._llm.llm_engine.vllm_config.scheduler_config.policy
+        more: dict[str, Any] = {"priority": [LATER]} if prompt.later and policy == "priority" else {}
         (out,) = self._llm.generate([given], sampling, use_tqdm=False, lora_request=self._adapter, **more)
         answer = out.outputs[0]
-        return EngineCompletion(
+        yield EngineCompletion(
             answer.text, tuple(answer.token_ids), len(out.prompt_token_ids), out.num_cached_tokens or 0
         )
-
-    @property
-    def _prioritises(self) -> bool:
-        return str(self._llm.llm_engine.vllm_config.scheduler_config.policy) == "priority"
 
 
 class Http:
@@ -61,9 +59,6 @@ class Http:
 
     def __init__(self, client: Any, model: str, *, priorities: bool = False) -> None:
         self._client, self._model, self._priorities = client, model, priorities
-
-    def complete(self, prompt: EnginePrompt) -> EngineCompletion:
-        return joined(self.stream(prompt))
 
     def stream(self, prompt: EnginePrompt) -> Iterator[EngineCompletion]:
         api = self._client.chat.completions if prompt.messages else self._client.completions

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.model_executor.models.utils import extract_layer_index
 
+from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.harvest import Harvester, PageHarvest
 from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.known import Least
@@ -62,6 +63,9 @@ class KameraConnector(KVConnectorBase_V1):
     pages in 8 bits or shared out by tokens, and for more than one kind of page.
     """
 
+    scheduler: SchedulerSide  # in the scheduler's process
+    _worker: WorkerSide  # in a worker's, once it has pages
+
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -91,9 +95,8 @@ class KameraConnector(KVConnectorBase_V1):
             config.get_from_extra_config("rank", 32), config.get_from_extra_config("patch_bytes", 0.03)
         )
         self._harvests = parse_size(config.get_from_extra_config("harvest", 0))
-        self._worker: WorkerSide | None = None
-        self._harvester: Harvester | None = None
-        self.scheduler: SchedulerSide | None = None
+        self._counts: Counts | None = None
+        self._threads: Harvester | PromptTables | None = None
         if role == KVConnectorRole.SCHEDULER:
             self.scheduler = SchedulerSide(
                 self._stores,
@@ -102,6 +105,7 @@ class KameraConnector(KVConnectorBase_V1):
                 self._harvests > 0,
                 self._rules(config.get_from_extra_config("recognise", "")),
             )
+            self._counts = self.scheduler.counts
 
     def _rules(self, least: str) -> PromptRules | None:
         """How prompts without a recipe are recognised. Raises ValueError for no guarantee."""
@@ -109,7 +113,7 @@ class KameraConnector(KVConnectorBase_V1):
             return None
         if least not in get_args(Least):
             raise ValueError(f'"recognise": {quote(least)} is none of {", ".join(get_args(Least))}')
-        tables = PromptTables(self._stores, self._budget)
+        self._threads = tables = PromptTables(self._stores, self._budget)
         tables.of("")  # most have no tenants: its rows are read while the engine starts
         return PromptRules(tables, cast(Least, least), self._vllm_config.cache_config.block_size)
 
@@ -122,24 +126,24 @@ class KameraConnector(KVConnectorBase_V1):
         known = self._vllm_config.compilation_config.static_forward_context
         layers = [known[name] for name in sorted(kv_caches, key=extract_layer_index)]
         workers = get_tp_group().cpu_group
+        harvester = None
         if self._harvests and workers.rank() == 0:
-            layers_of = self._layout.layers
-            self._harvester = Harvester(self._stores, layers_of, self._budget, self._harvests)
+            harvester = Harvester(self._stores, self._layout.layers, self._budget, self._harvests)
+            self._threads, self._counts = harvester, harvester.counts
         pages = EnginePages(layers, self._layout, self._vllm_config.cache_config.block_size, workers)
         dtype = self._vllm_config.model_config.dtype
-        self._worker = WorkerSide(self._stores, self._layout, pages, dtype, self._harvester)
+        self._worker = WorkerSide(self._stores, self._layout, pages, dtype, harvester)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load what the scheduler decided."""
         step = self._get_connector_metadata()
-        assert isinstance(step, EngineStep) and self._worker is not None
+        assert isinstance(step, EngineStep)
         self._worker.load(step.loads)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Which loads are over, and which of them failed."""
-        assert self._worker is not None
-        ended = self._worker.take_ended()
-        return KVConnectorTransferResults(finished_recving=set(ended.ended), failed_recving=set(ended.failed))
+        ended, failed = self._worker.take_ended()
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: no request is in a batch before its load is over."""
@@ -150,14 +154,13 @@ class KameraConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         """Copy out what this step has completed; records are made of it elsewhere."""
         step = self._get_connector_metadata()
-        assert isinstance(step, EngineStep) and self._worker is not None
+        assert isinstance(step, EngineStep)
         self._worker.harvest(step.harvests)
 
     # -- scheduler -------------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
         """Read the recipe, or recognise the prompt, and salt the request by what is supplied."""
-        assert self.scheduler is not None
         manager, local = self._kv_cache_manager, 0
         if self.scheduler.prompts is not None and manager.prefix_cache_lookup_enabled(request):
             hashes = request.block_hashes
@@ -166,21 +169,18 @@ class KameraConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens are supplied behind those computed; (None, False) while a remote answers."""
-        assert self.scheduler is not None
         tokens = self.scheduler.match(request, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Pages are there: load into them."""
-        assert self.scheduler is not None
         if num_external_tokens:
             (block_ids,) = blocks.get_block_ids()
             self.scheduler.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The loads of this step."""
-        assert self.scheduler is not None
-        self.scheduler.counts.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
+        self.scheduler.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
         scheduled = scheduler_output.num_scheduled_tokens
         return EngineStep(
             self.scheduler.take_loads(), self.scheduler.take_harvests(scheduled, self._kv_cache_manager)
@@ -188,14 +188,12 @@ class KameraConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Loads that failed: their requests are computed."""
-        assert self.scheduler is not None
         failed = connector_output.failed_recving or set()
         self.scheduler.missed(failed)
         self.scheduler.loaded((connector_output.finished_recving or set()) - failed)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""
-        assert self.scheduler is not None
         self.scheduler.leave(request.request_id)
         return False, None
 
@@ -203,8 +201,7 @@ class KameraConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> ConnectorStats | None:
         """What this side counted since the last call."""
-        side = self.scheduler or self._harvester
-        counts = {} if side is None else side.untold.take()
+        counts = self._counts and self._counts.take()
         return ConnectorStats(counts) if counts else None
 
     @classmethod
@@ -219,8 +216,6 @@ class KameraConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         """Finish the harvest, and close the stores."""
-        if self._harvester is not None:
-            self._harvester.close()
-        if self.scheduler is not None and self.scheduler.prompts is not None:
-            self.scheduler.prompts.tables.close()
+        if self._threads is not None:
+            self._threads.close()
         self._stores.close()

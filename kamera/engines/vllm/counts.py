@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from kamera.engines.recipe import Part
+from kamera.engines.recipe import Part, Recipe
 
 
 class CountedMetric(NamedTuple):
@@ -27,43 +27,41 @@ COUNTED = {
 
 
 class Counts:
-    """Counts that were not told yet, by metric and label. Thread-safe."""
+    """Counts since the start, by ``METRIC/LABEL``, and those that were not told yet. Thread-safe."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self.all: Counter[str] = Counter()
+        self._untold: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, metric: str, label: str, count: int = 1) -> None:
         """Count something more."""
         with self._lock:
-            self._counts[metric, label] += count
+            for counts in (self.all, self._untold):
+                counts[f"{metric}/{label}"] += count
 
-    def take(self) -> dict[str, dict[str, int]]:
+    def of(self, metric: str) -> int:
+        """What a metric has counted since the start, under any label."""
+        with self._lock:
+            return sum(count for name, count in self.all.items() if name.startswith(f"{metric}/"))
+
+    def take(self) -> dict[str, int]:
         """The counts since the last call; empty for none."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
-        taken: dict[str, dict[str, int]] = {}
-        for (metric, label), count in counts.items():
-            taken.setdefault(metric, {})[label] = count
-        return taken
+            counts, self._untold = self._untold, Counter()
+        return dict(counts)
 
 
-def merged(*counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """The sums of what several sides counted."""
-    total = Counts()
-    for one in counts:
-        for metric, label, count in flat(one):
-            total.add(metric, label, count)
-    return total.take()
+def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:
+    """Where tokens ``start`` up to ``stop`` of a recipe come from: an origin and a number of tokens each."""
+    named = [("anchor", 0, len(recipe.anchor_ids))]
+    named += [(_origin(part), part.start, part.stop) for part in recipe.parts]
+    each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in named)
+    return ((origin, tokens) for origin, tokens in each if tokens > 0)
 
 
-def flat(counts: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, int]]:
-    """Metric, label and count of each entry."""
-    return ((name, label, count) for name, of in counts.items() for label, count in of.items())
-
-
-def origin_of(part: Part) -> str:
-    """Where a supplied part's KV comes from, as `kamera.window.EngineSlot` calls it."""
+def _origin(part: Part) -> str:
+    """As `kamera.window.EngineSlot` calls it."""
     if part.patch is None:
         return "canonical"
     return "survivor" if part.guarantee == "survivor" else "stored"

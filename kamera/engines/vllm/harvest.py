@@ -12,11 +12,11 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from kamera.engines.recipe import Recipe
+from kamera.engines.recipe import Recipe, RowKey
 from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
@@ -93,7 +93,7 @@ class Harvester:
         self._waiting: OrderedDict[tuple[Context, str], Waiting] = OrderedDict()
         self._bytes = self._kept = 0
         self._lock = threading.Lock()
-        self.untold = Counts()
+        self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
         self._thread.start()
 
@@ -102,7 +102,7 @@ class Harvester:
         size = kv_bytes(waiting.kv)
         with self._lock:
             if self._bytes + size > self._limit:
-                self.untold.add("dropped_bytes", "arriving", size)
+                self.counts.add("dropped_bytes", "arriving", size)
                 return
             self._bytes += size
         self._arrived.put(waiting)
@@ -128,8 +128,9 @@ class Harvester:
         ripe, context = arrived.ripe, arrived.recipe.context
         store = self._stores.of(context.tenant)
         if ripe.kind != "exact":
-            if not store.has(_own(context, ripe), ripe.chunk_id, (), ripe.kind):
-                self._put(store, _canonical(arrived))
+            own = RowKey.of(context, ripe.kind, ripe.chunk_id).context
+            if not store.has(own, ripe.chunk_id, (), ripe.kind):
+                self._put(store, _canonical(arrived, own))
             if late := self._leave(context, ripe.chunk_id):
                 self._patch(store, late)
         elif not self._patch(store, arrived):
@@ -138,7 +139,7 @@ class Harvester:
             self._kept += kv_bytes(arrived.kv)
             while self._kept > self._limit:
                 oldest = self._leave(*next(iter(self._waiting)))
-                self.untold.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
+                self.counts.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
 
     def _leave(self, context: Context, chunk_id: str) -> Waiting | None:
         """The KV of a chunk that waits no longer."""
@@ -168,14 +169,10 @@ class Harvester:
     def _put(self, store: ChunkStore, record: CanonicalRecord | PatchRecord) -> None:
         store.put(record)
         row = store.info(record.context, record.chunk_id, record.antecedents, record.kind)
-        self.untold.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
+        self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
-def _own(context: Context, ripe: Ripe) -> Context:
-    return replace(context, kv="as-is") if ripe.kind == "anchor" else context
-
-
-def _canonical(arrived: Waiting) -> CanonicalRecord:
+def _canonical(arrived: Waiting, own: Context) -> CanonicalRecord:
     ripe, recipe = arrived.ripe, arrived.recipe
     ids = torch.tensor(recipe.ids[ripe.start : ripe.stop], dtype=torch.int64)
     behind = 0 if ripe.kind == "anchor" else len(recipe.anchor_ids)
@@ -183,7 +180,7 @@ def _canonical(arrived: Waiting) -> CanonicalRecord:
     advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()
     return CanonicalRecord(
         ripe.chunk_id,
-        _own(recipe.context, ripe),
+        own,
         ids,
         ripe.positions,
         arrived.kv,

@@ -44,17 +44,17 @@ class _Choice(NamedTuple):
 
 
 class _Behind:
-    """The chunks that are stored behind one anchor, and their patches."""
+    """The chunks that are stored behind one anchor, and their patches, which have to meet the ``budget``."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, context: Context, budget: PatchBudget) -> None:
+        self.context, self._budget = context, budget
         self.anchor: RowKey | None = None
         self.chunks = Recognised(context)
         self.canonicals: dict[str, RowKey] = {}
         self.patches: dict[tuple[str, tuple[str, ...]], _Patch] = {}
         self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
 
-    def add(self, row: ObjectInfo, rank: int) -> None:
+    def add(self, row: ObjectInfo) -> None:
         """Know a row of this context."""
         own, named = self.context, sys.intern(row.chunk_id)
         if row.kind == "anchor":
@@ -66,12 +66,10 @@ class _Behind:
             behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
             if (named, behind) not in self.patches:
                 self.orders[named, chunks_of(behind[-1:])[0]].append(behind)
-            key = RowKey.of(own, "exact", named, behind, "", row.formed, row.created, rank)
+            key = RowKey.of(own, "exact", named, behind, "", row.formed, row.created, self._budget.rank)
             self.patches[named, behind] = _Patch(key, row.budget)
 
-    def recipe(
-        self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least, budget: PatchBudget
-    ) -> Recipe:
+    def recipe(self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least) -> Recipe:
         """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
         whole, parts, at = ids.tolist(), list[Part](), tuple[int, ...]()
         shown, names = tuple[str, ...](), tuple[str, ...]()
@@ -82,7 +80,7 @@ class _Behind:
             at = at or (tokens,) * len(outline.low)
             offset = tuple(map(sub, at, outline.low))
             if shown:
-                chosen = self._behind(row, shown, names, worth, least, budget)
+                chosen = self._behind(row, shown, names, worth, least)
             else:
                 chosen = None if any(offset) else _Choice("exact", (), None)
             if chosen is None or not outline.advance:
@@ -107,25 +105,22 @@ class _Behind:
         names: tuple[str, ...],
         worth: Guarantee,
         least: Least,
-        budget: PatchBudget,
     ) -> _Choice | None:
         """What is served for a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``."""
         if least == "exact":
             return None
         for behind in (shown,) if names == shown else (shown, names):
-            if (key := self._patch(row, behind, budget, weakest((worth, "patched")))) is not None:
+            if (key := self._patch(row, behind, weakest((worth, "patched")))) is not None:
                 return _Choice("patched", behind, key)
         for behind in self._wider(row.chunk_id, shown) if least == "survivor" else ():
-            if (key := self._patch(row, behind, budget, "survivor")) is not None:
+            if (key := self._patch(row, behind, "survivor")) is not None:
                 return _Choice("survivor", behind, key)
         return None
 
-    def _patch(
-        self, row: ObjectInfo, behind: tuple[str, ...], budget: PatchBudget, enough: Guarantee
-    ) -> RowKey | None:
+    def _patch(self, row: ObjectInfo, behind: tuple[str, ...], enough: Guarantee) -> RowKey | None:
         """The patch of a chunk that is formed well ``enough``, and meets the budget."""
         patch = self.patches.get((row.chunk_id, behind))
-        if patch is None or patch.budget is None or not budget.met_by(patch.budget, row.tokens):
+        if patch is None or patch.budget is None or not self._budget.met_by(patch.budget, row.tokens):
             return None
         return patch.key if at_least(guarantee_named(patch.key.formed), enough) else None
 
@@ -156,8 +151,8 @@ class KnownPrompts:
         if not useful(row):
             return
         plain = Context(own.fingerprint, own.anchor, own.tenant)
-        table = self._behind.setdefault((own.fingerprint, own.anchor), _Behind(plain))
-        table.add(row, self._budget.rank)
+        table = self._behind.setdefault((own.fingerprint, own.anchor), _Behind(plain, self._budget))
+        table.add(row)
         self.rows += 1
         if row.kind == "anchor" and row.outline is not None:
             self._lengths[own.fingerprint, row.outline.opening].add(row.tokens)
@@ -176,7 +171,7 @@ class KnownPrompts:
             table = self._behind.get((fingerprint, ids_digest(ids[:tokens])))
             if table is not None and table.anchor is not None and tokens < len(ids):
                 spans = match(ids, media, table.chunks, tokens)
-                return table.recipe(ids, tokens, spans, least, self._budget)
+                return table.recipe(ids, tokens, spans, least)
         return None
 
 

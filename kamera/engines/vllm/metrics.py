@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from prometheus_client import Counter
+import prometheus_client
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kamera.engines.vllm.counts import COUNTED, flat, merged
+from kamera.engines.vllm.counts import COUNTED
 
 
 class ConnectorStats(KVConnectorStats):
     """`Counts.take` on its way from a worker or the scheduler; ``data`` is what it gave."""
 
-    data: dict[str, dict[str, int]]
+    data: dict[str, int]
 
     def reset(self) -> None:
         """Count from zero."""
@@ -21,12 +22,12 @@ class ConnectorStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """The sum of both."""
-        self.data = merged(self.data, other.data)
+        self.data = dict(Counter(self.data) + Counter(other.data))
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """For vLLM's log: a number a metric and label."""
-        return {f"{name} ({label})": count for name, label, count in flat(self.data)}
+        return dict(self.data)
 
     def is_empty(self) -> bool:
         """True if nothing was counted."""
@@ -50,7 +51,8 @@ class ConnectorMetrics(KVConnectorPromMetrics):
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what an engine counted."""
         engine = self.per_engine_labelvalues[engine_idx]
-        for name, label, count in flat(transfer_stats_data):
+        for said, count in transfer_stats_data.items():
+            name, _, label = said.partition("/")
             counter = self._counters[name]
-            assert isinstance(counter, Counter)
+            assert isinstance(counter, prometheus_client.Counter)
             counter.labels(*engine, label).inc(count)

@@ -12,7 +12,7 @@ import torch
 
 from kamera.engines.recipe import Part, Recipe
 from kamera.engines.recognise import Placeholder
-from kamera.engines.vllm.counts import Counts
+from kamera.engines.vllm.counts import Counts, origins
 from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
 from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.known import Least
@@ -20,10 +20,9 @@ from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.serving import (
     PageLoad,
-    RecipeAsked,
     StoredRows,
-    asked_of,
     check_places,
+    recipe_of,
     salt,
     salt_of,
 )
@@ -34,18 +33,6 @@ from kamera.store import is_key
 from kamera.trust import prefilled_behind, weakest
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class SchedulerCounts:
-    """What the scheduler's side did since the engine started."""
-
-    requests: int = 0
-    recognised: int = 0
-    refused: int = 0
-    supplied_tokens: int = 0
-    failed_loads: int = 0
-    encodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,7 @@ class _Request:
     A ``recognised`` one came without: its rows are known, and nothing of it is harvested.
     """
 
-    asked: RecipeAsked
+    recipe: Recipe
     request: Any
     local: int = 0
     load: PageLoad | None = None
@@ -87,8 +74,8 @@ class SchedulerSide:
     harvests: bool = True
     prompts: PromptRules | None = None
     rows: StoredRows = field(init=False)
-    counts: SchedulerCounts = field(default_factory=SchedulerCounts)
-    untold: Counts = field(default_factory=Counts)
+    counts: Counts = field(default_factory=Counts)
+    encodes: int = 0
 
     def __post_init__(self) -> None:
         self.rows = StoredRows(self.stores)
@@ -102,22 +89,21 @@ class SchedulerSide:
         A recipe that does not fit is refused with a line in the log, and the request is computed. A request
         without one may be recognised; its first ``local`` tokens stand in vLLM's own prefix cache.
         """
-        self.counts.requests += 1
         reason = "adapter"
         try:
             fingerprint, reason = self.identity.of(request), "recipe"
             ids = request.prompt_token_ids or ()
-            asked = asked_of(request.kv_transfer_params, ids, request.cache_salt or "", fingerprint)
-            if asked is None:
+            recipe = recipe_of(request.kv_transfer_params, ids, request.cache_salt or "", fingerprint)
+            if recipe is None:
                 self._plain(request, fingerprint, local)
                 return
             reason = "place"
-            check_places(asked, self.positions.lows(request, asked.starts))
+            check_places(recipe, self.positions.lows(request, recipe.leading.borders[:-1]))
         except (KameraError, ValueError) as error:
-            self._refuse(reason)
+            self.counts.add("refused_requests", reason)
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
             return
-        self._admit(_Request(asked, request))
+        self._admit(_Request(recipe, request))
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
@@ -129,14 +115,14 @@ class SchedulerSide:
         known = self._requests.get(request.request_id)
         if known is None or known.failed:
             return 0
-        asked = known.asked
-        stored = asked.supplied if known.recognised else self.rows.stored(request.request_id, asked)
+        recipe = known.recipe
+        stored = len(recipe.parts) if known.recognised else self.rows.stored(request.request_id, recipe)
         if stored is None:
             return None
         known.local = computed
         if stored < 0:
             return 0
-        stop = min(asked.stops[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
+        stop = min(recipe.borders[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
 
     def allocated(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
@@ -145,7 +131,7 @@ class SchedulerSide:
         if known is None or not tokens:
             return
         stop = known.local + tokens
-        known.load = PageLoad(request.request_id, known.asked.recipe, tuple(block_ids), known.local, stop)
+        known.load = PageLoad(request.request_id, known.recipe, tuple(block_ids), known.local, stop)
         self._loads.append(known.load)
 
     def take_loads(self) -> tuple[PageLoad, ...]:
@@ -164,12 +150,12 @@ class SchedulerSide:
             known = self._requests.get(request_id)
             if known is None or known.harvested or known.failed or not self.harvests:
                 continue
-            if known.request.num_computed_tokens + tokens >= len(known.asked.recipe.ids):
+            if known.request.num_computed_tokens + tokens >= len(known.recipe.ids):
                 known.harvested = True
                 chunks = _ripe(known, self.positions.of(known.request))
                 if chunks:
                     (block_ids,) = pages.get_block_ids(request_id)
-                    found.append(PageHarvest(known.asked.recipe, tuple(block_ids), chunks))
+                    found.append(PageHarvest(known.recipe, tuple(block_ids), chunks))
         return tuple(found)
 
     def loaded(self, request_ids: Collection[str]) -> None:
@@ -177,9 +163,8 @@ class SchedulerSide:
         for request_id in request_ids:
             known = self._requests.get(request_id)
             if known is not None and known.load is not None:
-                self.counts.supplied_tokens += known.load.stop - known.load.start
-                for origin, tokens in known.asked.origins(known.load.start, known.load.stop):
-                    self.untold.add("supplied_tokens", origin, tokens)
+                for origin, tokens in origins(known.recipe, known.load.start, known.load.stop):
+                    self.counts.add("supplied_tokens", origin, tokens)
 
     def missed(self, request_ids: Collection[str]) -> None:
         """Workers could not load for these requests: they are computed, and their rows looked up anew."""
@@ -187,11 +172,10 @@ class SchedulerSide:
             known = self._requests.get(request_id)
             if known is not None:
                 known.failed = True
-                self.counts.failed_loads += 1
-                self.untold.add("refused_requests", "load")
-                self.rows.forget(known.asked.recipe)
+                self.counts.add("refused_requests", "load")
+                self.rows.forget(known.recipe)
                 if known.recognised and self.prompts is not None:
-                    self.prompts.tables.forget(known.asked.recipe.context)
+                    self.prompts.tables.forget(known.recipe.context)
 
     def leave(self, request_id: str) -> None:
         """A request is over."""
@@ -203,8 +187,8 @@ class SchedulerSide:
 
     def _admit(self, known: _Request) -> None:
         """Supply a request, apart from all that are supplied otherwise."""
-        told = salt_of(known.asked)
-        known.salted = told != known.asked.tenant
+        told = salt_of(known.recipe)
+        known.salted = told != known.recipe.context.tenant
         self._requests[known.request.request_id] = known
         if known.salted:
             salt(known.request, told)
@@ -229,26 +213,21 @@ class SchedulerSide:
             recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), media, rules.least)
             if recipe is None:
                 return True
-            asked = RecipeAsked(recipe, len(recipe.parts))
-            if asked.stops[-1] - local < rules.block:
+            *starts, stop = recipe.borders
+            if stop - local < rules.block:
                 return True
-            check_places(asked, self.positions.lows(request, asked.starts))
+            check_places(recipe, self.positions.lows(request, starts))
         except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
             return True
-        self.counts.recognised += 1
-        self._admit(_Request(asked, request, harvested=True, recognised=True))
+        self._admit(_Request(recipe, request, harvested=True, recognised=True))
         return True
-
-    def _refuse(self, reason: str) -> None:
-        self.counts.refused += 1
-        self.untold.add("refused_requests", reason)
 
 
 def _ripe(known: _Request, positions: torch.Tensor) -> tuple[Ripe, ...]:
     """The chunks of a request that vLLM computed, if they are what their ids say."""
-    recipe, stop = known.asked.recipe, known.local if known.load is None else known.load.stop
-    supplied = sum(part.stop <= stop for part in known.asked.parts)
+    recipe, stop = known.recipe, known.local if known.load is None else known.load.stop
+    supplied = sum(part.stop <= stop for part in recipe.leading.parts)
     names, found, length = names_of(recipe, supplied), list[Ripe](), len(recipe.anchor_ids)
     if stop < length:
         found.append(Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", positions[:, :length]))

@@ -11,14 +11,13 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from kamera.engines.recipe import Part, Recipe
-from kamera.engines.vllm.counts import origin_of
+from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
 from kamera.ops import digest
@@ -43,44 +42,9 @@ class PageLoad:
     stop: int
 
 
-@dataclass(frozen=True)
-class RecipeAsked:
-    """A request with a recipe: its first ``supplied`` parts may be supplied."""
-
-    recipe: Recipe
-    supplied: int
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Those that may be supplied."""
-        return self.recipe.parts[: self.supplied]
-
-    @property
-    def tenant(self) -> str:
-        """Whose stored objects they are."""
-        return self.recipe.context.tenant
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        """Where a supplied span may end: behind the anchor, and behind each supplied part."""
-        return (len(self.recipe.anchor_ids), *(part.stop for part in self.parts))
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Where each supplied part begins."""
-        return tuple(part.start for part in self.parts)
-
-    def origins(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
-        """Where tokens ``start`` up to ``stop`` come from: an origin and a number of tokens each."""
-        named = [("anchor", 0, len(self.recipe.anchor_ids))]
-        named += [(origin_of(part), part.start, part.stop) for part in self.parts]
-        each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in named)
-        return ((origin, tokens) for origin, tokens in each if tokens > 0)
-
-
-def asked_of(
+def recipe_of(
     params: Mapping[str, Any] | None, ids: Sequence[int], tenant: str, fingerprint: str
-) -> RecipeAsked | None:
+) -> Recipe | None:
     """The recipe of a request, if it has one and it is of these token ids, this tenant and this model.
 
     Raises KameraError that names what does not fit, ValueError for what is no recipe.
@@ -92,38 +56,39 @@ def asked_of(
     recipe.check(replace(recipe.context, fingerprint=fingerprint, tenant=tenant))
     if tuple(ids[: len(recipe.ids)]) != recipe.ids:
         raise IncompatibleChunk("a recipe of other token ids than the prompt's: send the ids of the recipe")
-    return RecipeAsked(recipe, len(recipe.leading.parts))
+    return recipe
 
 
-def check_places(asked: RecipeAsked, starts: Sequence[tuple[int, ...]]) -> None:
-    """Raise IncompatibleChunk unless the supplied parts stand where the engine counts them: at ``starts``."""
-    for part, low in zip(asked.recipe.parts, starts, strict=False):
+def check_places(recipe: Recipe, lows: Sequence[tuple[int, ...]]) -> None:
+    """Raise IncompatibleChunk unless the leading parts stand where the engine counts them: at ``lows``."""
+    for part, low in zip(recipe.leading.parts, lows, strict=True):
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
             )
 
 
-def salt_of(asked: RecipeAsked) -> str:
+def salt_of(recipe: Recipe) -> str:
     """What a prefix cache has to keep the request apart by: "" if all that is supplied equals a prefill.
 
-    It names only what is supplied: behind that all is computed, so a longer window shares the pages of a
-    shorter one that begins with the same parts. Token ids and pictures are compared by the cache itself.
+    It names only the leading parts, which are supplied: behind them all is computed, so a longer window
+    shares the pages of a shorter one that begins with the same parts. Token ids and pictures are compared by
+    the cache itself.
     """
-    parts, own = asked.parts, asked.recipe.context
+    parts, own = recipe.leading.parts, recipe.context
     plain = not own.lossy and all(
         part.base == "canonical" and part.patch is None and not any(part.offset) and not i
         for i, part in enumerate(parts)
     )
     if plain or not parts:
-        return asked.tenant
+        return own.tenant
     rows = [(part.kv, part.patch) for part in parts]
     facts = [
         [part.start, part.position, part.offset, kv and kv.key, patch and patch.key]
         + ([patch.formed, patch.created, patch.rank] if patch else [])
         for part, (kv, patch) in zip(parts, rows, strict=True)
     ]
-    said = asked.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
+    said = own.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
     return digest("kamera.vllm.salt.v3", *said)[:32]
 
 
@@ -172,16 +137,16 @@ class StoredRows:
         self._pending: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
 
-    def stored(self, request_id: str, asked: RecipeAsked) -> int | None:
-        """Of how many leading parts of ``asked`` all objects are stored, -1 without the anchor's.
+    def stored(self, request_id: str, recipe: Recipe) -> int | None:
+        """Of how many leading parts of ``recipe`` all objects are stored, -1 without the anchor's.
 
         None while a remote has not answered yet.
         """
         if self._aside is None:
-            return self._count(asked)
+            return self._count(recipe)
         pending = self._pending.get(request_id)
         if pending is None:
-            pending = self._pending[request_id] = self._aside.submit(self._count, asked)
+            pending = self._pending[request_id] = self._aside.submit(self._count, recipe)
         if not pending.done():
             return None
         del self._pending[request_id]
@@ -198,15 +163,15 @@ class StoredRows:
         """A request is over."""
         self._pending.pop(request_id, None)
 
-    def _count(self, asked: RecipeAsked) -> int:
-        each = [(asked.recipe.anchor,), *((part.kv, part.patch) for part in asked.parts)]
+    def _count(self, recipe: Recipe) -> int:
+        each = [(recipe.anchor,), *((part.kv, part.patch) for part in recipe.leading.parts)]
         keys = [[row.key for row in rows if row is not None] for rows in each]
         if not keys[0]:
             return -1
         with self._lock:
             unseen = {key for named in keys for key in named if key not in self._seen}
         try:
-            there = present(self._stores.of(asked.tenant), unseen) if unseen else set()
+            there = present(self._stores.of(recipe.context.tenant), unseen) if unseen else set()
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1

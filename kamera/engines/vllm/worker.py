@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -19,13 +18,6 @@ from kamera.ops import KV, Blocks, kv_slice, layer_groups
 from kamera.ops.kernels import serve
 
 logger = logging.getLogger(__name__)
-
-
-class Ended(NamedTuple):
-    """Requests whose loads are over since the last look, and those of them that could not be loaded."""
-
-    ended: frozenset[str]
-    failed: frozenset[str]
 
 
 class WorkerSide:
@@ -54,11 +46,11 @@ class WorkerSide:
                 self._failed.add(load.request_id)
             self._ended.add(load.request_id)
 
-    def take_ended(self) -> Ended:
-        """The loads that are over since the last call."""
-        ended = Ended(frozenset(self._ended), frozenset(self._failed))
+    def take_ended(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads are over since the last call, and those of them that could not be loaded."""
+        taken = self._ended, self._failed
         self._ended, self._failed = set(), set()
-        return ended
+        return taken
 
     def harvest(self, harvests: Sequence[PageHarvest]) -> None:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
@@ -80,8 +72,8 @@ class WorkerSide:
             still = (0,) * self._layout.axes
             serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
         for part in parts:
-            found = read_part(store, recipe, part)
-            serve(kv_slice(whole, part.start, part.stop), found.kv, found.patch, layers, found.offset)
+            found = read_part(store, part)
+            serve(kv_slice(whole, part.start, part.stop), found.record.kv, found.patch, layers, found.offset)
         return kv_slice(whole, load.start, load.stop)
 
     def _room(self, tokens: int) -> KV:

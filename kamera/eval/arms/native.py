@@ -49,7 +49,7 @@ class Native:
         sequence = ids[None].to(backbone.device)
         dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
         started = time.perf_counter()
-        with torch.no_grad(), backbone.alone():
+        with torch.no_grad(), backbone.turns.alone():
             made = backbone.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),

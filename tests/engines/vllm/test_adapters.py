@@ -111,16 +111,16 @@ def test_each_adapter_is_served_what_was_stored_under_it_and_nothing_else(bed):
     prints = {recipe.context.fingerprint for recipe in recipes.values()}
     assert len(prints) == 2
     for who in (base, one):
-        before = side.counts.supplied_tokens
+        before = side.counts.of("supplied_tokens")
         served = asked(bed, episode, who, recipes[id(who)].to_json())
-        assert side.counts.supplied_tokens - before > 200
+        assert side.counts.of("supplied_tokens") - before > 200
         assert served.outputs[0].token_ids == cold[id(who)].outputs[0].token_ids
         assert apart(served, cold[id(who)]) < 2e-5
-    refused, supplied = side.counts.refused, side.counts.supplied_tokens
+    refused, supplied = side.counts.of("refused_requests"), side.counts.of("supplied_tokens")
     for whose, who in ((base, one), (one, base), (base, two), (one, two)):
         served = asked(bed, episode, who, recipes[id(whose)].to_json())
         assert apart(served, cold[id(who)]) < 2e-5
-    assert (side.counts.refused, side.counts.supplied_tokens) == (refused + 4, supplied)
+    assert (side.counts.of("refused_requests"), side.counts.of("supplied_tokens")) == (refused + 4, supplied)
 
 
 def test_a_prompt_without_a_recipe_is_answered_under_its_adapter(bed):
@@ -139,8 +139,8 @@ def test_an_adapter_that_changed_since_the_engine_started_is_refused(bed, caplog
     weights = bed[4][2] / "adapter_model.safetensors"
     os.utime(weights)
     side = scheduler_of(bed[0]).connector.scheduler
-    supplied = side.counts.supplied_tokens
+    supplied = side.counts.of("supplied_tokens")
     with caplog.at_level(logging.WARNING, "kamera"):
         served = asked(bed, episode, late, recipe)
-    assert "adapter 'late'" in caplog.text and side.counts.supplied_tokens == supplied
+    assert "adapter 'late'" in caplog.text and side.counts.of("supplied_tokens") == supplied
     assert apart(served, cold) < 2e-5

@@ -15,7 +15,7 @@ from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.harvest import names_of
 from kamera.engines.vllm.layout import layout_of
-from kamera.engines.vllm.serving import FIELD, StoredRows, asked_of, check_places, salt_of
+from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of, salt_of
 from kamera.engines.vllm.stores import Stores
 from kamera.engines.vllm.versions import check_version
 from kamera.errors import IncompatibleChunk, InvalidRecipe, UnsupportedBackbone
@@ -48,7 +48,7 @@ def recipe(*names: str, patched: bool = True, context: Context = CONTEXT, missin
 
 
 def asked(made: Recipe, tenant: str = "", fingerprint: str = "f"):
-    return asked_of({FIELD: made.to_json()}, [*made.ids, 7, 8], tenant, fingerprint)
+    return recipe_of({FIELD: made.to_json()}, [*made.ids, 7, 8], tenant, fingerprint)
 
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0+cpu", "0.30.2+cpu"])
@@ -104,21 +104,21 @@ def test_scaled_rotary_positions_and_mixed_layers_are_refused_by_name():
 
 
 def test_a_request_without_a_recipe_is_left_alone():
-    assert asked_of(None, [1, 2], "", "f") is None
-    assert asked_of({"other": 1}, [1, 2], "", "f") is None
+    assert recipe_of(None, [1, 2], "", "f") is None
+    assert recipe_of({"other": 1}, [1, 2], "", "f") is None
 
 
 def test_a_recipe_is_refused_that_is_not_of_this_prompt_tenant_or_model():
     made = recipe("a", "b")
-    assert asked(made).supplied == 2
+    assert len(asked(made).leading.parts) == 2
     with pytest.raises(IncompatibleChunk, match="backbone"):
         asked(made, fingerprint="another")
     with pytest.raises(IncompatibleChunk, match="tenant"):
         asked(made, tenant="another")
     with pytest.raises(IncompatibleChunk, match="token ids"):
-        asked_of({FIELD: made.to_json()}, [*made.ids[:-1], 99, 7], "", "f")
+        recipe_of({FIELD: made.to_json()}, [*made.ids[:-1], 99, 7], "", "f")
     with pytest.raises(InvalidRecipe):
-        asked_of({FIELD: "{}"}, made.ids, "", "f")
+        recipe_of({FIELD: "{}"}, made.ids, "", "f")
 
 
 def test_parts_that_do_not_stand_where_the_engine_counts_them_are_refused():
@@ -130,7 +130,7 @@ def test_parts_that_do_not_stand_where_the_engine_counts_them_are_refused():
 
 def test_what_is_supplied_ends_before_the_first_part_that_is_missing():
     made = asked(recipe("a", "b", "c", missing=1))
-    assert made.supplied == 1 and made.stops == (3, 5)
+    assert made.leading.borders == (3, 5)
 
 
 def test_equal_recipes_share_a_salt_and_nobody_else_has_it():
@@ -194,12 +194,12 @@ def _record(key: RowKey, ids) -> CanonicalRecord:
     kv = Blocks([{"k": torch.zeros(1, 1, len(ids), 2)}], ((0,),))
     positions = torch.arange(len(ids))[None]
     kind = "anchor" if key.kind == "anchor" else "canonical"
-    return CanonicalRecord(key.chunk_id, key.context(CONTEXT), torch.tensor(ids), positions, kv, kind=kind)
+    return CanonicalRecord(key.chunk_id, key.context, torch.tensor(ids), positions, kv, kind=kind)
 
 
 def test_a_remote_is_asked_aside_and_the_request_waits():
     made = asked(recipe("a", "b", patched=False))
-    stores = _Remote(_filled(made.recipe))
+    stores = _Remote(_filled(made))
     rows = StoredRows(stores)
     assert rows.stored("r", made) is None
     stores.answers.set()
@@ -211,22 +211,22 @@ def test_a_remote_is_asked_aside_and_the_request_waits():
 def test_rows_decide_without_a_tensor_and_a_missed_object_is_looked_up_anew(tmp_path):
     made = asked(recipe("a", "b", patched=False))
     store = ChunkStore.open(tmp_path)
-    for key, ids in ((made.recipe.anchor, ANCHOR), *((p.kv, p.ids) for p in made.recipe.parts)):
+    for key, ids in ((made.anchor, ANCHOR), *((p.kv, p.ids) for p in made.parts)):
         store.put(_record(key, ids))
     rows = StoredRows(Stores(str(tmp_path)))
     own = rows._stores.of("")
     own.get_canonical = own.get_anchor = own.get_patch = None  # reading a record would fail
     assert rows.stored("r", made) == 2
-    StoreAdmin(store).delete(made.recipe.parts[1].kv.key)
+    StoreAdmin(store).delete(made.parts[1].kv.key)
     assert rows.stored("r", made) == 2  # a row that was seen is a promise
-    rows.forget(made.recipe)  # which a worker found broken
+    rows.forget(made)  # which a worker found broken
     assert rows.stored("r", made) == 1
 
 
 def test_without_the_anchor_nothing_is_supplied():
     made = asked(recipe("a", patched=False))
     store = ChunkStore.open("memory://")
-    store.put(_record(made.recipe.parts[0].kv, made.recipe.parts[0].ids))
+    store.put(_record(made.parts[0].kv, made.parts[0].ids))
     stores = _Remote(store)
     stores.answers.set()
     rows = StoredRows(stores)

@@ -38,9 +38,9 @@ def test_a_store_that_was_written_elsewhere_answers_as_the_patches_in_it_do(bed,
     for window in (window for window in windows if window["patches"] == patches):
         images = [Image.open(file) for file in window["images"]]
         given = [prompt(ids, images, window["names"]) for ids in window["prompts"]]
-        encodes = side.counts.encodes
+        encodes = side.encodes
         served = llm.generate(given, greedy(window["recipe"]), use_tqdm=False)
-        assert side.counts.encodes == encodes and side.counts.refused == 0
+        assert side.encodes == encodes and side.counts.of("refused_requests") == 0
         cold = [ask(llm, {**one, "cache_salt": "cold"}) for one in given]
         for answer, one, other in zip(window["answers"], served, cold, strict=True):
             assert one.num_cached_tokens >= window["length"] - 32

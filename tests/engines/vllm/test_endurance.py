@@ -192,9 +192,9 @@ def told(llm: Any) -> Counter[str]:
     counts = scheduler_of(llm).connector.scheduler.counts
     return Counter(
         {
-            "supplied tokens": counts.supplied_tokens,
-            "failed loads": counts.failed_loads,
-            "refused recipes": counts.refused,
+            "supplied tokens": counts.of("supplied_tokens"),
+            "failed loads": counts.all["refused_requests/load"],
+            "refused recipes": counts.of("refused_requests"),
             "preemptions": int(preemptions(llm)),
         }
     )

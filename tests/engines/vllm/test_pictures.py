@@ -16,7 +16,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm import scheduler as scheduling
 from kamera.engines.vllm.clients import Offline
-from kamera.engines.vllm.serving import FIELD, asked_of
+from kamera.engines.vllm.serving import FIELD, recipe_of
 from kamera.ops import kv_distance, kv_map
 from kamera.store import CanonicalRecord
 from kamera.store.admin.admin import StoreAdmin
@@ -49,8 +49,12 @@ class Bed(NamedTuple):
     where: Any
 
     @property
+    def side(self) -> Any:
+        return scheduler_of(self.llm).connector.scheduler
+
+    @property
     def counts(self) -> Any:
-        return scheduler_of(self.llm).connector.scheduler.counts
+        return self.side.counts
 
     def ids(self, window: KameraWindow, question: str) -> list[int]:
         """Token ids of a whole prompt."""
@@ -174,11 +178,11 @@ def test_pictures_in_the_supplied_span_are_not_encoded(bed):
     window = stored(bed, HELD_OUT.episode(301, layout="LLLI").frames, DEFAULT)
     images = [frame.image for frame in HELD_OUT.episode(301, layout="LLLI").frames]
     ids, names = bed.ids(window, "value of tag A?"), [slot.chunk_id for slot in window.slots]
-    before = bed.counts.encodes
+    before = bed.side.encodes
     ask(bed.llm, prompt(ids, images, names), window.recipe().to_json())
-    assert bed.counts.encodes == before
+    assert bed.side.encodes == before
     ask(bed.llm, prompt(ids, images, [f"{name}/cold" for name in names], "cold"))
-    assert bed.counts.encodes == before + 4
+    assert bed.side.encodes == before + 4
 
 
 def poisoned(bed: Bed, episodes: range) -> list[bool]:
@@ -203,7 +207,7 @@ def test_with_a_salt_nobody_reads_blind_pages(bed, episodes):
 
 
 def test_without_a_salt_others_read_blind_pages(bed, monkeypatch):
-    monkeypatch.setattr(scheduling, "salt_of", lambda asked: asked.tenant)
+    monkeypatch.setattr(scheduling, "salt_of", lambda recipe: recipe.context.tenant)
     assert share(poisoned(bed, range(420, 430))) >= 0.8
 
 
@@ -212,23 +216,23 @@ def test_equal_recipes_share_pages(bed):
     images = [frame.image for frame in HELD_OUT.episode(302, layout="LLLI").frames]
     given = prompt(bed.ids(window, "value of tag A?"), images, [slot.chunk_id for slot in window.slots])
     first = ask(bed.llm, given, window.recipe().to_json())
-    before = bed.counts.supplied_tokens
+    before = bed.counts.of("supplied_tokens")
     second = ask(bed.llm, given, window.recipe().to_json())
-    assert bed.counts.supplied_tokens - before < 32  # the part of a block at its end
+    assert bed.counts.of("supplied_tokens") - before < 32  # the part of a block at its end
     assert apart(first, second) <= 1e-6
 
 
 def test_a_recipe_of_another_prompt_is_refused_and_the_request_computed(bed):
     window = stored(bed, HELD_OUT.episode(303, layout="LLLI").frames, BLIND)
     images = [frame.image for frame in HELD_OUT.episode(303, layout="LLLI").frames]
-    names, before = [slot.chunk_id for slot in window.slots], bed.counts.refused
+    names, before = [slot.chunk_id for slot in window.slots], bed.counts.of("refused_requests")
     ids = bed.ids(window, "value of tag A?")
     other = [ids[0], ids[1] + 1, *ids[2:]]
     cold = ask(bed.llm, prompt(other, images, names, "cold"))
     assert apart(cold, ask(bed.llm, prompt(other, images, names), window.recipe().to_json())) <= 1e-6
     foreign = ask(bed.llm, prompt(ids, images, names, "another tenant"), window.recipe().to_json())
     assert apart(ask(bed.llm, prompt(ids, images, names, "cold")), foreign) <= 1e-6
-    assert bed.counts.refused == before + 2
+    assert bed.counts.of("refused_requests") == before + 2
 
 
 def served_without(bed: Bed, lost: int) -> tuple[Item, int]:
@@ -239,13 +243,13 @@ def served_without(bed: Bed, lost: int) -> tuple[Item, int]:
     given, recipe = prompt(bed.ids(window, question.text), images, names), window.recipe()
     side = scheduler_of(bed.llm).connector.scheduler
     params = {FIELD: recipe.to_json()}
-    seen = asked_of(params, bed.ids(window, question.text), "", side.identity.model)
+    seen = recipe_of(params, bed.ids(window, question.text), "", side.identity.model)
     assert side.rows.stored("before", seen) == 4
     StoreAdmin(bed.store).delete(recipe.parts[lost].kv.key)
-    before = bed.counts.failed_loads
+    before = bed.counts.all["refused_requests/load"]
     served = ask(bed.llm, given, recipe.to_json())
     cold = ask(bed.llm, {**given, "cache_salt": "cold"})
-    return Item(question.answer, cold, served, ""), bed.counts.failed_loads - before
+    return Item(question.answer, cold, served, ""), bed.counts.all["refused_requests/load"] - before
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -354,12 +358,12 @@ def engine_session(bed: Bed, number: int) -> Session:
 
 
 def test_a_window_over_the_engine_answers_from_what_the_engine_alone_has_stored(bed):
-    before = bed.counts.encodes
+    before = bed.side.encodes
     sessions = [engine_session(bed, number) for number in range(600, 605)]
     assert all(done.origins == ORIGINS for done in sessions)
     assert all(done.usage.answers == 6 and 5 <= done.usage.later_forwards <= 6 for done in sessions)
     assert share([right for done in sessions for right in done.right]) >= 0.95
-    assert bed.counts.encodes - before == 5 * 6  # each picture once: no operation encodes again
+    assert bed.side.encodes - before == 5 * 6  # each picture once: no operation encodes again
 
 
 def test_what_a_slide_needs_is_prefilled_before_it(bed):

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Recipe
 from kamera.engines.hf import HfEngine
-from kamera.engines.vllm.serving import FIELD, asked_of
+from kamera.engines.vllm.serving import FIELD, recipe_of
 from kamera.store.admin.admin import StoreAdmin
 from kamera.testbed import World
 from tests.engines.vllm.engine import (
@@ -107,21 +107,21 @@ def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_n
     for one in asked:
         if one.recipe is not None and one.tenant == TENANTS[0]:
             params = {FIELD: one.shown}
-            side.rows.stored("seen", asked_of(params, one.recipe.ids, one.tenant, side.identity.model))
+            side.rows.stored("seen", recipe_of(params, one.recipe.ids, one.tenant, side.identity.model))
     for info in stores[0].ls("canonical")[::2]:
         StoreAdmin(stores[0]).delete(info.key)
     before = preemptions(llm)
     assert wrong(cold, answers(llm, asked)) == []
-    assert side.counts.supplied_tokens > 2000 and side.counts.failed_loads > 0
+    assert side.counts.of("supplied_tokens") > 2000 and side.counts.all["refused_requests/load"] > 0
     assert preemptions(llm) > before
     llm.reset_prefix_cache()
     assert pool.get_num_free_blocks() == free
     # a tenant that has stored nothing is supplied nothing
-    supplied = side.counts.supplied_tokens
+    supplied = side.counts.of("supplied_tokens")
     one = next(one for one in asked if one.recipe is not None)
     foreign = one._replace(given={**one.given, "cache_salt": "white"})
     assert answers(llm, [foreign])[0].num_cached_tokens == 0
-    assert side.counts.supplied_tokens == supplied
+    assert side.counts.of("supplied_tokens") == supplied
     # the engine ends with requests in its pages, and another one goes on from the store
     for i, one in enumerate(asked):
         llm.llm_engine.add_request(f"cut {i}", one.given, greedy(one.shown, TOKENS, stops=False))
@@ -133,6 +133,6 @@ def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_n
     llm = start(model, tmp_path / "store", {"harvest": "64MiB"}, **PRESSED)
     assert wrong(cold, answers(llm, asked)) == []
     again = scheduler_of(llm)
-    assert again.connector.scheduler.counts.supplied_tokens > 2000
+    assert again.connector.scheduler.counts.of("supplied_tokens") > 2000
     llm.reset_prefix_cache()
     assert again.kv_cache_manager.block_pool.get_num_free_blocks() == free

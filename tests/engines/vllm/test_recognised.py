@@ -70,9 +70,9 @@ class Scene:
 
 def supplied(bed: Bed, given: dict[str, Any]) -> tuple[Any, int]:
     """An answer without a recipe, and the tokens that the store supplied to it."""
-    before = bed.counts.supplied_tokens
+    before = bed.counts.of("supplied_tokens")
     out = ask(bed.llm, given)
-    return out, bed.counts.supplied_tokens - before
+    return out, bed.counts.of("supplied_tokens") - before
 
 
 def same(one: Any, other: Any) -> bool:
@@ -81,9 +81,9 @@ def same(one: Any, other: Any) -> bool:
 
 def test_a_recognised_prompt_answers_as_a_cold_engine_without_an_encode(bed):
     for number in range(4000, 4010):
-        scene, encodes = Scene(bed, number), bed.counts.encodes
+        scene, encodes = Scene(bed, number), bed.side.encodes
         served, tokens = supplied(bed, scene.plain())
-        assert tokens == scene.tokens and bed.counts.encodes == encodes
+        assert tokens == scene.tokens and bed.side.encodes == encodes
         assert text(served) == scene.question.answer
         again, tokens = supplied(bed, scene.plain())
         assert tokens < 32 and same(served, again)  # it shares its own pages
@@ -139,7 +139,7 @@ def test_no_other_prompt_meets_pages_of_a_recognised_one(bed, count):
 
 
 def test_without_a_salt_others_would(bed, monkeypatch):
-    monkeypatch.setattr(scheduling, "salt_of", lambda asked: asked.tenant)
+    monkeypatch.setattr(scheduling, "salt_of", lambda recipe: recipe.context.tenant)
     assert sum(poisoned(bed, range(10_300, 10_310))) >= 5
 
 
@@ -172,14 +172,16 @@ def test_an_object_that_is_not_as_its_row_said_is_computed(bed, how, monkeypatch
         data = bytearray(file.read_bytes())
         data[-5] ^= 1
         file.write_bytes(bytes(data))
-    before = bed.counts.failed_loads
+    before = bed.counts.all["refused_requests/load"]
     served = ask(bed.llm, scene.plain())
-    assert bed.counts.failed_loads == before + 1
+    assert bed.counts.all["refused_requests/load"] == before + 1
     assert same(served, ask(bed.llm, scene.plain("cold"))) and text(served) == scene.question.answer
     read(bed)
     served, _ = supplied(bed, scene.plain())
     assert same(served, ask(bed.llm, scene.plain("cold")))
-    assert bed.counts.failed_loads == before + 1  # its row is known to be gone, or to be another
+    assert (
+        bed.counts.all["refused_requests/load"] == before + 1
+    )  # its row is known to be gone, or to be another
 
 
 def test_a_survivor_answers_as_the_librarys_window_does(bed):

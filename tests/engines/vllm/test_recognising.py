@@ -21,7 +21,7 @@ from kamera.engines.vllm.known import KnownPrompts, Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide, picture_name
-from kamera.engines.vllm.serving import RecipeAsked, salt_of
+from kamera.engines.vllm.serving import salt_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import RemoteUnavailable
 from kamera.ops import Blocks, PatchBudget, ids_digest
@@ -89,8 +89,8 @@ def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
 def test_a_recognised_prompt_shares_pages_with_the_recipe_that_says_the_same():
     recipe = recognised()
     told = Recipe.from_json(recipe.to_json())
-    salts = {salt_of(RecipeAsked(each, 3)) for each in (recipe, told)}
-    assert len(salts) == 1 and salts.isdisjoint({"", salt_of(RecipeAsked(recipe, 2))})
+    salts = {salt_of(each) for each in (recipe, told)}
+    assert len(salts) == 1 and salts.isdisjoint({"", salt_of(replace(recipe, parts=recipe.parts[:2]))})
 
 
 @pytest.mark.parametrize("changed", range(len(ANCHOR)))
@@ -132,7 +132,7 @@ def test_what_is_served_ends_before_the_first_chunk_that_is_unknown():
 def test_exact_serves_what_equals_a_prefill_and_is_not_salted():
     recipe = recognised(least="exact")
     assert [part.chunk_id for part in recipe.parts] == [A]
-    assert salt_of(RecipeAsked(recipe, 1)) == ""
+    assert salt_of(recipe) == ""
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
     request = Request("r")
     made.arrive(request)
     assert made.match(request, 0) == 5 and made.match(request, 4) == 1
-    assert (request.cache_salt, request.block_hashes, made.counts.recognised) == (None, [b"first"], 1)
+    assert (request.cache_salt, request.block_hashes) == (None, [b"first"])
 
 
 def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
@@ -254,7 +254,7 @@ def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     request.mm_features = [picture]
     made.arrive(request)
-    own = salt_of(RecipeAsked(recognised(), 3))
+    own = salt_of(recognised())
     assert own != "" == request.cache_salt and request.block_hashes == [under(own, b"first")]
     request.block_hashes.extend(request._block_hasher(request))  # as vLLM does when a block is full
     assert request.block_hashes[1:] == [under(own, b"behind first")]
@@ -328,7 +328,7 @@ def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path
     StoreAdmin(store).delete(record(A).key)
     made.allocated(request, [0], made.match(request, 0))
     made.missed(["r"])
-    assert made.match(request, 0) == 0 and made.counts.failed_loads == 1
+    assert made.match(request, 0) == 0 and made.counts.all["refused_requests/load"] == 1
     made.arrive(after := Request("s"))
     assert made.match(after, 0) == 0  # its table is known to be wrong
     made.leave("r")
