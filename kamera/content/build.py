@@ -13,8 +13,9 @@ from torch import nn
 from kamera.content.chunk import TOKEN_TYPES, Chunk
 from kamera.content.items import as_turns, text_turns
 from kamera.content.media import load_image
-from kamera.content.prompt import PromptFormat, PromptText, Seams
+from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
+from kamera.content.template import Seams
 from kamera.content.turns import Turn, as_messages
 from kamera.content.video import Clip, load_clip, processor_media
 from kamera.errors import (
@@ -81,7 +82,7 @@ class ChunkBuilder:
                 "(Backbone(model, processor)) or use chunk_from_tensors"
             )
         media = [i["type"] for i in items if i["type"] != "text"]
-        if media and not (self.takes_pixels and self.format.takes_images):
+        if media and not (self.takes_pixels and "image" in self.format.kinds):
             raise ModalityNotSupported(
                 f"{type(self.model).__name__} with {type(self.format.processor).__name__} takes text "
                 f"only, the content holds {sorted(set(media))}: use a vision-language backbone"
@@ -96,13 +97,13 @@ class ChunkBuilder:
         """
         if isinstance(question, str):
             template = self._template_for(question)
-            return template.ids(template.question(question, tail))
+            return template.token_ids(template.question(question, tail))
         messages = as_messages(question)
         if messages is None:
             return self.checked_ids(question)
         turns = text_turns(messages, "question")
         template = self._template_for("messages")
-        return template.ids(template.question(turns, tail))
+        return template.token_ids(template.question(turns, tail))
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
         """Token ids of the anchor for this system prompt, int64 ``[tokens]``.
@@ -117,7 +118,7 @@ class ChunkBuilder:
         template = self._template_for(str(system))
         opening = template.opening(text_turns(messages, "system prompt") if messages else system)  # type: ignore[arg-type]
         # without a template the tokenizer's own BOS opens the sequence
-        return template.ids(opening, special=not template.has_template)
+        return template.token_ids(opening, special=not template.has_template)
 
     def seams(self, system: str | None) -> Seams:
         """The chat template's text before the first chunk, after a question, and after an answer."""
@@ -179,7 +180,7 @@ class ChunkBuilder:
 
         ``special`` lets the tokenizer add its BOS.
         """
-        return self._template_for(text).ids(PromptText(text), special=special)
+        return self._template_for(text).token_ids(PromptText(text), special=special)
 
     def _template_for(self, text: str) -> PromptFormat:
         """What writes ``text``. Raises ProcessorRequired, naming it."""
@@ -236,7 +237,7 @@ class ChunkBuilder:
                 loaded.append({"type": kind, kind: load_image(item, cell or CELL), "sized": sized})
                 continue
             clip = load_clip(item, cell or CELL)
-            if self.format.takes_videos:
+            if "video" in self.format.kinds:
                 loaded.append({"type": kind, kind: clip, "sized": sized})
             else:
                 loaded += [{"type": "image", "image": frame, "sized": sized} for frame in clip.frames]
@@ -252,7 +253,7 @@ class ChunkBuilder:
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
         if not images and not clips:
-            ids = self.format.ids(written)
+            ids = self.format.token_ids(written)
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)

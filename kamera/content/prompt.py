@@ -7,39 +7,19 @@ piece works; others are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content.exclusive import exclusive_of
-from kamera.content.plain import PlainText
+from kamera.content.template import ChatTemplate, dropped
 from kamera.content.turns import Turn, check_role, strings_in
-from kamera.content.vanishing import Vanishing, name_of
-from kamera.errors import (
-    KameraError,
-    ModalityNotSupported,
-    ProcessorRequired,
-    RoleNotSupported,
-    UnsafeText,
-    first_line,
-    quote,
-)
+from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
 
 _MARK = "KAMERAMARK"
 _START = "KAMERASTART"
 _SOMETHING = "KAMERATEXT"
-
-
-@dataclass(frozen=True)
-class Seams:
-    """The template's text around the user's content."""
-
-    prefix: str  # system prompt and the opening of the user's turn
-    tail: str  # end of the user's turn and the opening of the answer
-    reopen: str  # end of an answer and the opening of the user's next turn
 
 
 class PromptText(NamedTuple):
@@ -50,45 +30,8 @@ class PromptText(NamedTuple):
     hidden: tuple[str, ...] = ()
 
 
-class PromptFormat:
-    """Renders content with a processor's (or a bare tokenizer's) chat template.
-
-    ``media`` are the ids of picture and clip placeholders. User content is text: special tokens count in
-    the template's own words only (`PlainText`).
-    """
-
-    def __init__(self, processor: Any, media: Sequence[int | None] = ()) -> None:
-        self.processor = processor
-        self.tokenizer: Any = getattr(processor, "tokenizer", processor)
-        # a fast tokenizer called by two threads at once raises "Already borrowed"
-        self.exclusive = exclusive_of(self.tokenizer)
-        self.takes_images = getattr(processor, "image_processor", None) is not None
-        self.takes_videos = getattr(processor, "video_processor", None) is not None
-        self.has_template = bool(
-            getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
-        )
-        self._vanishing = Vanishing(name_of(processor), self._whole)
-        self.plain = PlainText(self.tokenizer, media, self._wrapping)
-
-    def seams(self, system: str | None) -> Seams:
-        """The beginning of a window under this system prompt, and the end of a question."""
-        if not self.has_template:
-            return Seams(system or "", "", "")
-        opening = [] if system is None else [self._message("system", system)]
-        once = self._render([*opening, self._message("user", _MARK)], generation=True)
-        prefix, mark, tail = once.partition(_MARK)
-        if not mark:
-            raise _dropped()
-        turns = [
-            *opening,
-            self._message("user", _MARK + "1"),
-            self._message("assistant", _MARK + "2"),
-            self._message("user", _MARK + "3"),
-        ]
-        dialogue = self._render(turns, generation=False)
-        _, found, rest = dialogue.partition(_MARK + "2")
-        reopen, closed, _ = rest.partition(_MARK + "3")
-        return Seams(prefix, tail, reopen if found and closed else "")
+class PromptFormat(ChatTemplate):
+    """A chat template that writes the parts of a window: its beginning, chunks and questions."""
 
     def content_text(self, items: Sequence[dict[str, Any]]) -> str:
         """Token text of one chunk's content, placeholders unexpanded.
@@ -116,7 +59,7 @@ class PromptFormat:
 
         Raises RoleNotSupported for a role that the template lacks.
         """
-        self._check(turns)
+        self._check_roles(turns)
         return self._guard(turns, self._dialogue_text)
 
     def question(self, asked: str | Sequence[Turn], tail: str) -> PromptText:
@@ -124,7 +67,7 @@ class PromptFormat:
         if isinstance(asked, str):
             turn = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
             return self._guard(turn, partial(self._turn_text, tail=tail))
-        self._check(asked)
+        self._check_roles(asked)
         if [turn["role"] for turn in asked] == ["user"]:
             return self._guard(asked, partial(self._turn_text, tail=tail))
         return self._guard(asked, self._question_text)
@@ -136,12 +79,12 @@ class PromptFormat:
         if isinstance(system, str):
             turn = [{"role": "system", "content": [{"type": "text", "text": system}]}]
             return self._guard(turn, self._prefix_text)
-        self._check(system)
+        self._check_roles(system)
         return self._guard(system, self._opening_text)
 
-    def ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
+    def token_ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
         """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
-        ids = torch.tensor(self.plain.tokens(written.text, add_special_tokens=special), dtype=torch.int64)
+        ids = torch.tensor(self.ids(written.text, special=special), dtype=torch.int64)
         return self.plain.spliced(ids, written.word, written.hidden, {})[0] if written.hidden else ids
 
     # -- inside --------------------------------------------------------------------------------
@@ -180,23 +123,23 @@ class PromptFormat:
         return self._from_open_turn(turns)[0]
 
     def _opening_text(self, turns: list[Turn]) -> str:
-        whole = self._render(self._adapt(_with_mark(turns, _MARK)), generation=True)
+        whole = self.render(_with_mark(turns, _MARK), generation=True)
         before, found, _ = whole.partition(_MARK)
         if not found:
-            raise _dropped()
+            raise dropped()
         return before
 
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         is_open = turns[0]["role"] == "user"
         opened: list[Turn] = turns if is_open else [{"role": "user", "content": [_text(_START)]}, *turns]
-        whole = self._render(self._adapt(opened), generation=True)
+        whole = self.render(opened, generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
         if is_open:
             return self._behind_prefix(before), after
         _, found, text = before.partition(_START)
         if not found:
-            raise _dropped()
+            raise dropped()
         return text, after
 
     def _behind_prefix(self, rendered: str) -> str:
@@ -209,7 +152,7 @@ class PromptFormat:
             raise _torn()
         return rendered[shared:]
 
-    def _check(self, turns: Sequence[Turn]) -> None:
+    def _check_roles(self, turns: Sequence[Turn]) -> None:
         roles = [check_role(turn["role"]) for turn in turns]
         if not self.has_template:
             raise RoleNotSupported(
@@ -220,15 +163,14 @@ class PromptFormat:
                 self._check_kept(role)
         if any(turn.get("tool_calls") for turn in turns):
             opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}]
-            self._vanishing.check([*(opened if roles[0] != "user" else []), *turns])
+            self.check([*(opened if roles[0] != "user" else []), *turns])
 
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""
         opened: Turn = {"role": "user", "content": [_text("a")]}
 
         def rendered(by: str) -> str:
-            turns = [opened, {"role": by, "content": [_text(_MARK)]}]
-            return self._whole(turns)
+            return self.render([opened, {"role": by, "content": [_text(_MARK)]}], generation=False)
 
         try:
             written = rendered(role)
@@ -244,55 +186,11 @@ class PromptFormat:
                 "token ids"
             )
 
-    def _adapt(self, turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Turns in this template's form: content is a list of items if it takes pictures."""
-        if self.takes_images:
-            return [dict(turn) for turn in turns]
-        return [{**turn, "content": "".join(i["text"] for i in turn["content"])} for turn in turns]
-
-    def _wrapping(self) -> str:
-        try:
-            seams = self.seams(None)
-        except KameraError:
-            return ""  # a template that Kamera cannot cut is refused at its first use
-        return seams.prefix + seams.tail + seams.reopen
-
-    def _message(self, role: str, text: str) -> dict[str, Any]:
-        if self.takes_images:
-            return {"role": role, "content": [{"type": "text", "text": text}]}
-        return {"role": role, "content": text}
-
-    def _whole(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
-        """Turns as a template without tools shows them."""
-        return self._render(self._adapt(turns), generation=False)
-
-    def _render(self, messages: list[dict[str, Any]], generation: bool) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            rendered: str = self.processor.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=generation
-            )
-        except TemplateError as error:
-            roles = [m["role"] for m in messages]
-            raise RoleNotSupported(
-                f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; without a system "
-                "role pass system=None and put the instructions into the first chunk"
-            ) from None
-        return rendered
-
 
 def _torn() -> ModalityNotSupported:
     return ModalityNotSupported(
         "the chat template does not keep a user's media and text in one piece: build the chunk with "
         "chunk_from_tensors"
-    )
-
-
-def _dropped() -> ProcessorRequired:
-    return ProcessorRequired(
-        "the chat template drops the user's text: Kamera cannot find where chunks and questions go; build "
-        "chunks with chunk_from_tensors and pass token ids"
     )
 
 
