@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
-from kamera.content import Chunk, Message
+from kamera.content import Chunk, Message, tool_schema
 from kamera.edits import EditPolicy, Mode, edited
 from kamera.errors import PolicyRefused, quote
+from kamera.ops import digest
 from kamera.trust import GUARANTEES, Guarantee, OnLeave, ReusePolicy, at_least, weakest
 from kamera.window import Arrange, DialogueWindow, EngineSlot, KameraWindow, Plan, Slot
 
@@ -37,9 +40,20 @@ class Manner:
         if self.mode not in get_args(SessionMode):
             raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
 
+    @cached_property
+    def kind(self) -> str:
+        """The digest of its tools."""
+        return tools_digest(self.tools)
+
     def shaped(self, history: Sequence[Message], turn: int) -> list[Message]:
         """The history after the edit policy. Raises EditPolicyFailed."""
         return [*(history if self.edit_policy is None else edited(self.edit_policy, history, turn))]
+
+
+def tools_digest(tools: Sequence[Any] | None) -> str:
+    """A digest of tools as the template sees them; the same in every process."""
+    seen = None if tools is None else [tool_schema(tool) for tool in tools]
+    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
 class Order(NamedTuple):

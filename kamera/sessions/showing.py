@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from kamera import forks
 from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
@@ -97,24 +95,6 @@ class State:
         """The prompt's tokens behind the window's chunks, int64 ``[tokens]``."""
         assert self.layout is not None
         return question_ids(self.layout.prompt)
-
-
-class Turns:
-    """Lets the threads of one session change it one after another."""
-
-    def __init__(self) -> None:
-        self._lock = forks.Lock()
-
-    @contextmanager
-    def taken(self, seen: State) -> Iterator[State]:
-        """Context of one change; waits for those of other threads, and gives back the state seen before that.
-
-        Raises ValueError inside of another change of the same thread, whose state would replace this one's.
-        """
-        if self._lock.mine:
-            raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
-        with self._lock:
-            yield seen
 
 
 class Shown(NamedTuple):
