@@ -16,7 +16,7 @@ from kamera.content.media import load_image
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
 from kamera.content.template import Seams
-from kamera.content.turns import Turn, as_messages
+from kamera.content.turns import Turn, as_messages, said
 from kamera.content.video import Clip, load_clip, processor_media
 from kamera.errors import (
     EmptyChunk,
@@ -95,14 +95,11 @@ class ChunkBuilder:
 
         Special tokens spelt in text are text (`PlainText`); ids are checked against the vocabulary.
         """
-        if isinstance(question, str):
-            template = self._template_for(question)
-            return template.token_ids(template.question(question, tail))
         messages = as_messages(question)
-        if messages is None:
+        if messages is None and not isinstance(question, str):
             return self.checked_ids(question)
-        turns = text_turns(messages, "question")
-        template = self._template_for("messages")
+        template = self._template_for(str(question))
+        turns = said("user", str(question)) if messages is None else text_turns(messages, "question")
         return template.token_ids(template.question(turns, tail))
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
@@ -116,9 +113,10 @@ class ChunkBuilder:
         if self.format is None and not system:
             return torch.empty(0, dtype=torch.int64)
         template = self._template_for(str(system))
-        opening = template.opening(text_turns(messages, "system prompt") if messages else system)  # type: ignore[arg-type]
+        turns = text_turns(messages, "system prompt") if messages else []
+        turns = said("system", system) if isinstance(system, str) else turns
         # without a template the tokenizer's own BOS opens the sequence
-        return template.token_ids(opening, special=not template.has_template)
+        return template.token_ids(template.opening(turns), special=not template.has_template)
 
     def seams(self, system: str | None) -> Seams:
         """The chat template's text before the first chunk, after a question, and after an answer."""
@@ -247,8 +245,7 @@ class ChunkBuilder:
         assert self.format is not None
         items = [item for turn in turns for item in turn["content"]]
         plain = [{**turn, "content": [_placeholder(i) for i in turn["content"]]} for turn in turns]
-        bare = len(turns) == 1 and turns[0].keys() == {"role", "content"} and turns[0]["role"] == "user"
-        written = self.format.content(plain[0]["content"]) if bare else self.format.dialogue(plain)
+        written = self.format.chunk(plain)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]

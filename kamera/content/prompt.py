@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kamera.content.template import ChatTemplate, dropped
-from kamera.content.turns import Turn, check_role, strings_in
+from kamera.content.turns import Turn, check_role, said, strings_in
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
 
 _MARK = "KAMERAMARK"
@@ -48,39 +48,23 @@ class PromptFormat(ChatTemplate):
             return "".join(i["text"] for i in items)
         return self._dialogue_text([{"role": "user", "content": list(items)}])
 
-    # -- text for token ids --------------------------------------------------------------------
+    def chunk(self, turns: Sequence[Turn]) -> PromptText:
+        """A chunk, which begins and ends within a window's open user turn.
 
-    def content(self, items: Sequence[dict[str, Any]]) -> PromptText:
-        """Content of a chunk; ``items`` as in `content_text`."""
-        return self._guard([{"role": "user", "content": list(items)}], self._turn_text)
-
-    def dialogue(self, turns: Sequence[Turn]) -> PromptText:
-        """Messages as a chunk, which begins and ends within a window's open user turn.
-
-        Raises RoleNotSupported for a role that the template lacks.
+        Raises RoleNotSupported for a role that the template lacks, as all here.
         """
-        self._check_roles(turns)
-        return self._guard(turns, self._dialogue_text)
+        bare = self._is_bare(turns, "user")
+        return self._guard(turns, self._turn_text if bare else self._dialogue_text)
 
-    def question(self, asked: str | Sequence[Turn], tail: str) -> PromptText:
-        """A question within the user's open turn, up to the answer. ``tail`` follows a question of text."""
-        if isinstance(asked, str):
-            turn = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
-            return self._guard(turn, partial(self._turn_text, tail=tail))
-        self._check_roles(asked)
-        if [turn["role"] for turn in asked] == ["user"]:
-            return self._guard(asked, partial(self._turn_text, tail=tail))
-        return self._guard(asked, self._question_text)
+    def question(self, turns: Sequence[Turn], tail: str) -> PromptText:
+        """A question within the user's open turn, up to the answer. ``tail`` follows a user's one turn."""
+        bare = self._is_bare(turns, "user")
+        return self._guard(turns, partial(self._turn_text, tail=tail) if bare else self._question_text)
 
-    def opening(self, system: str | Sequence[Turn] | None) -> PromptText:
+    def opening(self, turns: Sequence[Turn]) -> PromptText:
         """The beginning of a window: a system prompt or messages, then the opening of the user's turn."""
-        if system is None:
-            return PromptText(self.seams(None).prefix)
-        if isinstance(system, str):
-            turn = [{"role": "system", "content": [{"type": "text", "text": system}]}]
-            return self._guard(turn, self._prefix_text)
-        self._check_roles(system)
-        return self._guard(system, self._opening_text)
+        bare = self._is_bare(turns, "system")
+        return self._guard(turns, self._opening_text if self.has_template or not bare else self._turn_text)
 
     def token_ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
         """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
@@ -106,10 +90,7 @@ class PromptFormat(ChatTemplate):
         return PromptText(render([_with_text(turn, word) for turn in turns]), word, texts)
 
     def _turn_text(self, turns: list[Turn], tail: str = "") -> str:
-        return self.content_text(turns[0]["content"]) + tail
-
-    def _prefix_text(self, turns: list[Turn]) -> str:
-        return self.seams(self._turn_text(turns)).prefix
+        return self.content_text([item for turn in turns for item in turn["content"]]) + tail
 
     def _dialogue_text(self, turns: list[Turn]) -> str:
         # A question always follows a chunk, and templates render media before text differently from
@@ -132,8 +113,7 @@ class PromptFormat(ChatTemplate):
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         is_open = turns[0]["role"] == "user"
-        opened: list[Turn] = turns if is_open else [{"role": "user", "content": [_text(_START)]}, *turns]
-        whole = self.render(opened, generation=True)
+        whole = self.render(turns if is_open else [*said("user", _START), *turns], generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
         if is_open:
             return self._behind_prefix(before), after
@@ -152,7 +132,10 @@ class PromptFormat(ChatTemplate):
             raise _torn()
         return rendered[shared:]
 
-    def _check_roles(self, turns: Sequence[Turn]) -> None:
+    def _is_bare(self, turns: Sequence[Turn], role: str) -> bool:
+        """True for content of this role alone. Raises RoleNotSupported for others that the template lacks."""
+        if all(turn == {"role": role, "content": turn.get("content")} for turn in turns) and len(turns) < 2:
+            return True
         roles = [check_role(turn["role"]) for turn in turns]
         if not self.has_template:
             raise RoleNotSupported(
@@ -162,15 +145,14 @@ class PromptFormat(ChatTemplate):
             if role not in ("user", "system"):
                 self._check_kept(role)
         if any(turn.get("tool_calls") for turn in turns):
-            opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}]
-            self.check([*(opened if roles[0] != "user" else []), *turns])
+            self.check([*(said("user", _START) if roles[0] != "user" else []), *turns])
+        return False
 
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""
-        opened: Turn = {"role": "user", "content": [_text("a")]}
 
         def rendered(by: str) -> str:
-            return self.render([opened, {"role": by, "content": [_text(_MARK)]}], generation=False)
+            return self.render([*said("user", "a"), *said(by, _MARK)], generation=False)
 
         try:
             written = rendered(role)
@@ -194,10 +176,6 @@ def _torn() -> ModalityNotSupported:
     )
 
 
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
 def _with_text(turn: Turn, word: str) -> Turn:
     """The turn with ``word`` for each of its texts."""
     content = [{**i, "text": word} if i.get("text") else i for i in turn["content"]]
@@ -206,7 +184,7 @@ def _with_text(turn: Turn, word: str) -> Turn:
 
 def _with_mark(turns: Sequence[Turn], mark: str) -> list[Turn]:
     """``turns`` with ``mark`` at the end of the user's turn."""
-    *before, last = turns
-    if last["role"] != "user":
-        return [*turns, {"role": "user", "content": [_text(mark)]}]
-    return [*before, {**last, "content": [*last["content"], _text(mark)]}]
+    (marked,) = said("user", mark)
+    if not turns or turns[-1]["role"] != "user":
+        return [*turns, marked]
+    return [*turns[:-1], {**turns[-1], "content": [*turns[-1]["content"], *marked["content"]]}]
