@@ -256,7 +256,7 @@ class ChunkBuilder:
             return self.from_tensors(ids, {}, fingerprint, label)
         media = processor_media(images, clips)
         try:
-            with self.format.exclusive.alone():
+            with self.format.exclusive:
                 made = self.format.processor(text=[written.text], add_special_tokens=False, **media)
         except ImportError as error:
             raise ModalityNotSupported(

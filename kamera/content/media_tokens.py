@@ -63,7 +63,7 @@ class MediaTokens:
         clips = [load_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
-        with self._template.exclusive.alone():
+        with self._template.exclusive:
             media = processor_media(images, clips)
             made = self._template.processor(text=[text], **media, add_special_tokens=special)
         return {name: torch.as_tensor(value) for name, value in made.items()}
@@ -71,7 +71,7 @@ class MediaTokens:
     def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
         given = processor_media([pixels], []) if kind == "image" else processor_media([], [pixels])
         text = [self._template.placeholder(kind)]
-        with self._template.exclusive.alone():
+        with self._template.exclusive:
             made = self._template.processor(text=text, **given, add_special_tokens=False)
         inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
         ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())

@@ -49,7 +49,7 @@ class PlainText:
         """Ids of trusted text: special tokens in it count."""
         if not text:
             return []
-        with self._exclusive.alone():
+        with self._exclusive:
             return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
 
     def is_plain(self, text: str) -> bool:
@@ -71,7 +71,7 @@ class PlainText:
 
     def stand_in(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
-        with self._exclusive.alone():
+        with self._exclusive:
             own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guarded.items():

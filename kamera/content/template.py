@@ -147,7 +147,7 @@ class ChatTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        with self.exclusive.alone():
+        with self.exclusive:
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     @cached_property

@@ -60,12 +60,13 @@ class State:
     borrowed: bool = False
     ahead: State | None = None
 
-    def start_of(self, prompt: Rendered) -> State:
-        """This state, or what was prepared, if that has more of the prompt in place."""
+    def start_of(self, prompt: Rendered) -> tuple[State, int]:
+        """This state, or what was prepared, if that has more of the prompt in place; and how many tokens."""
         ahead = self.ahead
         if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
-            return self
-        return ahead if in_place(ahead.layout, prompt) > in_place(self.layout, prompt) else self
+            return self, 0
+        more = in_place(ahead.layout, prompt) - in_place(self.layout, prompt)
+        return (ahead, more) if more > 0 else (self, 0)
 
     def changed(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
@@ -119,7 +120,7 @@ def shown(
     Raises the errors of `Conversations.render` and of the window.
     """
     prompt, reuse = anchors.conversations.render(shaped, tools=manner.tools), manner.reuse
-    start = old.start_of(prompt)
+    start, anticipated = old.start_of(prompt)
     before = start.layout
     if (
         not isinstance(start.window, KameraWindow)
@@ -148,7 +149,7 @@ def shown(
     mode = applied(choice.on_leave)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
-        total = replace(total, anticipated=_anticipated(old, start, prompt))
+        total = replace(total, anticipated=anticipated)
     layout = orders.layout(choice.on_leave)
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
     return Shown(replace(state, ahead=None, borrowed=False), total, answer)
@@ -227,13 +228,6 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
             f"the prompt has {used} positions, this model {limit}: remove messages, or give the session an "
             "edit policy that does"
         )
-
-
-def _anticipated(old: State, start: State, prompt: Rendered) -> int:
-    """Tokens of the prompt that stand in place where it starts from, and did not in the last window."""
-    if start is old or start.layout is None or old.layout is None:
-        return 0
-    return in_place(start.layout, prompt) - in_place(old.layout, prompt)
 
 
 def tokens_dropped(before: Layout, prompt: Rendered) -> int:

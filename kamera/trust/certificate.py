@@ -35,9 +35,7 @@ class Finding:
 
     ``n`` questions were asked; a guess is right with probability ``chance``. ``reprefill``, ``blind`` and
     ``served`` are accuracies; ``eta`` and ``flip_recover`` are None if blind reuse lost nothing that could be
-    won back. ``closed`` is, by channel and layer, the served share of what a patch of its size restores of
-    the KV that blind reuse lacks, the least of all chunks (None: not measured). ``reason`` gives
-    the grounds of the verdict in one line.
+    won back. ``reason`` gives the grounds of the verdict in one line.
     """
 
     verdict: Verdict
@@ -49,7 +47,6 @@ class Finding:
     served: Estimate
     eta: Estimate | None
     flip_recover: Estimate | None
-    closed: dict[str, list[float]] | None = None
 
 
 @dataclass(frozen=True)

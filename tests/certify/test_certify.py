@@ -16,8 +16,8 @@ from kamera.certify import probe as probe_module
 from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, digest_of
+from kamera.certify.run import PROBES, scenes_of
 from kamera.certify.sabotage import SABOTAGES
-from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired
@@ -259,14 +259,14 @@ def test_the_rules_of_the_verdict(case):
 
 def test_kv_that_is_wrong_is_unsafe_however_it_answers():
     right = answers(100, blind=80)
-    assert judge(right, 0.1, KVComparison({"k": [1.0, 0.99]})).verdict == "safe"
-    found = judge(right, 0.1, KVComparison({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
+    assert judge(right, 0.1, KVComparison()).verdict == "safe"
+    found = judge(right, 0.1, KVComparison(flaw="in layer 1 channel k it is scaled"))
     assert (found.verdict, found.reason) == ("unsafe", "in layer 1 channel k it is scaled")
-    assert (found.served.mean, found.closed) == (1.0, {"k": [1.0, 0.9]})
+    assert found.served.mean == 1.0
 
 
 def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
-    short = KVComparison({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
+    short = KVComparison(lack="of what blind reuse lacks, the served KV has 0.04 in k")
     found = judge(answers(100, blind=80), 0.1, short)
     assert found.verdict == "cannot tell"
     assert "the served KV has 0.04 in k" in found.reason

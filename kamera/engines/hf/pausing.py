@@ -49,7 +49,7 @@ class Pauses:
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the model for the block; it is not let go of in between."""
-        return self._exclusive.alone()
+        return self._exclusive
 
     @property
     def mine(self) -> bool:
@@ -67,7 +67,7 @@ class Pauses:
             yield
             return
         self._calls.give_way()
-        with self._exclusive.alone() if alone else nullcontext():
+        with self._exclusive if alone else nullcontext():
             self._here.pauses = pauses and is_later()
             try:
                 yield
