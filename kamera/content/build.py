@@ -17,15 +17,13 @@ from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
 from kamera.content.template import Seams
 from kamera.content.turns import Turn, as_messages, said
-from kamera.content.video import Clip, load_clip, processor_media
+from kamera.content.video import Clip, load_clip
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
-    KameraError,
     ModalityNotSupported,
     ProcessorRequired,
     UnreadableMedia,
-    first_line,
     quote,
 )
 
@@ -254,31 +252,14 @@ class ChunkBuilder:
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
-        media = processor_media(images, clips)
-        try:
-            with self.format.exclusive:
-                made = self.format.processor(text=[written.text], add_special_tokens=False, **media)
-        except ImportError as error:
-            raise ModalityNotSupported(
-                f"the processor needs a package for {sorted({i['type'] for i in items})}: {error}"
-            ) from None
-        except KameraError:
-            raise
-        except ValueError as error:
-            raise UnreadableMedia(f"the processor refuses {quote(label)}: {first_line(error)}") from error
-        check_sizes(self.format.processor, items, made)
-        ids, inputs = torch.as_tensor(made["input_ids"])[0], dict(made)
+        inputs: dict[str, Any] = self.format.processed(written.text, images, clips)
+        check_sizes(self.format.processor, items, inputs)
+        ids = inputs.pop("input_ids")[0]
         if written.hidden:
             ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
-        inputs = {k: v for k, v in inputs.items() if k in self.accepted and k != "input_ids"}
-        picture = next(
-            (
-                i["image"] if i["type"] == "image" else i["video"].frames[0]
-                for i in items
-                if i["type"] != "text"
-            ),
-            None,
-        )
+        inputs = {name: value for name, value in inputs.items() if name in self.accepted}
+        first = next(i for i in items if i["type"] != "text")
+        picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
 
 

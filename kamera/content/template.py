@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
+import torch
+from PIL import Image
+
 from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
 from kamera.content.items import is_picture, kind_of, media_item, no_item
 from kamera.content.plain import PlainText
 from kamera.content.turns import strings_in
 from kamera.content.vanishing import Vanishing
+from kamera.content.video import Clip, processor_media
 from kamera.errors import (
     KameraError,
     ModalityNotSupported,
     ProcessorRequired,
     RoleNotSupported,
+    UnreadableMedia,
     UnsafeText,
     first_line,
     quote,
@@ -144,6 +149,25 @@ class ChatTemplate:
     def ids(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of trusted text; ``special`` lets the tokenizer add its own."""
         return self.plain.tokens(text, add_special_tokens=special)
+
+    def processed(
+        self, text: str, images: Sequence[Image.Image], clips: Sequence[Clip], *, special: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs of a text with placeholders and its media, from one call of the processor.
+
+        ``special`` as for `ids`. Raises UnreadableMedia for media that it refuses, ModalityNotSupported.
+        """
+        media = processor_media(images, clips)
+        try:
+            with self.exclusive:
+                made = self.processor(text=[text], add_special_tokens=special, **media)
+        except ImportError as error:
+            raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
+        except KameraError:
+            raise
+        except ValueError as error:
+            raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
+        return {name: torch.as_tensor(value) for name, value in made.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
