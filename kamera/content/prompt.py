@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.content.prefix import common_prefix
 from kamera.content.template import ChatTemplate, dropped
 from kamera.content.turns import Turn, check_role, said, strings_in
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
@@ -125,10 +126,8 @@ class PromptFormat(ChatTemplate):
     def _behind_prefix(self, rendered: str) -> str:
         """``rendered`` without the window's prefix, with which it begins."""
         prefix = self.seams(None).prefix
-        pairs = zip(rendered, prefix, strict=False)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(prefix))
-        # whitespace may differ
-        if prefix[shared:].strip() or len(rendered) < shared:
+        shared = common_prefix(rendered, prefix)
+        if prefix[shared:].strip():  # whitespace may differ
             raise _torn()
         return rendered[shared:]
 

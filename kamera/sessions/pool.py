@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class SessionPool:
         self._account = Account()
         self._entries = Entries()  # the last used one at the end
         self._tails, self._clocks = Tails(), Clocks()
-        self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
+        self._counts = Counter[str]()
 
     def send(
         self,
@@ -383,12 +384,10 @@ class SessionPool:
             if turn is not None:  # an edit of messages takes no answer back from its owner
                 entry.tails = tails
                 self._tails.give(tails)
-            for name, count in ({} if turn is None else turn_counts(turn.report)).items():
-                self._counts[name] += count
+                self._counts.update(turn_counts(turn.report))
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
             dropped = key not in self._entries
-            for how, evicted in trim(self._entries, self.max_sessions, self.max_bytes).items():
-                self._counts[how] += evicted
+            self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
         if dropped and self._saved is not None:
             self._saved.remove(*key)

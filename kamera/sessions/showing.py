@@ -27,8 +27,8 @@ from kamera.sessions.layout import (
     lent,
     question_ids,
 )
-from kamera.sessions.modes import Choice, Manner, applied, cheapest, choices
-from kamera.sessions.ordering import Orders
+from kamera.sessions.modes import Manner, applied, choices
+from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import KameraWindow, cut
 
@@ -132,8 +132,9 @@ def shown(
     else:
         window, opening = anchors.fork(start.window), Spent()
         prompt = prompt.cut_as(before.prompt)
-    orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
-    prompt, slots = orders.prompt, window.slots
+    choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
+    layout, slots = choice.order.layout, window.slots
+    prompt = layout.prompt
     admissions = admissions_of(window, choice.plan, choice.order.recurring) if reuse else ()
     answer = None
     if options is None:
@@ -150,17 +151,8 @@ def shown(
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
         total = replace(total, anticipated=anticipated)
-    layout = orders.layout(choice.on_leave)
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
     return Shown(replace(state, ahead=None, borrowed=False), total, answer)
-
-
-class Chosen(NamedTuple):
-    """How a window is brought to a prompt; ``found`` is what of it came before, if that was looked for."""
-
-    orders: Orders
-    choice: Choice
-    found: Recut | None
 
 
 def chosen(
@@ -172,11 +164,12 @@ def chosen(
     modes: Sequence[str],
     reuse: bool,
     borrowed: bool = False,
-) -> Chosen:
+) -> tuple[Choice, Recut | None]:
     """The cheapest way from the layout ``before`` of a window to the prompt of ``messages``.
 
-    The window's texts are cut where the prompt changes their inside. Of a ``borrowed`` window only what the
-    prompt begins with stays. Raises WindowFull and PolicyRefused.
+    With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
+    their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
+    PolicyRefused.
     """
     discovery = discovery_for(anchors, window, reuse)
     found = None if discovery is None else cut_anew(discovery, prompt, before)
@@ -189,8 +182,7 @@ def chosen(
     apart, samples = stands_apart(window, reuse), window.policy.samples
     orders = Orders(anchors, prompt, before, media, again, apart, samples)
     among = choices(modes, window.policy.minimum, reuse)
-    choice = cheapest(window, among, orders.under, strict(window.policy) if reuse else window.policy)
-    return Chosen(orders, choice, found)
+    return cheapest(window, among, orders, strict(window.policy) if reuse else window.policy), found
 
 
 def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:

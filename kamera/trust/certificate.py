@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from kamera.errors import InvalidCertificate, StoreError, quote
+import cattrs
+
+from kamera.errors import InvalidCertificate, StoreError
 from kamera.files import published
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
 
 FORMAT, _REMEDY = 1, "run kamera certify MODEL --output DIR"
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 """What a probe finds of a guarantee."""
@@ -169,9 +172,11 @@ class Certificate:
             elif seal != _digest(content):
                 why = f"{where} was changed after it was written: its digest does not match"
             else:
-                return _built(content)
+                return _CONVERTER.structure(content, cls)
         except FileNotFoundError:
             why = f"no certificate at {where}"
+        except cattrs.BaseValidationError as error:
+            why = f"{where} is no certificate ({'; '.join(cattrs.transform_error(error))})"
         except (OSError, KeyError) as error:
             why = f"{where} is no certificate ({type(error).__name__}: {error})"
         except (AttributeError, TypeError, ValueError) as error:
@@ -189,29 +194,3 @@ def _short(value: object) -> object:
     """A digest by its first digits."""
     text = str(value)
     return text[:12] if len(text) == 64 else text or "none"
-
-
-def _built(content: Any) -> Certificate:
-    found = dict(_exactly(Certificate, content))
-    for group in ("findings", "sabotages"):
-        found[group] = {name: _finding(finding) for name, finding in found[group].items()}
-    for guarantee in found["findings"]:
-        if guarantee not in GUARANTEES:
-            raise ValueError(f"finding {quote(guarantee)} is about none of {', '.join(GUARANTEES)}")
-    return Certificate(**found)
-
-
-def _finding(content: Any) -> Finding:
-    found = dict(_exactly(Finding, content))
-    if found["verdict"] not in get_args(Verdict):
-        raise ValueError(f"verdict {found['verdict']!r} is none of {', '.join(get_args(Verdict))}")
-    for name in ("reprefill", "blind", "served", "eta", "flip_recover"):
-        found[name] = None if found[name] is None else Estimate(**found[name])
-    return Finding(**found)
-
-
-def _exactly(cls: type, content: Any) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    if not isinstance(content, dict) or set(content) != names:
-        raise ValueError(f"its fields are not {', '.join(sorted(names))}")
-    return content

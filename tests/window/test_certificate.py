@@ -245,15 +245,15 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
             Certificate.read(path)
     path.write_text(json.dumps(document))
     reseal(path, extra=1)
-    with pytest.raises(InvalidCertificate, match="its fields are not"):
+    with pytest.raises(InvalidCertificate, match=r"extra fields found \(extra\)"):
         Certificate.read(path)
     path.write_text(json.dumps(document))
     fine = {**document["certificate"]["findings"]["patched"], "verdict": "fine"}
     reseal(path, findings={"patched": fine})
-    with pytest.raises(InvalidCertificate, match="verdict 'fine' is none of"):
+    with pytest.raises(InvalidCertificate, match=r"fine not in literal.*\['patched'\]\.verdict"):
         Certificate.read(path)
     reseal(path, findings={"perfect": document["certificate"]["findings"]["patched"]})
-    with pytest.raises(InvalidCertificate, match="finding 'perfect' is about none of"):
+    with pytest.raises(InvalidCertificate, match=r"perfect not in literal.*findings\['perfect'\]"):
         Certificate.read(path)
     with pytest.raises(InvalidCertificate, match="no certificate at"):
         Certificate.read(folder / "missing.json")
