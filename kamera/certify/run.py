@@ -66,17 +66,10 @@ def certify(
                 bar.update(count)
         if poll.done:
             break
-    grounds = grounds_of(engine, policy.budget)
     findings, wrong = poll.findings_of()
     return Certificate(
-        fingerprint=grounds.fingerprint,
         model=model or type(engine.model).__name__,
-        dtype=grounds.dtype,
-        vocabulary=grounds.vocabulary,
-        position_limit=grounds.position_limit,
-        versions=grounds.versions,
-        rank=rank,
-        patch_bytes=patch_bytes,
+        grounds=grounds_of(engine, policy.budget),
         probe=probe,
         probe_digest=digest_of(probe, poll.shown),
         divergence=DIVERGENCE,

@@ -130,7 +130,7 @@ def _certificate(backbone: HfEngine) -> str:
     others |= {g: f"{g} unsafe" for g in found.denied}
     withheld = f"; withheld: {', '.join(others.values())}" if others else ""
     probe = f"(probe {certificate.probe!r}, {certificate.created})"
-    return f"serves {', '.join(safe)} at rank {certificate.rank}{withheld} {probe}"
+    return f"serves {', '.join(safe)} at rank {grounds.budget.rank}{withheld} {probe}"
 
 
 def _notes(backbone: HfEngine) -> list[str]:

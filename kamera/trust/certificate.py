@@ -72,20 +72,14 @@ class Grounds:
 class Certificate:
     """The outcome of one probe on one set of `Grounds`.
 
-    ``model`` is a name for people; a certificate is bound to its grounds, whose fields it lists. ``findings``
-    has one entry for each tested guarantee. ``sabotages`` are findings on deliberately wrong operators, by
-    their defect: they show which errors the probe detects. ``divergence`` is that of the antecedents with
-    which "near" was tested. ``created`` is UTC, ISO 8601.
+    ``model`` is a name for people; a certificate is bound to its ``grounds``. ``findings`` has one entry for
+    each tested guarantee. ``sabotages`` are findings on deliberately wrong operators, by their defect: they
+    show which errors the probe detects. ``divergence`` is that of the antecedents with which "near" was
+    tested. ``created`` is UTC, ISO 8601.
     """
 
-    fingerprint: str
     model: str
-    dtype: str
-    vocabulary: str
-    position_limit: int | None
-    versions: dict[str, str]
-    rank: int
-    patch_bytes: float | None
+    grounds: Grounds
     probe: str
     probe_digest: str
     divergence: float
@@ -95,24 +89,24 @@ class Certificate:
 
     def difference(self, grounds: Grounds) -> str | None:
         """The first difference from the measured grounds, in one line; None if none."""
-        budget, versions = grounds.budget, grounds.versions
+        ours, theirs = self.grounds, grounds.versions
         pairs: list[tuple[str, object, str, object]] = [
-            ("in", self.dtype, "this model is in", grounds.dtype),
-            ("with vocabulary", self.vocabulary, "this tokenizer's is", grounds.vocabulary),
-            ("with positions up to", self.position_limit, "this model's end at", grounds.position_limit),
+            ("in", ours.dtype, "this model is in", grounds.dtype),
+            ("with vocabulary", ours.vocabulary, "this tokenizer's is", grounds.vocabulary),
+            ("with positions up to", ours.position_limit, "this model's end at", grounds.position_limit),
         ]
         settings = "this one has other weights, adapters, module, rotary or processor settings:"
-        pairs.append(("on backbone", self.fingerprint, settings, grounds.fingerprint))
-        for name in versions | self.versions:
-            pairs.append((f"with {name}", self.versions.get(name), f"this is {name}", versions.get(name)))
+        pairs.append(("on backbone", ours.fingerprint, settings, grounds.fingerprint))
+        for name in theirs | ours.versions:
+            pairs.append((f"with {name}", ours.versions.get(name), f"this is {name}", theirs.get(name)))
         pairs += [
-            ("with patches of rank", self.rank, "the policy's rank is", budget.rank),
-            ("with patch_bytes", self.patch_bytes, "the policy's is", budget.share),
+            ("with patches of rank", ours.budget.rank, "the policy's rank is", grounds.budget.rank),
+            ("with patch_bytes", ours.budget.share, "the policy's is", grounds.budget.share),
         ]
         for measured, then, here, now in pairs:
             if then != now:
                 return f"it was measured {measured} {_short(then)}, {here} {_short(now)}"
-        if budget.layers is not None:
+        if ours.budget != grounds.budget:
             return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
 
@@ -137,8 +131,9 @@ class Certificate:
     @property
     def file_name(self) -> str:
         """File name in a directory: a new run of one probe on one backbone and budget replaces the last."""
-        bytes_too = "" if self.patch_bytes is None else f"-bytes{self.patch_bytes:g}"
-        return f"{self.fingerprint[:16]}-rank{self.rank}{bytes_too}-{self.probe}.json"
+        budget = self.grounds.budget
+        bytes_too = "" if budget.share is None else f"-bytes{budget.share:g}"
+        return f"{self.grounds.fingerprint[:16]}-rank{budget.rank}{bytes_too}-{self.probe}.json"
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write it into a directory (created if missing), atomically; returns the file.

@@ -89,9 +89,9 @@ def test_a_certificate_is_bound_to_what_it_measured(made, trained):
     certificate = made[-1]
     grounds = grounds_of(trained, PatchBudget(32, ReusePolicy.patch_bytes))
     assert certificate.difference(grounds) is None
-    assert (certificate.rank, certificate.probe, certificate.model) == (32, "world", "testbed")
-    assert (certificate.dtype, certificate.versions) == ("float32", library_versions())
-    assert len(certificate.vocabulary) == 64 and certificate.position_limit is not None
+    assert (certificate.grounds, certificate.probe, certificate.model) == (grounds, "world", "testbed")
+    assert (grounds.dtype, grounds.versions) == ("float32", library_versions())
+    assert len(grounds.vocabulary) == 64 and grounds.position_limit is not None
     assert "bfloat16" in certificate.difference(replace(grounds, dtype="bfloat16"))
     words = "vocabulary .* this tokenizer's is 000000000000"
     assert re.search(words, certificate.difference(replace(grounds, vocabulary="0" * 64)))
