@@ -335,20 +335,20 @@ class SessionPool:
         if self._saved is None:
             return None
         tenant, name, prompt = asked.tenant, asked.session_id, asked.prompt
-        anchors, kind = asked.anchors, asked.manner.kind
+        anchors, manner = asked.anchors, asked.manner
         self._let_go(tenant, name)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held = candidates(self._entries, tenant, kind, self._tails)
+            held = candidates(self._entries, tenant, manner.kind, self._tails)
         if name in known:
             return None
         try:
-            session = None if name is None else self._saved.load(name, anchors, self._manner)
+            session = None if name is None else self._saved.load(name, anchors, manner)
             if session is None and prompt is not None and asked.after is None:
-                there = self._saved.candidates(anchors, self._manner, kind)
+                there = self._saved.candidates(anchors, manner)
                 there = {name: saved for name, saved in there.items() if name not in known}
                 name = best_match(prompt, held | there, self.min_tokens).name
-                session = self._saved.load(name, anchors, self._manner) if name in there else None
+                session = self._saved.load(name, anchors, manner) if name in there else None
         except KameraError:
             if prompt is None:
                 raise

@@ -109,9 +109,10 @@ class SavedSessions:
         """Ids of a tenant's sessions on the disk, in order."""
         return sorted(h.id for h in self._known() if h.tenant == tenant and h.id is not None)
 
-    def candidates(self, anchors: Anchors, manner: Manner, kind: str) -> dict[str, Candidate]:
-        """Saved sessions by id that `load` would give a window; ``kind`` is the digest of their tools."""
-        own = (anchors.backbone.fingerprint, anchors.store.tenant, anchors.policy, anchors.max_tokens, kind)
+    def candidates(self, anchors: Anchors, manner: Manner) -> dict[str, Candidate]:
+        """Saved sessions of the ``manner``'s tools, by id, that `load` would give a window."""
+        store, kind = anchors.store, manner.kind
+        own = (anchors.backbone.fingerprint, store.tenant, anchors.policy, anchors.max_tokens, kind)
         samples = anchors.policy is not None and anchors.policy.samples
         found = {}
         for one in self._known():

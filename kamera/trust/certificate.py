@@ -172,10 +172,8 @@ class Certificate:
             why = f"no certificate at {where}"
         except cattrs.BaseValidationError as error:
             why = f"{where} is no certificate ({'; '.join(cattrs.transform_error(error))})"
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
             why = f"{where} is no certificate ({type(error).__name__}: {error})"
-        except (AttributeError, TypeError, ValueError) as error:
-            why = f"{where} is no certificate ({error})"
         raise InvalidCertificate(f"{why}: {_REMEDY}")
 
 
