@@ -13,17 +13,18 @@ from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Recut, admissions_of, as_placed, strict
-from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart
+from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
+    anchor_segments,
     anchor_tokens,
     cut_at,
     cuts,
     in_place,
+    last_said,
     lent,
     question_ids,
 )
@@ -143,9 +144,8 @@ def shown(
         said, report = window.respond(question_ids(prompt), choice.plan, **options)
         answer = str(said)
     admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
-    discovery = discovery_for(anchors, window, reuse)
-    if discovery is not None and found is not None:
-        discovery.add(found.prompt, found.cuts)
+    if found is not None:
+        discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
     left = 0 if before is None or old.layout is None or old.borrowed else tokens_dropped(old.layout, prompt)
     mode = applied(choice.on_leave)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
@@ -171,8 +171,8 @@ def chosen(
     their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
     PolicyRefused.
     """
-    discovery = discovery_for(anchors, window, reuse)
-    found = None if discovery is None else cut_anew(discovery, prompt, before)
+    policy = strict(window.policy) if reuse else window.policy
+    found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
     prompt = prompt if found is None else found.rendered
     if before is not None:
         before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
@@ -182,7 +182,24 @@ def chosen(
     apart, samples = stands_apart(window, reuse), window.policy.samples
     orders = Orders(anchors, prompt, before, media, again, apart, samples)
     among = choices(modes, window.policy.minimum, reuse)
-    return cheapest(window, among, orders, strict(window.policy) if reuse else window.policy), found
+    return cheapest(window, among, orders, policy), found
+
+
+def stands_apart(window: KameraWindow, reuse: bool) -> bool:
+    """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
+    return reuse or window.policy.forms == "always"
+
+
+def _cut_anew(anchors: Anchors, prompt: Rendered, before: Layout | None) -> Recut:
+    """The prompt cut where parts of it came before in any conversation on the store.
+
+    Segments that the window has, the system prompt, and the last answer, whose KV may be at hand, stay.
+    """
+    first = anchor_segments(prompt)
+    start = prompt.segments[first].start if first < len(prompt.segments) else prompt.stable
+    own = () if before is None else before.prompt.segment_ids()
+    discovery = discovery_of(anchors.backbone, anchors.store)
+    return recut(prompt, discovery, start, {*own, *last_said(prompt)})
 
 
 def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
