@@ -79,6 +79,15 @@ class Lock:
         """True if this thread holds it."""
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
 
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Let other threads in for the block; this thread holds the lock, once."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
     def _in_child(self) -> None:
         if self._lock.acquire(blocking=False):  # free, or the forking thread's own
             self._lock.release()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -96,24 +96,17 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
 
 @dataclass(frozen=True)
 class KVComparison:
-    """What KV was found to be.
+    """What is wrong with KV (``flaw``), and what a patch of its size does not hold (``lack``).
 
-    ``closed`` is, by channel and layer, the least share over chunks of what the best patch of its size
-    restores that is served: 1 for a sound build. ``flaw`` says what is wrong, ``lack`` what a patch of this
-    size does not hold, in one line each; empty if nothing is.
+    One line each, empty if nothing is.
     """
 
-    closed: dict[str, list[float]] = field(default_factory=dict)
     flaw: str = ""
     lack: str = ""
 
     def __and__(self, other: KVComparison) -> KVComparison:
-        """Both, of one layout: the lesser shares, and the first flaw."""
-        closed = {
-            name: [min(pair) for pair in zip(shares, other.closed.get(name, shares), strict=True)]
-            for name, shares in (other.closed | self.closed).items()
-        }
-        return KVComparison(closed, self.flaw or other.flaw, self.lack or other.lack)
+        """Both: the first flaw, and the first lack."""
+        return KVComparison(self.flaw or other.flaw, self.lack or other.lack)
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,6 @@ class Truth:
     def compare(self, served: Sequence[KV], *, said: bool = True) -> KVComparison:
         """Served KV of the same chunks; ``said`` asks whether it is what their stored patches say, too."""
         flaw = next(self._unlike_said(served), "") if said else ""
-        closed: dict[str, list[float]] = {}
         sums: dict[str, list[float]] = {}
         for n, (kv, place) in enumerate(zip(served, self.places, strict=True)):
             ours = deficit(kv, place.canonical, self.layout, place.offset)
@@ -155,17 +147,14 @@ class Truth:
                     lacking, got = self._deficits[n][i][c.name], ours[i][c.name]
                     kept = self._energies[n][i, c.name]
                     off, rounding = _energy(lacking - got), _rounding(kv[i][c.name].dtype) * kept.whole
-                    share = _share(kept, off, rounding)
-                    shares = closed.setdefault(c.name, [1.0] * len(self.layout))
-                    shares[i] = min(shares[i], share)
-                    sums.setdefault(c.name, [0.0, 0.0])
-                    sums[c.name][0] += off
-                    sums[c.name][1] += max(kept.lacking, rounding)
+                    total = sums.setdefault(c.name, [0.0, 0.0])
+                    total[0] += off
+                    total[1] += max(kept.lacking, rounding)
                     why = _wrong(kept, off, _energy(got), _inner(got, lacking), rounding)
                     flaw = flaw or (f"in layer {i} channel {c.name} of chunk {n + 1} {why}" if why else "")
         lacks = [f"{1 - off / all_:.2f} in {name}" for name, (off, all_) in sums.items() if off > HALF * all_]
         lack = f"of what blind reuse lacks, the served KV has {', '.join(lacks)}" if lacks else ""
-        return KVComparison(closed, flaw, lack)
+        return KVComparison(flaw, lack)
 
     @cached_property
     def _deficits(self) -> list[Deltas]:
@@ -256,14 +245,6 @@ def _least_worth(patch: Patch) -> float:
             for f in layer.values()
         ),
         default=0.0,
-    )
-
-
-def _share(kept: _Energies, off: float, rounding: float) -> float:
-    """What is restored, as a share of what the best patch restores; 1 where that is rounding."""
-    best = kept.lacking - kept.left
-    return (
-        1.0 if best <= rounding and off <= kept.left + rounding else (kept.lacking - off) / max(best, 1e-30)
     )
 
 

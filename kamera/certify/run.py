@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from tqdm import tqdm
 
+from kamera.certify import pages, world
 from kamera.certify.kv import KVComparison
-from kamera.certify.probe import TRIALS, ProbeScene, digest_of
+from kamera.certify.probe import PROBE_SEED, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import SABOTAGES, sabotages
-from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
 from kamera.engines.hf import Backbone, HfEngine, prove_moves, prove_patch, prove_relocation
@@ -20,6 +21,10 @@ from kamera.window import grounds_of
 
 ITEMS = 120
 """Questions about each guarantee: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""
+
+PROBES = {"pages": pages.draw_scene, "world": world.draw_scene}
+"""Pages of English text and captioned shapes, for backbones that read; frames of the synthetic world, for the
+shipped ones, which read none."""
 
 
 def certify(
@@ -61,17 +66,10 @@ def certify(
                 bar.update(count)
         if poll.done:
             break
-    grounds = grounds_of(engine, policy.budget)
     findings, wrong = poll.findings_of()
     return Certificate(
-        fingerprint=grounds.fingerprint,
         model=model or type(engine.model).__name__,
-        dtype=grounds.dtype,
-        vocabulary=grounds.vocabulary,
-        position_limit=grounds.position_limit,
-        versions=grounds.versions,
-        rank=rank,
-        patch_bytes=patch_bytes,
+        grounds=grounds_of(engine, policy.budget),
         probe=probe,
         probe_digest=digest_of(probe, poll.shown),
         divergence=DIVERGENCE,
@@ -79,6 +77,11 @@ def certify(
         sabotages=wrong,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def scenes_of(probe: str) -> Iterator[ProbeScene]:
+    """All scenes of a probe, the same ones every time."""
+    return (PROBES[probe](PROBE_SEED, index) for index in itertools.count())
 
 
 def _flaw(engine: HfEngine) -> str:

@@ -96,7 +96,6 @@ def judge(
         **accuracy,
         eta=eta,
         flip_recover=recovered,
-        closed=(compared and compared.closed) or None,
     )
     return overrule(finding, "" if compared is None else compared.flaw)
 

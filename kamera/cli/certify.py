@@ -89,15 +89,15 @@ def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
 
 
 def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
-    share, patched = certificate.patch_bytes, certificate.findings["patched"]
-    limit = certificate.position_limit
+    grounds, patched = certificate.grounds, certificate.findings["patched"]
+    share, limit = grounds.budget.share, grounds.position_limit
     return [
-        ("fingerprint", certificate.fingerprint),
-        ("dtype", certificate.dtype),
-        ("vocabulary", certificate.vocabulary),
+        ("fingerprint", grounds.fingerprint),
+        ("dtype", grounds.dtype),
+        ("vocabulary", grounds.vocabulary),
         ("positions", "without end" if limit is None else f"below {limit}"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
-        ("rank", certificate.rank),
+        ("versions", ", ".join(f"{name} {version}" for name, version in grounds.versions.items())),
+        ("rank", grounds.budget.rank),
         ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
         ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
         ("written to", path),

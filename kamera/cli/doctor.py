@@ -103,15 +103,15 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
     template = backbone.builder.format
     if template is None:
         return {"processor": None, "modalities": [], "anchor_tokens": None}
-    pictures = backbone.builder.takes_pixels and template.takes_images
-    seen = ["image", "video" if template.takes_videos else "video as images"] if pictures else []
+    pictures = backbone.builder.takes_pixels and "image" in template.kinds
+    seen = ["image", "video" if "video" in template.kinds else "video as images"] if pictures else []
     anchor = backbone.tokenize(backbone.builder.seams(system).prefix, special=not template.has_template)
     return {
         "processor": {
             "class": type(template.processor).__name__,
             "chat_template": template.has_template,
-            "images": template.takes_images,
-            "videos": template.takes_videos,
+            "images": "image" in template.kinds,
+            "videos": "video" in template.kinds,
         },
         "modalities": ["text", *seen],
         "anchor_tokens": int(anchor.shape[0]),
@@ -130,7 +130,7 @@ def _certificate(backbone: HfEngine) -> str:
     others |= {g: f"{g} unsafe" for g in found.denied}
     withheld = f"; withheld: {', '.join(others.values())}" if others else ""
     probe = f"(probe {certificate.probe!r}, {certificate.created})"
-    return f"serves {', '.join(safe)} at rank {certificate.rank}{withheld} {probe}"
+    return f"serves {', '.join(safe)} at rank {grounds.budget.rank}{withheld} {probe}"
 
 
 def _notes(backbone: HfEngine) -> list[str]:

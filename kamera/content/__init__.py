@@ -30,11 +30,10 @@ from kamera.content.media import load_image
 from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.naming import names_media
 from kamera.content.prefix import common_prefix
-from kamera.content.prompt import Seams
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind
 from kamera.content.template import (
-    ChatTemplate,
     Message,
+    Seams,
     check_messages,
     copied,
     media_items,
@@ -50,7 +49,6 @@ __all__ = [
     "SHORTEST",
     "TOKEN_TYPES",
     "Bits",
-    "ChatTemplate",
     "Chunk",
     "ChunkBuilder",
     "Clip",

@@ -13,18 +13,17 @@ from torch import nn
 from kamera.content.chunk import TOKEN_TYPES, Chunk
 from kamera.content.items import as_turns, text_turns
 from kamera.content.media import load_image
-from kamera.content.prompt import PromptFormat, PromptText, Seams
+from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
-from kamera.content.turns import Turn, as_messages
-from kamera.content.video import Clip, load_clip, processor_media
+from kamera.content.template import Seams
+from kamera.content.turns import Turn, as_messages, said
+from kamera.content.video import Clip, load_clip
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
-    KameraError,
     ModalityNotSupported,
     ProcessorRequired,
     UnreadableMedia,
-    first_line,
     quote,
 )
 
@@ -81,7 +80,7 @@ class ChunkBuilder:
                 "(Backbone(model, processor)) or use chunk_from_tensors"
             )
         media = [i["type"] for i in items if i["type"] != "text"]
-        if media and not (self.takes_pixels and self.format.takes_images):
+        if media and not (self.takes_pixels and "image" in self.format.kinds):
             raise ModalityNotSupported(
                 f"{type(self.model).__name__} with {type(self.format.processor).__name__} takes text "
                 f"only, the content holds {sorted(set(media))}: use a vision-language backbone"
@@ -94,15 +93,12 @@ class ChunkBuilder:
 
         Special tokens spelt in text are text (`PlainText`); ids are checked against the vocabulary.
         """
-        if isinstance(question, str):
-            template = self._template_for(question)
-            return template.ids(template.question(question, tail))
         messages = as_messages(question)
-        if messages is None:
+        if messages is None and not isinstance(question, str):
             return self.checked_ids(question)
-        turns = text_turns(messages, "question")
-        template = self._template_for("messages")
-        return template.ids(template.question(turns, tail))
+        template = self._template_for(str(question))
+        turns = said("user", str(question)) if messages is None else text_turns(messages, "question")
+        return template.token_ids(template.question(turns, tail))
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
         """Token ids of the anchor for this system prompt, int64 ``[tokens]``.
@@ -115,9 +111,10 @@ class ChunkBuilder:
         if self.format is None and not system:
             return torch.empty(0, dtype=torch.int64)
         template = self._template_for(str(system))
-        opening = template.opening(text_turns(messages, "system prompt") if messages else system)  # type: ignore[arg-type]
+        turns = text_turns(messages, "system prompt") if messages else []
+        turns = said("system", system) if isinstance(system, str) else turns
         # without a template the tokenizer's own BOS opens the sequence
-        return template.ids(opening, special=not template.has_template)
+        return template.token_ids(template.opening(turns), special=not template.has_template)
 
     def seams(self, system: str | None) -> Seams:
         """The chat template's text before the first chunk, after a question, and after an answer."""
@@ -179,7 +176,7 @@ class ChunkBuilder:
 
         ``special`` lets the tokenizer add its BOS.
         """
-        return self._template_for(text).ids(PromptText(text), special=special)
+        return self._template_for(text).token_ids(PromptText(text), special=special)
 
     def _template_for(self, text: str) -> PromptFormat:
         """What writes ``text``. Raises ProcessorRequired, naming it."""
@@ -236,7 +233,7 @@ class ChunkBuilder:
                 loaded.append({"type": kind, kind: load_image(item, cell or CELL), "sized": sized})
                 continue
             clip = load_clip(item, cell or CELL)
-            if self.format.takes_videos:
+            if "video" in self.format.kinds:
                 loaded.append({"type": kind, kind: clip, "sized": sized})
             else:
                 loaded += [{"type": "image", "image": frame, "sized": sized} for frame in clip.frames]
@@ -246,41 +243,23 @@ class ChunkBuilder:
         assert self.format is not None
         items = [item for turn in turns for item in turn["content"]]
         plain = [{**turn, "content": [_placeholder(i) for i in turn["content"]]} for turn in turns]
-        bare = len(turns) == 1 and turns[0].keys() == {"role", "content"} and turns[0]["role"] == "user"
-        written = self.format.content(plain[0]["content"]) if bare else self.format.dialogue(plain)
+        written = self.format.chunk(plain)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
         if not images and not clips:
-            ids = self.format.ids(written)
+            ids = self.format.token_ids(written)
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
-        media = processor_media(images, clips)
-        try:
-            with self.format.exclusive.alone():
-                made = self.format.processor(text=[written.text], add_special_tokens=False, **media)
-        except ImportError as error:
-            raise ModalityNotSupported(
-                f"the processor needs a package for {sorted({i['type'] for i in items})}: {error}"
-            ) from None
-        except KameraError:
-            raise
-        except ValueError as error:
-            raise UnreadableMedia(f"the processor refuses {quote(label)}: {first_line(error)}") from error
-        check_sizes(self.format.processor, items, made)
-        ids, inputs = torch.as_tensor(made["input_ids"])[0], dict(made)
+        inputs: dict[str, Any] = self.format.processed(written.text, images, clips)
+        check_sizes(self.format.processor, items, inputs)
+        ids = inputs.pop("input_ids")[0]
         if written.hidden:
             ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
-        inputs = {k: v for k, v in inputs.items() if k in self.accepted and k != "input_ids"}
-        picture = next(
-            (
-                i["image"] if i["type"] == "image" else i["video"].frames[0]
-                for i in items
-                if i["type"] != "text"
-            ),
-            None,
-        )
+        inputs = {name: value for name, value in inputs.items() if name in self.accepted}
+        first = next(i for i in items if i["type"] != "text")
+        picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
 
 

@@ -35,6 +35,7 @@ class Conversations:
         if longest < 1:
             raise ValueError(f"longest={longest}: a segment holds at least one token")
         self._template = ChatTemplate(processor)
+        self._opener = self._template.opener
         self._media = MediaTokens(self._template)
         self._longest = longest
         self._lock = forks.Lock()
@@ -67,9 +68,7 @@ class Conversations:
         Nothing is cut and no text is checked: special tokens spelt in text count as tokens. Raises
         ModalityNotSupported and UnreadableMedia as `render` does.
         """
-        items = media_items(messages)
-        self._template.check(items)
-        self._template.check_shown(messages, tools)
+        items = self._template.check(messages, tools)
         text = self._template.render(messages, tools=tools, generation=True)
         if not items:
             return {"input_ids": torch.tensor([self._template.tokenize(text)], dtype=torch.int64)}
@@ -86,12 +85,10 @@ class Conversations:
     # -- inside --------------------------------------------------------------------------------
 
     def _render_locked(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
-        items = media_items(messages)
-        self._template.check(items)
-        self._template.check_shown(messages, tools)
+        items = self._template.check(messages, tools)
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
-        asked, answered = map(self._template.tokenize, self._template.both(messages, tools=tools))
+        asked, answered = (self._tokens(messages, tools, generation=g) for g in (True, False))
         placeholders = {kind: self._template.placeholder_id(kind) for kind in self._template.kinds}
         ids, spans = expand(asked, placeholders, media)
         common = common_prefix(asked, answered)
@@ -100,7 +97,7 @@ class Conversations:
         if media:
             self._check_together(messages, tools, media, ids)
         owners = self._owners(messages, tools, ids, stable)
-        turns = tuple(pairwise([*turn_borders(ids, self._template.opener, 0, stable), stable]))
+        turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
         tags, closed = self._tags(ids, turns, owners, messages)
         texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
         segments = tuple([self._segment(ids, *piece, owners, messages) for piece in pieces])
@@ -165,7 +162,7 @@ class Conversations:
         self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int], stable: int
     ) -> list[tuple[int, tuple[int, int]]]:
         """Starts of turns with the messages they render; messages that share a turn share its span."""
-        begins = turn_borders(ids, self._template.opener, 0, stable)
+        begins = turn_borders(ids, self._opener, 0, stable)
         whole = [(0, (0, len(messages)))]
         if not begins:
             return self._by_prefix(messages, tools, ids) or whole
@@ -199,9 +196,7 @@ class Conversations:
         begin, first = 0, 0
         for i in range(1, len(messages)):
             try:
-                part = self._template.tokenize(
-                    self._template.render(messages[:i], tools=tools, generation=False)
-                )
+                part = self._tokens(messages[:i], tools)
             except ModalityNotSupported:
                 continue  # not a conversation by itself: merged with the next message
             if part and ids[: len(part)] == part:
@@ -216,8 +211,7 @@ class Conversations:
             key = digest("turns", key, repr(self._shape(message)))
             if key not in self._turns:
                 try:
-                    text = self._template.render(messages[:last], tools=tools, generation=False)
-                    self._turns[key] = self._template.tokenize(text).count(self._template.opener or -1)
+                    self._turns[key] = self._tokens(messages[:last], tools).count(self._opener or -1)
                 except ModalityNotSupported:
                     self._turns[key] = None
             counts.append(self._turns[key])
@@ -231,6 +225,12 @@ class Conversations:
         return {**message, "content": [i.get("text", i.get("type")) for i in content]}
 
     # -- tokens of the template and the tokenizer ----------------------------------------------
+
+    def _tokens(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation: bool = False
+    ) -> list[int]:
+        text = self._template.render(messages, tools=tools, generation=generation)
+        return self._template.tokenize(text)
 
     def _tags(
         self,

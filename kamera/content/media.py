@@ -39,7 +39,7 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
         image = load_image(next((source[k] for k in _SOURCES["image"] if source.get(k) is not None), None))
         return image if sizing is None else sizing.apply(image, cell)
     if isinstance(source, Image.Image):
-        return _upright(source, "the picture")
+        return _open(source, "the picture")
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if isinstance(source, bytes | bytearray | memoryview):
@@ -113,10 +113,12 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
         )
 
 
-def _open(file: Path | io.BytesIO, name: str) -> Image.Image:
+def _open(file: Path | io.BytesIO | Image.Image, name: str) -> Image.Image:
     if isinstance(file, Path) and os.path.exists(file) and not os.path.isfile(file):  # a pipe would never end
         raise UnreadableMedia(f"{name} is no file: give one picture")
     try:
+        if isinstance(file, Image.Image):
+            return _upright(file, name)
         with Image.open(file) as image:
             return _upright(image, name)
     except FileNotFoundError:
@@ -131,13 +133,7 @@ def _open(file: Path | io.BytesIO, name: str) -> Image.Image:
 def _upright(image: Image.Image, name: str) -> Image.Image:
     if 0 in image.size:
         raise UnreadableMedia(f"{name} has {image.width} x {image.height} pixels: give one with pixels in it")
-    try:
-        return _eight_bits(ImageOps.exif_transpose(image), name).convert("RGB")
-    except UnreadableMedia:
-        raise
-    except _DAMAGE as error:
-        first = first_line(error)
-        raise UnreadableMedia(f"{name} cannot be read as an image: {first}") from None
+    return _eight_bits(ImageOps.exif_transpose(image), name).convert("RGB")
 
 
 def _eight_bits(image: Image.Image, name: str) -> Image.Image:

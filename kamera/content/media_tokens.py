@@ -13,7 +13,7 @@ from PIL import Image
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.media import load_image
 from kamera.content.template import ChatTemplate
-from kamera.content.video import load_clip, processor_media
+from kamera.content.video import load_clip
 from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
@@ -63,18 +63,13 @@ class MediaTokens:
         clips = [load_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
-        with self._template.exclusive.alone():
-            media = processor_media(images, clips)
-            made = self._template.processor(text=[text], **media, add_special_tokens=special)
-        return {name: torch.as_tensor(value) for name, value in made.items()}
+        return self._template.processed(text, images, clips, special=special)
 
     def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
-        given = processor_media([pixels], []) if kind == "image" else processor_media([], [pixels])
-        text = [self._template.placeholder(kind)]
-        with self._template.exclusive.alone():
-            made = self._template.processor(text=text, **given, add_special_tokens=False)
-        inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
-        ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
+        images, clips = ([pixels], []) if kind == "image" else ([], [pixels])
+        made = self._template.processed(self._template.placeholder(kind), images, clips)
+        inputs = {name: value for name, value in made.items() if name not in _PER_TOKEN}
+        ids = tuple(made["input_ids"].reshape(-1).tolist())
         return ProcessedMedia(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,25 +32,22 @@ class PlainText:
         self._wrapping = wrapping
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self._exclusive = exclusive_of(tokenizer)
-        self._known: dict[int, str] | None = None
 
-    @property
+    @cached_property
     def guarded(self) -> dict[int, str]:
         """Guarded ids and their spelling."""
-        if self._known is None:
-            words = self._tokenizer
-            added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
-            special = {i for i, token in added.items() if token.special} | set(words.all_special_ids)
-            wrapping = set(self.tokens(self._wrapping())) & added.keys()
-            ids = (special | self._media | wrapping) - {words.unk_token_id, None}
-            self._known = {i: str(words.convert_ids_to_tokens(i)) for i in sorted(ids)}
-        return self._known
+        words = self._tokenizer
+        added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
+        special = {i for i, token in added.items() if token.special} | set(words.all_special_ids)
+        wrapping = set(self.tokens(self._wrapping())) & added.keys()
+        ids = (special | self._media | wrapping) - {words.unk_token_id, None}
+        return {i: str(words.convert_ids_to_tokens(i)) for i in sorted(ids)}
 
     def tokens(self, text: str, **options: Any) -> list[int]:
         """Ids of trusted text: special tokens in it count."""
         if not text:
             return []
-        with self._exclusive.alone():
+        with self._exclusive:
             return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
 
     def is_plain(self, text: str) -> bool:
@@ -71,7 +69,7 @@ class PlainText:
 
     def stand_in(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
-        with self._exclusive.alone():
+        with self._exclusive:
             own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guarded.items():

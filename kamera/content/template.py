@@ -1,57 +1,92 @@
-"""A chat template: rendered whole, and probed for the tokens that open turns and wrap media."""
+"""A chat template: rendered whole, and probed for the tokens that open turns, wrap media and frame texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
+
+import torch
+from PIL import Image
 
 from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
 from kamera.content.items import is_picture, kind_of, media_item, no_item
-from kamera.content.prompt import PromptFormat
+from kamera.content.plain import PlainText
 from kamera.content.turns import strings_in
-from kamera.content.vanishing import Vanishing, name_of
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, first_line, quote
+from kamera.content.vanishing import Vanishing
+from kamera.content.video import Clip, processor_media
+from kamera.errors import (
+    KameraError,
+    ModalityNotSupported,
+    ProcessorRequired,
+    RoleNotSupported,
+    UnreadableMedia,
+    UnsafeText,
+    first_line,
+    quote,
+)
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
 
 _MARK = "KAMERAMARK"
+_TURNS = ("user", "assistant", "user")
 _SHORT = 4096
 """Characters of a text that is remembered to spell no special token."""
+
+
+@dataclass(frozen=True)
+class Seams:
+    """The template's text around the user's content."""
+
+    prefix: str  # system prompt and the opening of the user's turn
+    tail: str  # end of the user's turn and the opening of the answer
+    reopen: str  # end of an answer and the opening of the user's next turn
 
 
 class ChatTemplate:
     """The chat template of a processor, or of a bare tokenizer.
 
-    Raises ProcessorRequired without a template.
+    ``kinds`` are the media that the processor takes, ``media`` ids of their placeholders besides its own.
+    Text of messages is text: special tokens count in the template's own words only (`PlainText`).
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, media: Sequence[int] = ()) -> None:
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
         taken = {"image": "image_processor", "video": "video_processor"}
         self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
-        self._plain_text = PromptFormat(processor, [self._id(kind) for kind in self.kinds]).plain
-        self._seen = lru_cache(1024)(self._plain_text.is_plain)  # a history comes again each turn
+        own = [getattr(processor, f"{kind}_token", None) or "" for kind in self.kinds]
+        media = [*media, *map(self.tokenizer.convert_tokens_to_ids, own)]
+        self.plain = PlainText(self.tokenizer, media, self._wrapping)
+        self._seen = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
         self.wrapper, self.frame = cache(self._wrapper), cache(self._frame)
         self.placeholder_id = cache(self._placeholder_id)
-        if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
-            raise ProcessorRequired(
-                f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
-            )
-        self.arguments: Arguments | None = None  # while it is found out
-        self.arguments = Arguments.of(lambda messages: self.render(messages, generation=False))
-        self._vanishing = Vanishing(
-            name_of(processor), lambda messages, tools: self.render(messages, tools=tools, generation=False)
+        self.has_template = bool(
+            getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
         )
+        name = getattr(self.tokenizer, "name_or_path", "") or type(processor).__name__
+        self._vanishing = Vanishing(name, self.render)
 
-    def check_shown(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
-        """Raise ModalityNotSupported for tools, tool calls or roles that the template leaves out."""
+    def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """The media items of messages that the template shows whole.
+
+        Raises ModalityNotSupported for tools, tool calls or roles that it leaves out, and for media of a kind
+        that the processor lacks.
+        """
+        items = media_items(messages)
+        for kind in dict.fromkeys(item["type"] for item in items):
+            if kind not in self.kinds:
+                raise ModalityNotSupported(
+                    f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
+                    f"message holds {kind}: leave it out, or use another backbone"
+                )
         self._vanishing.check(messages, tools)
+        return items
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
@@ -63,7 +98,7 @@ class ChatTemplate:
             texts = [value for value in found if isinstance(value, str)]
             nested = [value for value in found if not (value is None or isinstance(value, str))]
             for text in [*texts, *(strings_in(nested) if nested else ())]:
-                if not (self._seen(text) if len(text) <= _SHORT else self._plain_text.is_plain(text)):
+                if not (self._seen(text) if len(text) <= _SHORT else self.plain.is_plain(text)):
                     raise UnsafeText(
                         f"the text {quote(text)} of a {quote(message.get('role'))} message spells a special "
                         "token: take it out"
@@ -74,29 +109,34 @@ class ChatTemplate:
     ) -> str:
         """The conversation as text, media as placeholders.
 
-        Raises ModalityNotSupported for messages that the template refuses.
+        Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
-        return self._applied(messages, tools, [generation])[0]
+        shown = [self._without_media(message) for message in messages]
+        called = [
+            {**m, "tool_calls": [*map(self._arguments.of_call, m["tool_calls"])]}
+            if m.get("tool_calls")
+            else m
+            for m in shown
+        ]
+        return self._applied(called, tools, generation)
 
-    def both(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> list[str]:
-        """The conversation as `render` gives it, with the generation prompt and without."""
-        return self._applied(messages, tools, [True, False])
-
-    def _applied(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, generations: Sequence[bool]
-    ) -> list[str]:
+    def _applied(self, shown: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
         from jinja2 import TemplateError
 
+        if not self.has_template:
+            raise ProcessorRequired(
+                f"{type(self.processor).__name__} has no chat template: set one, or build chunks from text"
+            )
         options: dict[str, Any] = {"tokenize": False, **({"tools": list(tools)} if tools else {})}
         try:
-            plain = [self._plain(m) for m in messages]
             apply = self.processor.apply_chat_template
-            return [apply(plain, add_generation_prompt=wanted, **options) for wanted in generations]
+            return str(apply(list(shown), add_generation_prompt=generation, **options))
         except (TemplateError, KeyError, TypeError) as error:
-            roles = [m.get("role") for m in messages]
-            raise ModalityNotSupported(
+            roles = [m.get("role") for m in shown]
+            raise RoleNotSupported(
                 f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; change the "
-                "messages, or the template"
+                "messages, or the template (one without a system role: pass system=None, and put the "
+                "instructions into the first chunk)"
             ) from None
 
     def tokenize(self, text: str) -> list[int]:
@@ -108,19 +148,36 @@ class ChatTemplate:
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of trusted text; ``special`` lets the tokenizer add its own."""
-        with self.exclusive.alone():
-            ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+        return self.plain.tokens(text, add_special_tokens=special)
+
+    def processed(
+        self, text: str, images: Sequence[Image.Image], clips: Sequence[Clip], *, special: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs of a text with placeholders and its media, from one call of the processor.
+
+        ``special`` as for `ids`. Raises UnreadableMedia for media that it refuses, ModalityNotSupported.
+        """
+        media = processor_media(images, clips)
+        try:
+            with self.exclusive:
+                made = self.processor(text=[text], add_special_tokens=special, **media)
+        except ImportError as error:
+            raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
+        except KameraError:
+            raise
+        except ValueError as error:
+            raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
+        return {name: torch.as_tensor(value) for name, value in made.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        with self.exclusive.alone():
+        with self.exclusive:
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     @cached_property
     def opener(self) -> int | None:
         """The special token that opens a turn; None if the template has none."""
-        messages = [self._text("user", _MARK)]
+        messages = [{"role": "user", "content": _MARK}]
         rest = self.render(messages, generation=True)
         whole = self.render(messages, generation=False)
         added = rest[len(whole) :] if rest.startswith(whole) else ""
@@ -128,6 +185,29 @@ class ChatTemplate:
             return None
         first = self.ids(added)[0]
         return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
+
+    def seams(self, system: str | None) -> Seams:
+        """The beginning of a window under this system prompt, the end of a question, and of an answer."""
+        if not self.has_template:
+            return Seams(system or "", "", "")
+        asked, said, again = ({"role": r, "content": _MARK + n} for r, n in zip(_TURNS, "123", strict=True))
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        once = self.render([*opening, {"role": "user", "content": _MARK}], generation=True)
+        prefix, mark, tail = once.partition(_MARK)
+        if not mark:
+            raise dropped()
+        dialogue = self.render([*opening, asked, said, again], generation=False)
+        _, found, rest = dialogue.partition(said["content"])
+        reopen, closed, _ = rest.partition(again["content"])
+        return Seams(prefix, tail, reopen if found and closed else "")
+
+    def _wrapping(self) -> str:
+        """What is written around a user's message."""
+        try:
+            seams = self.seams(None)
+        except KameraError:
+            return ""  # a template that Kamera cannot cut is refused at its first use
+        return seams.prefix + seams.tail + seams.reopen
 
     def _wrapper(self, kind: str) -> tuple[list[int], list[int]]:
         """Token ids that the template writes before and after a picture's (clip's) placeholder."""
@@ -143,9 +223,9 @@ class ChatTemplate:
 
     def _frame(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
-        opening = [] if role == "user" else [self._text("user", "x")]
+        opening = [] if role == "user" else [{"role": "user", "content": "x"}]
         try:
-            text = self.render([*opening, self._text(role, _MARK)], generation=False)
+            text = self.render([*opening, {"role": role, "content": _MARK}], generation=False)
         except ModalityNotSupported:
             return [], []
         before, mark, after = text.partition(_MARK)
@@ -154,15 +234,6 @@ class ChatTemplate:
             return [], []
         last = len(ids) - 1 - ids[::-1].index(self.opener)
         return ids[last:], self.ids(after)
-
-    def check(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ModalityNotSupported for media items of a kind that the processor lacks."""
-        for kind in dict.fromkeys(item["type"] for item in items):
-            if kind not in self.kinds:
-                raise ModalityNotSupported(
-                    f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
-                    f"message holds {kind}: leave it out, or use another backbone"
-                )
 
     def placeholder(self, kind: str) -> str:
         """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported if there is none."""
@@ -179,11 +250,16 @@ class ChatTemplate:
             )
         return ids[0]
 
-    def _plain(self, message: Message) -> dict[str, Any]:
-        """A message with placeholders for media items, in the template's form of content and calls."""
+    @cached_property
+    def _arguments(self) -> Arguments:
+        def render(messages: Sequence[Message]) -> str:
+            return self._applied([self._without_media(message) for message in messages], None, False)
+
+        return Arguments.of(render)
+
+    def _without_media(self, message: Message) -> dict[str, Any]:
+        """A message with placeholders for media items, in the template's form of content."""
         content = message.get("content")
-        if (calls := message.get("tool_calls")) and self.arguments is not None:
-            message = {**message, "tool_calls": [*map(self.arguments.of_call, calls)]}
         if isinstance(content, Sequence) and not isinstance(content, str):
             items = [_item_without_media(item) for item in content]
             if not self.kinds:
@@ -193,17 +269,17 @@ class ChatTemplate:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
 
-    def _id(self, kind: str) -> int | None:
-        """The id of a kind's placeholder; None if it is not a single token."""
-        ids = self.ids(str(getattr(self.processor, f"{kind}_token", "")))
-        return ids[0] if len(ids) == 1 else None
-
-    def _text(self, role: str, text: str) -> Message:
-        return {"role": role, "content": text}
-
     def _added(self) -> list[int]:
         decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
         return [i for i, token in decoder.items() if token.special]
+
+
+def dropped() -> ProcessorRequired:
+    """The refusal of a template that does not write what the user says."""
+    return ProcessorRequired(
+        "the chat template drops the user's text: Kamera cannot find where chunks and questions go; build "
+        "chunks with chunk_from_tensors and pass token ids"
+    )
 
 
 def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:

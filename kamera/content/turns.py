@@ -14,6 +14,11 @@ Turn = dict[str, Any]
 """A message: "role", "content" (a list of content items), and other entries that a template reads."""
 
 
+def said(role: str, text: str) -> list[Turn]:
+    """One turn of text."""
+    return [{"role": role, "content": [{"type": "text", "text": text}]}]
+
+
 def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
     """``content`` as messages, if it is one or a list of them; None for other content.
 

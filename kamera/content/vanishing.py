@@ -8,19 +8,16 @@ from typing import Any
 
 from kamera.errors import ModalityNotSupported, quote
 
-Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Any] | None], str]
-"""Messages and tools to the text of a template. Raises ModalityNotSupported for those it refuses."""
-
 _OTHER = "KAMERAOTHER"
 
 
 class Vanishing:
     """Looks for tools, tool calls and roles that a template does not write; asks once for each that it does.
 
-    ``name`` is the template's in messages.
+    ``name`` is the template's in messages, ``render`` its `ChatTemplate.render`.
     """
 
-    def __init__(self, name: str, render: Render) -> None:
+    def __init__(self, name: str, render: Callable[..., str]) -> None:
         self._name = name
         self._render = render
         self._shown: set[str] = set()
@@ -34,9 +31,9 @@ class Vanishing:
         for part, others, other_tools in self._without(messages, tools):
             if part in self._shown:
                 continue
-            whole = self._render(messages, tools)
+            whole = self._render(messages, tools=tools, generation=False)
             try:
-                same = self._render(others, other_tools) == whole
+                same = self._render(others, tools=other_tools, generation=False) == whole
             except ModalityNotSupported:
                 same = False  # the template asks for it
             if same:
@@ -60,12 +57,6 @@ class Vanishing:
             others = [_otherwise(m) if m.get("role") == role else m for m in messages]
             if any(map(is_not, others, messages)):
                 yield f"messages of the role {quote(role)}", others, tools
-
-
-def name_of(processor: Any) -> str:
-    """The name of a processor's template in messages: its checkpoint, else its class."""
-    tokenizer = getattr(processor, "tokenizer", processor)
-    return getattr(tokenizer, "name_or_path", "") or type(processor).__name__
 
 
 def _without_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -146,17 +146,12 @@ def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
     before = (-1, -1)
     while before != (start, stop):
         before = (start, stop)
-        for segment in rendered.segments:
-            if segment.media is not None and _cuts(start, stop, segment.start, segment.stop):
-                start, stop = min(start, segment.start), max(stop, segment.stop)
+        for first, last in [(s.start, s.stop) for s in rendered.segments if s.media is not None]:
+            if first < start < last or first < stop < last:
+                start, stop = min(start, first), max(stop, last)
         for tag in rendered.tags:
             touched = start < tag[1] and tag[0] < stop if start < stop else tag[0] < start < tag[1]
             if touched:
                 turn = next((t for t in rendered.turns if t[0] <= tag[0] < t[1]), tag)
                 start, stop = min(start, turn[0]), max(stop, turn[1])
     return start, stop
-
-
-def _cuts(start: int, stop: int, first: int, last: int) -> bool:
-    """True if a border of ``start:stop`` is inside ``first:last``."""
-    return first < start < last or first < stop < last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kamera.content import Conversations, Message, Rendered, Segment
+from kamera.content import Conversations, Message, Rendered, Segment, kind_of
 from kamera.edits.directive import Directive, Edit, Snap, resolve
 from kamera.errors import InvalidDirective
 
@@ -113,7 +113,7 @@ def _replace_media(out: _Messages, rendered: Rendered, segment: Segment, text: s
     assert message is not None
     items = list(message["content"])
     # pictures after it may be removed already, those before it are not
-    where = [i for i, item in enumerate(items) if _is_media(item)]
+    where = [i for i, item in enumerate(items) if kind_of(item) != "text"]
     items[where[nth] : where[nth] + 1] = [] if text is None else [{"type": "text", "text": text}]
     out[index] = {**message, "content": items}
 
@@ -142,7 +142,8 @@ def _replace_text(
     run = _texts_after(items, pictures)
     joined = "".join(items[i]["text"] for i in run)
     # the tokens before the span: a picture or the template's opening, then these texts up to a position
-    found = [at for at in _occurrences(joined, gone) if before.endswith(joined[:at].lstrip())]
+    places = [at for at in range(len(joined) + 1) if joined.startswith(gone, at)]
+    found = [at for at in places if before.endswith(joined[:at].lstrip())]
     if not found or not run:
         raise InvalidDirective(
             f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: the "
@@ -162,22 +163,8 @@ def _replace_text(
 
 def _texts_after(items: Sequence[Any], pictures: int) -> list[int]:
     """Indices of the texts between the ``pictures``-th picture and the next."""
-    seen, found = 0, []
-    for i, item in enumerate(items):
-        if _is_media(item):
-            seen += 1
-        elif seen == pictures:
-            found.append(i)
-    return found
-
-
-def _occurrences(text: str, part: str) -> list[int]:
-    """Starts of all occurrences of ``part`` in ``text``."""
-    found, at = [], text.find(part)
-    while at >= 0:
-        found.append(at)
-        at = text.find(part, at + 1)
-    return found
+    borders = [-1, *(i for i, item in enumerate(items) if kind_of(item) != "text"), len(items)]
+    return list(range(borders[pictures] + 1, borders[pictures + 1]))
 
 
 def _owner(segment: Segment) -> int:
@@ -188,10 +175,6 @@ def _owner(segment: Segment) -> int:
             "renders in one piece: edit those messages"
         )
     return first
-
-
-def _is_media(item: Any) -> bool:
-    return not (isinstance(item, dict) and (item.get("type") == "text" or set(item) == {"text"}))
 
 
 def _check(

@@ -118,9 +118,9 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(before.prompt)
-    orders, choice, _ = chosen(anchors, window, before, prompt, messages, [manner.mode], manner.reuse)
+    choice, _ = chosen(anchors, window, before, prompt, messages, [manner.mode], manner.reuse)
     window.run(choice.plan)
-    return replace(state, layout=orders.layout(choice.on_leave), window=window)
+    return replace(state, layout=choice.order.layout, window=window)
 
 
 def _tried(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:

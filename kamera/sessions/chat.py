@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kamera import forks
 from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Snap, edited_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
@@ -23,7 +24,7 @@ from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_opt
 from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.showing import Options, Shown, State, Turns
+from kamera.sessions.showing import Options, Shown, State
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
@@ -87,7 +88,7 @@ class ChatSession:
         self.manner = manner
         self.state = state  # the window in it is written to by no turn: each works on a branch
         self._anchors, self._conversations = anchors, anchors.conversations
-        self._turns, self._account = Turns(), Account()
+        self._lock, self._account = forks.Lock(), Account()
         self._ahead = Anticipation(self.backbone)
 
     @property
@@ -151,7 +152,7 @@ class ChatSession:
         """
         watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
         options = answer_options(self._anchors, watch, options, seed, logprobs)
-        with self._account.now(self.backbone), self._turns.taken(self.state) as seen:
+        with self._changing() as seen:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
@@ -196,7 +197,7 @@ class ChatSession:
 
         The window follows as after any edit under the session's mode. Raises UnknownTurn.
         """
-        with self._account.now(self.backbone), self._turns.taken(self.state):
+        with self._changing():
             self._anchors.branches.leave(turn_id)
             left, state = self._anchors.branches.now(self.state.last), self.state
             if left is not None and len(left) < len(state.messages):
@@ -212,7 +213,7 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        with self._account.now(self.backbone), self._turns.taken(self.state):
+        with self._changing():
             shaped = self._shaped(whole_history(self.state.messages, messages, append))
             try:
                 state = self._shown(shaped).state
@@ -246,7 +247,7 @@ class ChatSession:
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
-        with self._account.now(self.backbone), self._turns.taken(self.state) as seen:
+        with self._changing() as seen:
             self.state.check_seen(seen)
             parts = self._conversations, self.state.messages, directives
             history = edited_messages(*parts, tools=self.manner.tools, snap=snap)
@@ -295,6 +296,18 @@ class ChatSession:
         return session
 
     # -- inside --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[State]:
+        """Context of one change, which waits for those of other threads: the state seen before that.
+
+        Raises ValueError inside of another change of the same thread, whose state would replace this one's.
+        """
+        seen = self.state
+        if self._lock.mine:
+            raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
+        with self._account.now(self.backbone), self._lock:
+            yield seen
 
     def _behind(self, turn_id: str) -> State:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""

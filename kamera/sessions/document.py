@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,11 +23,9 @@ import cattrs
 import torch
 
 from kamera import files
-from kamera.content import tool_schema
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import digest
 from kamera.sessions.layout import Layout
-from kamera.sessions.modes import SessionMode
+from kamera.sessions.modes import SessionMode, tools_digest
 from kamera.store import ChunkStore, Folder, signature
 from kamera.trust import Guarantee, ReusePolicy
 from kamera.window import well_formed
@@ -105,12 +103,6 @@ class Document:
     def to_json(self) -> dict[str, Any]:
         """The JSON value that `read_document` reads."""
         return {"version": VERSION, **_converter().unstructure(self)}
-
-
-def tools_digest(tools: Sequence[Any] | None) -> str:
-    """A digest of tools as the template sees them; the same in every process."""
-    seen = None if tools is None else [tool_schema(tool) for tool in tools]
-    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
 def sealed(document: Mapping[str, Any], store: ChunkStore) -> bytes:

@@ -155,7 +155,8 @@ def shown_over(
     window.policy = policy = anchors.policy or window.policy
     on_leave = choices(modes, policy.minimum)[0]
     orders = Orders(anchors, prompt, before, media)
-    items = [slots[item] if isinstance(item, int) else item for item in orders.under(on_leave).items]
+    order = orders.under(on_leave)
+    items = [slots[item] if isinstance(item, int) else item for item in order.items]
     pictures = {i.id: i.picture for i in items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
     window.arrange(items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
@@ -164,10 +165,9 @@ def shown_over(
         dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
         done = _answered(window, dialogue, options)
         answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
-    layout = orders.layout(on_leave)
     left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
-    state = replace(old, ids=prompt.ids, layout=layout, window=window, ahead=None, borrowed=False)
+    state = replace(old, ids=prompt.ids, layout=order.layout, window=window, ahead=None, borrowed=False)
     return Shown(state, report, answer)
 
 

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kamera.content import Message, Rendered
+from kamera.errors import KameraError
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import whole_history
-from kamera.sessions.document import tools_digest
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import edited_prompt
 from kamera.sessions.modes import Manner
 from kamera.sessions.owners import tails_of
 
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """``messages`` of a tenant, for a session of its own choice, behind a turn, or found by content.
+    """``messages`` of a tenant, for a session of its own choice, behind a turn, or found by content."""
 
-    ``manner`` is how it is answered, ``kind`` the digest of its tools, ``whole`` the history with the
-    messages, None if only the session has it; ``prompt`` and ``tails`` are those of the whole history, None
-    and none if it cannot be cut.
-    """
-
-    messages: str | Message | Sequence[Message]
-    tenant: str
-    session_id: str | None
-    after: str | None
+    anchors: Anchors
     manner: Manner
-    hint: str
-    kind: str
-    whole: Sequence[Message] | None
-    prompt: Rendered | None
-    tails: frozenset[str]
+    messages: str | Message | Sequence[Message]
+    session_id: str | None = None
+    after: str | None = None
+    hint: str = ""
 
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.anchors.store.tenant
 
-def incoming(
-    messages: str | Message | Sequence[Message],
-    anchors: Anchors,
-    manner: Manner,
-    *,
-    session_id: str | None = None,
-    after: str | None = None,
-    hint: str = "",
-) -> Incoming:
-    """A request to the tenant of ``anchors``. Raises UnknownTurn, ValueError for what is no message."""
-    kind, tenant, tails = tools_digest(manner.tools), anchors.store.tenant, frozenset[str]()
-    prompt, whole = None, None if isinstance(messages, str | Mapping) else messages
-    if after is not None:
-        whole = whole_history(anchors.branches.history(after), messages, branches=True)
-    if whole is not None:
-        prompt = edited_prompt(anchors.conversations, whole, manner)
-        if prompt is not None:
-            owner = (tenant, kind, hint)
-            tails = tails_of(owner, anchor_ids(prompt), whole, anchors.calls, manner.tools)
-    return Incoming(messages, tenant, session_id, after, manner, hint, kind, whole, prompt, tails)
+    @cached_property
+    def whole(self) -> Sequence[Message] | None:
+        """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
+        if self.after is not None:
+            return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
+        return None if isinstance(self.messages, str | Mapping) else self.messages
+
+    @cached_property
+    def prompt(self) -> Rendered | None:
+        """The prompt of the history; None if it cannot be cut, an error that its session raises."""
+        if self.whole is None:
+            return None
+        try:
+            shaped = self.manner.shaped(self.whole, 0)
+            return self.anchors.conversations.render(shaped, tools=self.manner.tools)
+        except (KameraError, ValueError):
+            return None
+
+    @cached_property
+    def tails(self) -> frozenset[str]:
+        """The tails of the history."""
+        if self.whole is None or self.prompt is None:
+            return frozenset()
+        owner = (self.tenant, self.manner.kind, self.hint)
+        return tails_of(owner, anchor_ids(self.prompt), self.whole, self.anchors.calls, self.manner.tools)

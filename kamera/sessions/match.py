@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Literal
 
-from kamera.content import Conversations, Message, Rendered
+from kamera.content import Rendered
 from kamera.edits import difference
-from kamera.errors import KameraError
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
-from kamera.sessions.modes import OF_THE_PROMPT, Manner, first_that_knows_more, laxest, worth_to_others
+from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE
 
@@ -42,16 +41,6 @@ class Match:
     saved: int = 0
     too_little: int = 0
     tainted: int = 0
-
-
-def edited_prompt(
-    conversations: Conversations, messages: Sequence[Message], manner: Manner
-) -> Rendered | None:
-    """The prompt of a history, for matching; None if it cannot be cut, an error that its session raises."""
-    try:
-        return conversations.render(manner.shaped(messages, 0), tools=manner.tools)
-    except (KameraError, ValueError):
-        return None
 
 
 def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:

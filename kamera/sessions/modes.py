@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
 
-from kamera.content import Chunk, Message
+from kamera.content import Message, tool_schema
 from kamera.edits import EditPolicy, Mode, edited
-from kamera.errors import PolicyRefused, quote
-from kamera.trust import GUARANTEES, Guarantee, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import Arrange, DialogueWindow, EngineSlot, KameraWindow, Plan, Slot
+from kamera.errors import quote
+from kamera.ops import digest
+from kamera.trust import Guarantee, OnLeave, at_least, weakest
+from kamera.window import DialogueWindow, EngineSlot, KameraWindow, Slot
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""
@@ -20,7 +22,6 @@ Applied = Literal["amortize", "repair", "forget"]
 
 _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}
 _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
-_TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +38,20 @@ class Manner:
         if self.mode not in get_args(SessionMode):
             raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
 
+    @cached_property
+    def kind(self) -> str:
+        """The digest of its tools."""
+        return tools_digest(self.tools)
+
     def shaped(self, history: Sequence[Message], turn: int) -> list[Message]:
         """The history after the edit policy. Raises EditPolicyFailed."""
         return [*(history if self.edit_policy is None else edited(self.edit_policy, history, turn))]
 
 
-class Order(NamedTuple):
-    """What a window shall hold: slots by their indices, and new chunks; ids of those that came before."""
-
-    items: Sequence[int | Chunk]
-    recurring: tuple[str, ...]
-
-
-class Choice(NamedTuple):
-    """A treatment, what the window shall hold under it, and the plan of that."""
-
-    on_leave: OnLeave
-    order: Order
-    plan: Plan
+def tools_digest(tools: Sequence[Any] | None) -> str:
+    """A digest of tools as the template sees them; the same in every process."""
+    seen = None if tools is None else [tool_schema(tool) for tool in tools]
+    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
 def applied(on_leave: OnLeave) -> Applied:
@@ -101,40 +98,3 @@ def choices(modes: Sequence[str], minimum: Guarantee, apart: bool = False) -> tu
     least = max((_STRICTNESS.index(_ON_LEAVE[mode]) for mode in modes if mode != "auto"), default=0)
     most = _STRICTNESS.index("repair" if apart else "exact") if "auto" in modes else least
     return _STRICTNESS[least : max(least, most) + 1]
-
-
-def cheapest(
-    window: KameraWindow,
-    among: Sequence[OnLeave],
-    order_of: Callable[[OnLeave], Order],
-    policy: ReusePolicy,
-) -> Choice:
-    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
-
-    ``order_of`` gives what the window shall hold under a treatment, ``policy`` is that of the plans. Equal
-    costs go to the better guarantee, then to "repair", whose chunks are finer than those of "exact". Where
-    chunks are appended only, no treatment applies, and one plan is made. Raises PolicyRefused if no treatment
-    can be carried out.
-    """
-    slots = window.slots
-    found: list[tuple[tuple[int, int, int], Choice]] = []
-    refusal: PolicyRefused | None = None
-    for on_leave in sorted(among, key=_TIES.index):
-        order = order_of(on_leave)
-        try:
-            items = [slots[item] if isinstance(item, int) else item for item in order.items]
-            request = Arrange(items, on_leave, archive=False, recurring=order.recurring)
-            plan = window.plan(request, policy=policy)
-        except PolicyRefused as error:
-            refusal = error
-            continue
-        if len(among) == 1 or list(order.items[: len(slots)]) == list(range(len(slots))):
-            return Choice(on_leave, order, plan)
-        worth = weakest(plan.after.worths)
-        if on_leave == "exact" or at_least(worth, window.policy.minimum):
-            cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
-            found.append((cost, Choice(on_leave, order, plan)))
-    if not found:
-        assert refusal is not None, "exact KV is always admitted"
-        raise refusal
-    return min(found, key=itemgetter(0))[1]

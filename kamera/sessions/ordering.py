@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
 
 from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
+from kamera.errors import PolicyRefused
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Piece, Run, laid_out
-from kamera.sessions.modes import Order
-from kamera.trust import OnLeave
+from kamera.sessions.layout import Layout, Run, laid_out
+from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
+from kamera.window import Arrange, KameraWindow, Plan
+
+_TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
+
+
+class Order(NamedTuple):
+    """What a window shall hold: slots by their indices, and new chunks; ids of those that came before."""
+
+    items: Sequence[int | Chunk]
+    recurring: tuple[str, ...]
+    layout: Layout
+
+
+class Choice(NamedTuple):
+    """A treatment, what the window shall hold under it, and the plan of that."""
+
+    on_leave: OnLeave
+    order: Order
+    plan: Plan
 
 
 @dataclass
@@ -27,12 +48,11 @@ class Orders:
     again: Collection[Extent] = ()
     apart: bool = False
     samples: bool = False
-    _pieces: dict[OnLeave, list[Piece]] = field(default_factory=dict)
     _made: dict[Run, Chunk] = field(default_factory=dict)
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
-        pieces = self._pieces[on_leave] = laid_out(
+        pieces = laid_out(
             self.prompt, self.before, on_leave, apart=self.apart, again=self.again, samples=self.samples
         )
         new = [run for run, slot in pieces if slot is None]
@@ -40,11 +60,8 @@ class Orders:
             if run not in self._made:
                 self._made[run] = self._chunk(run)
         recurring = dict.fromkeys(self._made[run].id for run in new if self._extent(run) in self.again)
-        return Order([self._made[run] if slot is None else slot for run, slot in pieces], tuple(recurring))
-
-    def layout(self, on_leave: OnLeave) -> Layout:
-        """The window's layout once it holds that."""
-        return Layout(self.prompt, tuple([run for run, _ in self._pieces[on_leave]]))
+        items = [self._made[run] if slot is None else slot for run, slot in pieces]
+        return Order(items, tuple(recurring), Layout(self.prompt, tuple([run for run, _ in pieces])))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -61,3 +78,39 @@ class Orders:
         return backbone.chunk_from_tensors(
             self.prompt.ids[start:stop], label=first.role, picture=picture, **given
         )
+
+
+def cheapest(
+    window: KameraWindow,
+    among: Sequence[OnLeave],
+    orders: Orders,
+    policy: ReusePolicy,
+) -> Choice:
+    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
+
+    ``policy`` is that of the plans. Equal costs go to the better guarantee, then to "repair", whose chunks
+    are finer than those of "exact". Where chunks are appended only, no treatment applies, and one plan is
+    made. Raises PolicyRefused if no treatment can be carried out.
+    """
+    slots = window.slots
+    found: list[tuple[tuple[int, int, int], Choice]] = []
+    refusal: PolicyRefused | None = None
+    for on_leave in sorted(among, key=_TIES.index):
+        order = orders.under(on_leave)
+        try:
+            items = [slots[item] if isinstance(item, int) else item for item in order.items]
+            request = Arrange(items, on_leave, archive=False, recurring=order.recurring)
+            plan = window.plan(request, policy=policy)
+        except PolicyRefused as error:
+            refusal = error
+            continue
+        if len(among) == 1 or list(order.items[: len(slots)]) == list(range(len(slots))):
+            return Choice(on_leave, order, plan)
+        worth = weakest(plan.after.worths)
+        if on_leave == "exact" or at_least(worth, window.policy.minimum):
+            cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
+            found.append((cost, Choice(on_leave, order, plan)))
+    if not found:
+        assert refusal is not None, "exact KV is always admitted"
+        raise refusal
+    return min(found, key=itemgetter(0))[1]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.patches import later_of
+from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, conversations_of
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
-from kamera.sessions.document import tools_digest
-from kamera.sessions.entries import Entry, candidates, let_go, trim
-from kamera.sessions.incoming import Incoming, incoming
+from kamera.sessions.engine_turns import anchors_over
+from kamera.sessions.entries import Entries, Entry, candidates, trim
+from kamera.sessions.incoming import Incoming
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import Match, best_head, best_match
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
@@ -29,9 +30,9 @@ from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
-from kamera.sessions.telling import Traces, turn_of
-from kamera.sessions.tenants import Tenants
+from kamera.sessions.telling import Telling, Traces, turn_of
 from kamera.sessions.turn import Turn, TurnReport
+from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
 
 
@@ -100,14 +101,16 @@ class SessionPool:
         self.anticipates = anticipates
         self._store = store
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
-        windows = {"max_tokens": max_tokens, "policy": policy}
-        self._tenants = Tenants(self.backbone, store, trace, branches, engine, windows)
+        self._traces, self._branches, self._engine = trace, {} if branches is None else branches, engine
+        given = {"max_tokens": max_tokens, "policy": policy, "held": SYSTEM_PROMPTS}
+        self._windows: dict[str, Any] = {**given, "conversations": conversations_of(self.backbone)}
+        self._tenants: dict[str, Anchors] = {}
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()
-        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by tenant and id, oldest first
+        self._entries = Entries()  # the last used one at the end
         self._tails, self._clocks = Tails(), Clocks()
-        self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
+        self._counts = Counter[str]()
 
     def send(
         self,
@@ -135,11 +138,11 @@ class SessionPool:
         """
         self.backbone.check_sampling(options)
         whose = tenant_of(self._store, tenant)
-        given: dict[str, Any] = {"session_id": session_id, "after": after, "hint": hint}
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.now(self.backbone):
             manner = replace(self._manner, tools=tools)
-            return self._sent(incoming(messages, self._tenants[whose], manner, **given), options)
+            asked = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
+            return self._sent(asked, options)
 
     def _sent(self, asked: Incoming, options: dict[str, Any]) -> Turn:
         name, entry = self._reserved(asked)
@@ -164,26 +167,26 @@ class SessionPool:
         Raises UnknownSession, and for a saved one the errors of `ChatSession.load`.
         """
         whose = tenant_of(self._store, tenant)
-        let_go(self._entries, self._lock, self._saved, whose, session_id)
+        self._let_go(whose, session_id)
         with self._lock:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
         with self._account.now(self.backbone):
             if session is None and self._saved is not None:
-                session = self._saved.load(session_id, self._tenants[whose], self._manner)
+                session = self._saved.load(session_id, self._anchors_of(whose), self._manner)
         if session is None:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
 
     def history(self, turn_id: str, tenant: str | None = None) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
-        branches = self._tenants[tenant_of(self._store, tenant)].branches
+        branches = self._anchors_of(tenant_of(self._store, tenant)).branches
         return [copied(message) for message in branches.history(turn_id)]
 
     def delete(self, turn_id: str, tenant: str | None = None) -> None:
         """`ChatSession.delete` in all sessions in memory. Raises UnknownTurn, SessionConflict as `edit`."""
         whose = tenant_of(self._store, tenant)
-        branches = self._tenants[whose].branches
+        branches = self._anchors_of(whose).branches
         with self._lock:
             own = [(name, entry) for (of, name), entry in self._entries.items() if of == whose]
             found = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
@@ -232,7 +235,7 @@ class SessionPool:
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
         with self._lock:
-            counts = {**self._counts, "anchors": sum(a.prefilled for a in self._tenants.values())}
+            counts = {**self._counts, "anchors": sum(a.prefilled for a in [*self._tenants.values()])}
         counts["dropped"] = later_of(self.backbone).dropped
         return PoolMetrics(**counts | ({} if self._saved is None else self._saved.counts))
 
@@ -242,13 +245,26 @@ class SessionPool:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _anchors_of(self, tenant: str) -> Anchors:
+        """What a tenant's sessions share. Raises ValueError for a store of another tenant."""
+        if tenant in self._tenants:
+            return self._tenants[tenant]
+        store = self._store if isinstance(self._store, ChunkStore) else self._store(tenant)
+        if store.tenant != tenant:
+            raise ValueError(
+                f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
+            )
+        listener = None if self._traces is None else Telling(self._traces, tenant)
+        own = {"branches": self._branches.setdefault(tenant, Branches()), "listener": listener}
+        made = anchors_over(self._engine, self.backbone, store, **self._windows, **own)
+        return self._tenants.setdefault(tenant, made)
+
     @contextmanager
     def _changed(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
         whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
         with self._lock:
-            kind = tools_digest(changed.manner.tools)
-            entry = self._entries.setdefault((whose, session_id), Entry(changed, kind))
+            entry = self._entries.setdefault((whose, session_id), Entry(changed))
             if entry.busy:
                 raise SessionConflict(
                     f"session {quote(session_id)} is in the midst of an answer: edit it after that"
@@ -262,7 +278,8 @@ class SessionPool:
 
     def _reserved(self, asked: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
-        tenant, session_id, kind = asked.tenant, asked.session_id, asked.kind
+        tenant, session_id = asked.tenant, asked.session_id
+        prompt, tails = asked.prompt, asked.tails  # made before the lock is held
         if asked.whole is not None:
             self._clocks.see(tenant, asked.whole)
         read = self._resumed(asked)
@@ -270,7 +287,7 @@ class SessionPool:
             self._counts["requests"] += 1
             if read is not None:
                 self._counts["resumed"] += 1
-                self._entries.setdefault((tenant, read[0]), Entry(read[1], kind))
+                self._entries.setdefault((tenant, read[0]), Entry(read[1]))
             found = None if session_id is None else self._entries.get((tenant, session_id))
             if found is not None:
                 self._counts["by_id"] += 1
@@ -281,8 +298,8 @@ class SessionPool:
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
             held, lent = session_id, False
-            if found is None and asked.prompt is not None:
-                match = self._matched(asked, asked.prompt)
+            if found is None and prompt is not None:
+                match = self._matched(asked, prompt, tails)
                 held, lent = match.name, match.how == "by_head"
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
@@ -293,16 +310,16 @@ class SessionPool:
                     name = secrets.token_hex(8) if name == held else name
                     self._counts["forked"] += found.busy and not lent
                 self._counts["opened"] += found is None
-                session = open_session(self._tenants[tenant], asked.manner, state)
-                found = self._entries[tenant, name] = Entry(session, kind)
-            found.busy, found.tools, found.session.manner = True, kind, asked.manner
+                session = open_session(asked.anchors, asked.manner, state)
+                found = self._entries[tenant, name] = Entry(session)
+            found.busy, found.session.manner = True, asked.manner
             found.named = found.named or session_id is not None
             return name, found
 
-    def _matched(self, asked: Incoming, prompt: Rendered) -> Match:
-        sessions = candidates(self._entries, asked.tenant, asked.kind, self._tails)
+    def _matched(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
+        sessions = candidates(self._entries, asked.tenant, asked.manner.kind, self._tails)
         if asked.after is None:
-            match = best_match(prompt, sessions, self.min_tokens, asked.tails)
+            match = best_match(prompt, sessions, self.min_tokens, tails)
         else:
             last = {self._entries[asked.tenant, name].session.state.last: name for name in sessions}
             name = last.get(asked.after)
@@ -318,31 +335,45 @@ class SessionPool:
         if self._saved is None:
             return None
         tenant, name, prompt = asked.tenant, asked.session_id, asked.prompt
-        let_go(self._entries, self._lock, self._saved, tenant, name)
+        anchors, manner = asked.anchors, asked.manner
+        self._let_go(tenant, name)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held, anchors = candidates(self._entries, tenant, asked.kind, self._tails), self._tenants[tenant]
+            held = candidates(self._entries, tenant, manner.kind, self._tails)
         if name in known:
             return None
         try:
-            session = None if name is None else self._saved.load(name, anchors, self._manner)
+            session = None if name is None else self._saved.load(name, anchors, manner)
             if session is None and prompt is not None and asked.after is None:
-                there = self._saved.candidates(anchors, self._manner, asked.kind)
+                there = self._saved.candidates(anchors, manner)
                 there = {name: saved for name, saved in there.items() if name not in known}
                 name = best_match(prompt, held | there, self.min_tokens).name
-                session = self._saved.load(name, anchors, self._manner) if name in there else None
+                session = self._saved.load(name, anchors, manner) if name in there else None
         except KameraError:
             if prompt is None:
                 raise
             return None  # the whole history is here: it is prefilled
         return None if name is None or session is None else (name, session)
 
+    def _let_go(self, tenant: str, session_id: str | None) -> None:
+        """Forget sessions that another process has continued: all that was said here is on the disk, too."""
+        if self._saved is None:
+            return
+        with self._lock:
+            mine = [(k, e) for k, e in self._entries.items() if k[0] == tenant and session_id in (None, k[1])]
+        for key, entry in mine:
+            state = entry.session.state
+            if self._saved.is_overtaken(*key, state.changes):
+                with self._lock:
+                    if self._entries.get(key) is entry and not entry.busy and entry.session.state is state:
+                        del self._entries[key]
+
     def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
         """End the reservation of a session that has answered, or changed."""
         window = entry.session.state.window
         size, state = 0, entry.session.state
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
-        owner, anchors = (key[0], entry.tools, hint), self._tenants[key[0]]
+        owner, anchors = (key[0], entry.session.manner.kind, hint), self._anchors_of(key[0])
         tails = tails_of(owner, anchor, state.messages, anchors.calls, entry.session.manner.tools)
         if self.max_bytes is not None and window is not None:
             size = anchors.memory(window).total
@@ -353,12 +384,10 @@ class SessionPool:
             if turn is not None:  # an edit of messages takes no answer back from its owner
                 entry.tails = tails
                 self._tails.give(tails)
-            for name, count in ({} if turn is None else turn_counts(turn.report)).items():
-                self._counts[name] += count
+                self._counts.update(turn_counts(turn.report))
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
             dropped = key not in self._entries
-            for how, evicted in trim(self._entries, self.max_sessions, self.max_bytes).items():
-                self._counts[how] += evicted
+            self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
         if dropped and self._saved is not None:
             self._saved.remove(*key)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -56,12 +57,7 @@ class SavedSessions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
-        self.saved = self.unsaved = self.evicted = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Its part of `PoolMetrics`."""
-        return {"saved": self.saved, "unsaved": self.unsaved, "evicted_saved": self.evicted}
+        self.counts = Counter[str]()  # its part of `PoolMetrics`
 
     def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> None:
         """Save a session soon. It must not be written to any more (`ChatSession.fork`)."""
@@ -113,9 +109,10 @@ class SavedSessions:
         """Ids of a tenant's sessions on the disk, in order."""
         return sorted(h.id for h in self._known() if h.tenant == tenant and h.id is not None)
 
-    def candidates(self, anchors: Anchors, manner: Manner, kind: str) -> dict[str, Candidate]:
-        """Saved sessions by id that `load` would give a window; ``kind`` is the digest of their tools."""
-        own = (anchors.backbone.fingerprint, anchors.store.tenant, anchors.policy, anchors.max_tokens, kind)
+    def candidates(self, anchors: Anchors, manner: Manner) -> dict[str, Candidate]:
+        """Saved sessions of the ``manner``'s tools, by id, that `load` would give a window."""
+        store, kind = anchors.store, manner.kind
+        own = (anchors.backbone.fingerprint, store.tenant, anchors.policy, anchors.max_tokens, kind)
         samples = anchors.policy is not None and anchors.policy.samples
         found = {}
         for one in self._known():
@@ -173,10 +170,10 @@ class SavedSessions:
             _log.warning("session %s is not saved: %s", name, error)
             with self._lock:
                 self._failures.append(error)
-                self.unsaved += 1
+                self.counts["unsaved"] += 1
         else:
             with self._lock:
-                self.saved += 1
+                self.counts["saved"] += 1
 
     def _trim(self, latest: Path) -> None:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
@@ -194,7 +191,7 @@ class SavedSessions:
                 with contextlib.suppress(FileNotFoundError):
                     _remove(path)
                     with self._lock:
-                        self.evicted += 1
+                        self.counts["evicted_saved"] += 1
                 total -= size
 
     def _known(self) -> list[Document]:
@@ -209,27 +206,24 @@ class SavedSessions:
 
     def _header_in(self, folder: str) -> Document | None:
         """The header of one directory; None if no session can be read there, which is logged once."""
+        path, header = self.root / folder, None
         try:
-            stamp = _stamp(self.root / folder / FILE)
+            stamp = _stamp(path / FILE)
         except OSError:
             return None
         before = self._headers.get(folder)
-        if before is None or before[0] != stamp:
-            before = (stamp, self._header(self.root / folder))
-            with self._lock:
-                self._headers[folder] = before
-        return before[1]
-
-    def _header(self, path: Path) -> Document | None:
-        """None for a document that cannot be read: it is named when its session is asked for."""
+        if before is not None and before[0] == stamp:
+            return before[1]
         try:
-            saved = read_document(path)
-            if saved.id is not None and self._path(saved.tenant, saved.id) != path:
-                raise CorruptChunk(f"{str(path)!r} is not where session {saved.id!r} belongs: remove it")
-        except KameraError as error:
+            header = replace(read_document(path), messages=[], ids=None)
+            if header.id is not None and self._path(header.tenant, header.id) != path:
+                raise CorruptChunk(f"{str(path)!r} is not where session {header.id!r} belongs: remove it")
+        except KameraError as error:  # it is named when its session is asked for
             _log.warning("a saved session is passed over: %s", error)
-            return None
-        return replace(saved, messages=[], ids=None)
+            header = None
+        with self._lock:
+            self._headers[folder] = (stamp, header)
+        return header
 
 
 def check_saving(save: str | Path | None, limit: int | None) -> None:

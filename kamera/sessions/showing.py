@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from kamera import forks
 from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Recut, admissions_of, as_placed, strict
-from kamera.sessions.admitting import cut_anew, discovery_for, stands_apart
+from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
+    anchor_segments,
     anchor_tokens,
     cut_at,
     cuts,
     in_place,
+    last_said,
     lent,
     question_ids,
 )
-from kamera.sessions.modes import Choice, Manner, applied, cheapest, choices
-from kamera.sessions.ordering import Orders
+from kamera.sessions.modes import Manner, applied, choices
+from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import KameraWindow, cut
 
@@ -62,12 +61,13 @@ class State:
     borrowed: bool = False
     ahead: State | None = None
 
-    def start_of(self, prompt: Rendered) -> State:
-        """This state, or what was prepared, if that has more of the prompt in place."""
+    def start_of(self, prompt: Rendered) -> tuple[State, int]:
+        """This state, or what was prepared, if that has more of the prompt in place; and how many tokens."""
         ahead = self.ahead
         if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
-            return self
-        return ahead if in_place(ahead.layout, prompt) > in_place(self.layout, prompt) else self
+            return self, 0
+        more = in_place(ahead.layout, prompt) - in_place(self.layout, prompt)
+        return (ahead, more) if more > 0 else (self, 0)
 
     def changed(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
@@ -99,24 +99,6 @@ class State:
         return question_ids(self.layout.prompt)
 
 
-class Turns:
-    """Lets the threads of one session change it one after another."""
-
-    def __init__(self) -> None:
-        self._lock = forks.Lock()
-
-    @contextmanager
-    def taken(self, seen: State) -> Iterator[State]:
-        """Context of one change; waits for those of other threads, and gives back the state seen before that.
-
-        Raises ValueError inside of another change of the same thread, whose state would replace this one's.
-        """
-        if self._lock.mine:
-            raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
-        with self._lock:
-            yield seen
-
-
 class Shown(NamedTuple):
     """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
 
@@ -139,7 +121,7 @@ def shown(
     Raises the errors of `Conversations.render` and of the window.
     """
     prompt, reuse = anchors.conversations.render(shaped, tools=manner.tools), manner.reuse
-    start = old.start_of(prompt)
+    start, anticipated = old.start_of(prompt)
     before = start.layout
     if (
         not isinstance(start.window, KameraWindow)
@@ -151,8 +133,9 @@ def shown(
     else:
         window, opening = anchors.fork(start.window), Spent()
         prompt = prompt.cut_as(before.prompt)
-    orders, choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
-    prompt, slots = orders.prompt, window.slots
+    choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
+    layout, slots = choice.order.layout, window.slots
+    prompt = layout.prompt
     admissions = admissions_of(window, choice.plan, choice.order.recurring) if reuse else ()
     answer = None
     if options is None:
@@ -161,25 +144,15 @@ def shown(
         said, report = window.respond(question_ids(prompt), choice.plan, **options)
         answer = str(said)
     admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
-    discovery = discovery_for(anchors, window, reuse)
-    if discovery is not None and found is not None:
-        discovery.add(found.prompt, found.cuts)
+    if found is not None:
+        discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
     left = 0 if before is None or old.layout is None or old.borrowed else tokens_dropped(old.layout, prompt)
     mode = applied(choice.on_leave)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
     if old.ahead is not None:
-        total = replace(total, anticipated=_anticipated(old, start, prompt))
-    layout = orders.layout(choice.on_leave)
+        total = replace(total, anticipated=anticipated)
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
     return Shown(replace(state, ahead=None, borrowed=False), total, answer)
-
-
-class Chosen(NamedTuple):
-    """How a window is brought to a prompt; ``found`` is what of it came before, if that was looked for."""
-
-    orders: Orders
-    choice: Choice
-    found: Recut | None
 
 
 def chosen(
@@ -191,14 +164,15 @@ def chosen(
     modes: Sequence[str],
     reuse: bool,
     borrowed: bool = False,
-) -> Chosen:
+) -> tuple[Choice, Recut | None]:
     """The cheapest way from the layout ``before`` of a window to the prompt of ``messages``.
 
-    The window's texts are cut where the prompt changes their inside. Of a ``borrowed`` window only what the
-    prompt begins with stays. Raises WindowFull and PolicyRefused.
+    With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
+    their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
+    PolicyRefused.
     """
-    discovery = discovery_for(anchors, window, reuse)
-    found = None if discovery is None else cut_anew(discovery, prompt, before)
+    policy = strict(window.policy) if reuse else window.policy
+    found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
     prompt = prompt if found is None else found.rendered
     if before is not None:
         before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
@@ -208,8 +182,24 @@ def chosen(
     apart, samples = stands_apart(window, reuse), window.policy.samples
     orders = Orders(anchors, prompt, before, media, again, apart, samples)
     among = choices(modes, window.policy.minimum, reuse)
-    choice = cheapest(window, among, orders.under, strict(window.policy) if reuse else window.policy)
-    return Chosen(orders, choice, found)
+    return cheapest(window, among, orders, policy), found
+
+
+def stands_apart(window: KameraWindow, reuse: bool) -> bool:
+    """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
+    return reuse or window.policy.forms == "always"
+
+
+def _cut_anew(anchors: Anchors, prompt: Rendered, before: Layout | None) -> Recut:
+    """The prompt cut where parts of it came before in any conversation on the store.
+
+    Segments that the window has, the system prompt, and the last answer, whose KV may be at hand, stay.
+    """
+    first = anchor_segments(prompt)
+    start = prompt.segments[first].start if first < len(prompt.segments) else prompt.stable
+    own = () if before is None else before.prompt.segment_ids()
+    discovery = discovery_of(anchors.backbone, anchors.store)
+    return recut(prompt, discovery, start, {*own, *last_said(prompt)})
 
 
 def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
@@ -247,13 +237,6 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
             f"the prompt has {used} positions, this model {limit}: remove messages, or give the session an "
             "edit policy that does"
         )
-
-
-def _anticipated(old: State, start: State, prompt: Rendered) -> int:
-    """Tokens of the prompt that stand in place where it starts from, and did not in the last window."""
-    if start is old or start.layout is None or old.layout is None:
-        return 0
-    return in_place(start.layout, prompt) - in_place(old.layout, prompt)
 
 
 def tokens_dropped(before: Layout, prompt: Rendered) -> int:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from kamera.errors import InvalidCertificate, StoreError, quote
+import cattrs
+
+from kamera.errors import InvalidCertificate, StoreError
 from kamera.files import published
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
 
 FORMAT, _REMEDY = 1, "run kamera certify MODEL --output DIR"
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 """What a probe finds of a guarantee."""
@@ -35,9 +38,7 @@ class Finding:
 
     ``n`` questions were asked; a guess is right with probability ``chance``. ``reprefill``, ``blind`` and
     ``served`` are accuracies; ``eta`` and ``flip_recover`` are None if blind reuse lost nothing that could be
-    won back. ``closed`` is, by channel and layer, the served share of what a patch of its size restores of
-    the KV that blind reuse lacks, the least of all chunks (None: not measured). ``reason`` gives
-    the grounds of the verdict in one line.
+    won back. ``reason`` gives the grounds of the verdict in one line.
     """
 
     verdict: Verdict
@@ -49,7 +50,6 @@ class Finding:
     served: Estimate
     eta: Estimate | None
     flip_recover: Estimate | None
-    closed: dict[str, list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,14 @@ class Grounds:
 class Certificate:
     """The outcome of one probe on one set of `Grounds`.
 
-    ``model`` is a name for people; a certificate is bound to its grounds, whose fields it lists. ``findings``
-    has one entry for each tested guarantee. ``sabotages`` are findings on deliberately wrong operators, by
-    their defect: they show which errors the probe detects. ``divergence`` is that of the antecedents with
-    which "near" was tested. ``created`` is UTC, ISO 8601.
+    ``model`` is a name for people; a certificate is bound to its ``grounds``. ``findings`` has one entry for
+    each tested guarantee. ``sabotages`` are findings on deliberately wrong operators, by their defect: they
+    show which errors the probe detects. ``divergence`` is that of the antecedents with which "near" was
+    tested. ``created`` is UTC, ISO 8601.
     """
 
-    fingerprint: str
     model: str
-    dtype: str
-    vocabulary: str
-    position_limit: int | None
-    versions: dict[str, str]
-    rank: int
-    patch_bytes: float | None
+    grounds: Grounds
     probe: str
     probe_digest: str
     divergence: float
@@ -95,24 +89,24 @@ class Certificate:
 
     def difference(self, grounds: Grounds) -> str | None:
         """The first difference from the measured grounds, in one line; None if none."""
-        budget, versions = grounds.budget, grounds.versions
+        ours, theirs = self.grounds, grounds.versions
         pairs: list[tuple[str, object, str, object]] = [
-            ("in", self.dtype, "this model is in", grounds.dtype),
-            ("with vocabulary", self.vocabulary, "this tokenizer's is", grounds.vocabulary),
-            ("with positions up to", self.position_limit, "this model's end at", grounds.position_limit),
+            ("in", ours.dtype, "this model is in", grounds.dtype),
+            ("with vocabulary", ours.vocabulary, "this tokenizer's is", grounds.vocabulary),
+            ("with positions up to", ours.position_limit, "this model's end at", grounds.position_limit),
         ]
         settings = "this one has other weights, adapters, module, rotary or processor settings:"
-        pairs.append(("on backbone", self.fingerprint, settings, grounds.fingerprint))
-        for name in versions | self.versions:
-            pairs.append((f"with {name}", self.versions.get(name), f"this is {name}", versions.get(name)))
+        pairs.append(("on backbone", ours.fingerprint, settings, grounds.fingerprint))
+        for name in theirs | ours.versions:
+            pairs.append((f"with {name}", ours.versions.get(name), f"this is {name}", theirs.get(name)))
         pairs += [
-            ("with patches of rank", self.rank, "the policy's rank is", budget.rank),
-            ("with patch_bytes", self.patch_bytes, "the policy's is", budget.share),
+            ("with patches of rank", ours.budget.rank, "the policy's rank is", grounds.budget.rank),
+            ("with patch_bytes", ours.budget.share, "the policy's is", grounds.budget.share),
         ]
         for measured, then, here, now in pairs:
             if then != now:
                 return f"it was measured {measured} {_short(then)}, {here} {_short(now)}"
-        if budget.layers is not None:
+        if ours.budget != grounds.budget:
             return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
 
@@ -137,8 +131,9 @@ class Certificate:
     @property
     def file_name(self) -> str:
         """File name in a directory: a new run of one probe on one backbone and budget replaces the last."""
-        bytes_too = "" if self.patch_bytes is None else f"-bytes{self.patch_bytes:g}"
-        return f"{self.fingerprint[:16]}-rank{self.rank}{bytes_too}-{self.probe}.json"
+        budget = self.grounds.budget
+        bytes_too = "" if budget.share is None else f"-bytes{budget.share:g}"
+        return f"{self.grounds.fingerprint[:16]}-rank{budget.rank}{bytes_too}-{self.probe}.json"
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write it into a directory (created if missing), atomically; returns the file.
@@ -172,13 +167,13 @@ class Certificate:
             elif seal != _digest(content):
                 why = f"{where} was changed after it was written: its digest does not match"
             else:
-                return _built(content)
+                return _CONVERTER.structure(content, cls)
         except FileNotFoundError:
             why = f"no certificate at {where}"
-        except (OSError, KeyError) as error:
+        except cattrs.BaseValidationError as error:
+            why = f"{where} is no certificate ({'; '.join(cattrs.transform_error(error))})"
+        except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
             why = f"{where} is no certificate ({type(error).__name__}: {error})"
-        except (AttributeError, TypeError, ValueError) as error:
-            why = f"{where} is no certificate ({error})"
         raise InvalidCertificate(f"{why}: {_REMEDY}")
 
 
@@ -192,29 +187,3 @@ def _short(value: object) -> object:
     """A digest by its first digits."""
     text = str(value)
     return text[:12] if len(text) == 64 else text or "none"
-
-
-def _built(content: Any) -> Certificate:
-    found = dict(_exactly(Certificate, content))
-    for group in ("findings", "sabotages"):
-        found[group] = {name: _finding(finding) for name, finding in found[group].items()}
-    for guarantee in found["findings"]:
-        if guarantee not in GUARANTEES:
-            raise ValueError(f"finding {quote(guarantee)} is about none of {', '.join(GUARANTEES)}")
-    return Certificate(**found)
-
-
-def _finding(content: Any) -> Finding:
-    found = dict(_exactly(Finding, content))
-    if found["verdict"] not in get_args(Verdict):
-        raise ValueError(f"verdict {found['verdict']!r} is none of {', '.join(get_args(Verdict))}")
-    for name in ("reprefill", "blind", "served", "eta", "flip_recover"):
-        found[name] = None if found[name] is None else Estimate(**found[name])
-    return Finding(**found)
-
-
-def _exactly(cls: type, content: Any) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    if not isinstance(content, dict) or set(content) != names:
-        raise ValueError(f"its fields are not {', '.join(sorted(names))}")
-    return content

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kamera.certify import run
+from kamera.certify.run import scenes_of
 from kamera.certify.sabotage import THETA, Fault, Material, sabotages
-from kamera.certify.scenes import scenes_of
 from kamera.certify.trials import Trials
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf.live import LiveCache

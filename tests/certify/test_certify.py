@@ -16,8 +16,8 @@ from kamera.certify import probe as probe_module
 from kamera.certify.kv import KVComparison
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, digest_of
+from kamera.certify.run import PROBES, scenes_of
 from kamera.certify.sabotage import SABOTAGES
-from kamera.certify.scenes import PROBES, scenes_of
 from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
 from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired
@@ -89,9 +89,9 @@ def test_a_certificate_is_bound_to_what_it_measured(made, trained):
     certificate = made[-1]
     grounds = grounds_of(trained, PatchBudget(32, ReusePolicy.patch_bytes))
     assert certificate.difference(grounds) is None
-    assert (certificate.rank, certificate.probe, certificate.model) == (32, "world", "testbed")
-    assert (certificate.dtype, certificate.versions) == ("float32", library_versions())
-    assert len(certificate.vocabulary) == 64 and certificate.position_limit is not None
+    assert (certificate.grounds, certificate.probe, certificate.model) == (grounds, "world", "testbed")
+    assert (grounds.dtype, grounds.versions) == ("float32", library_versions())
+    assert len(grounds.vocabulary) == 64 and grounds.position_limit is not None
     assert "bfloat16" in certificate.difference(replace(grounds, dtype="bfloat16"))
     words = "vocabulary .* this tokenizer's is 000000000000"
     assert re.search(words, certificate.difference(replace(grounds, vocabulary="0" * 64)))
@@ -259,14 +259,14 @@ def test_the_rules_of_the_verdict(case):
 
 def test_kv_that_is_wrong_is_unsafe_however_it_answers():
     right = answers(100, blind=80)
-    assert judge(right, 0.1, KVComparison({"k": [1.0, 0.99]})).verdict == "safe"
-    found = judge(right, 0.1, KVComparison({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
+    assert judge(right, 0.1, KVComparison()).verdict == "safe"
+    found = judge(right, 0.1, KVComparison(flaw="in layer 1 channel k it is scaled"))
     assert (found.verdict, found.reason) == ("unsafe", "in layer 1 channel k it is scaled")
-    assert (found.served.mean, found.closed) == (1.0, {"k": [1.0, 0.9]})
+    assert found.served.mean == 1.0
 
 
 def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
-    short = KVComparison({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
+    short = KVComparison(lack="of what blind reuse lacks, the served KV has 0.04 in k")
     found = judge(answers(100, blind=80), 0.1, short)
     assert found.verdict == "cannot tell"
     assert "the served KV has 0.04 in k" in found.reason

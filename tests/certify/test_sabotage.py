@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kamera import ReusePolicy, testbed
-from kamera.certify import certify, probe, run, scenes
+from kamera.certify import certify, probe, run
 from kamera.certify.kv import KVComparison
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
@@ -34,7 +34,7 @@ def certified(backbone: HfEngine, items: int = 20 * SCENES):
 
 
 def trials(backbone: HfEngine, scene: int = 0) -> Trials:
-    (shown,) = itertools.islice(scenes.scenes_of("world"), scene, scene + 1)
+    (shown,) = itertools.islice(run.scenes_of("world"), scene, scene + 1)
     return Trials(backbone, shown, ReusePolicy(certified=False, forms="always"))
 
 
@@ -45,8 +45,6 @@ def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch)
     assert found.verdict == "safe", found.reason
     assert set(made.sabotages) == set(SABOTAGES)
     assert {wrong.verdict for wrong in made.sabotages.values()} == {"unsafe"}
-    assert {len(shares) for shares in found.closed.values()} == {len(trained.layout)}
-    assert min(share for shares in found.closed.values() for share in shares) > 0.99
 
 
 def test_the_kv_of_windows_tells_every_fault_in_every_precision():
@@ -116,20 +114,19 @@ def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
 
 
 def test_of_two_comparisons_the_worse_holds():
-    one, other = KVComparison({"k": [1.0, 0.5]}), KVComparison({"k": [0.9, 0.8]}, flaw="torn", lack="much")
-    assert one & other == KVComparison({"k": [0.9, 0.5]}, "torn", "much")
-    assert (KVComparison(flaw="first") & other).flaw == "first"
-    assert (one & KVComparison()).closed == one.closed
+    sound, other = KVComparison(), KVComparison("torn", "much")
+    assert sound & other == other & sound == other
+    assert KVComparison(flaw="first") & other == KVComparison("first", "much")
 
 
 def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_probe(trained, monkeypatch):
-    draw = scenes.PROBES["world"]
+    draw = run.PROBES["world"]
 
     def silent_at_first(seed, index):
         scene = draw(seed, index)
         return scene if index else replace(scene, queries={**scene.queries, "orbit": ()})
 
-    monkeypatch.setitem(scenes.PROBES, "world", silent_at_first)
+    monkeypatch.setitem(run.PROBES, "world", silent_at_first)
     with builds(trained)["patch scaled, in the kernels"]():
         made = certify(trained, probe="world", items=120, guarantees=["orbit"])
     assert made.findings["orbit"].n > 0

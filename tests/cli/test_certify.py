@@ -61,7 +61,7 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
     path = document.pop("path")
     assert list(files(folder)) == [folder / path.rpartition("/")[2]]
     held = Certificate.read(path)
-    assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "near"), "world", 16)
+    assert (held.safe, held.probe, held.grounds.budget.rank) == (("patched", "orbit", "near"), "world", 16)
     assert document["findings"]["survivor"]["reason"] == "it knows"
     assert document["sabotages"]["no rotation"]["verdict"] == "unsafe"
     with pytest.warns(UncertifiedBackbone, match="withholds survivor KV"):
@@ -95,7 +95,7 @@ def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folde
     assert done.code == 1
     (path,) = files(tmp_path / "elsewhere")
     held = Certificate.read(path)
-    assert (held.safe, held.probe, held.rank) == ((), "pages", ReusePolicy.rank)
+    assert (held.safe, held.probe, held.grounds.budget.rank) == ((), "pages", ReusePolicy.rank)
     assert {finding.verdict for finding in held.findings.values()} == {"cannot tell"}
     for shown in ("cannot tell", "re-prefill answers", "fingerprint", "pages, 1 questions a guarantee"):
         assert shown in done.out

@@ -315,7 +315,7 @@ def test_a_picture_without_pixels_is_named(backbone, size):
 
 
 def test_a_picture_the_processor_refuses_is_named(backbone):
-    with pytest.raises(UnreadableMedia, match="the processor refuses '<image>'"):
+    with pytest.raises(UnreadableMedia, match=r"the processor refuses '<\|vision_start\|>"):
         backbone.chunk(Image.new("RGB", (900, 1)))
 
 

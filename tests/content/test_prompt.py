@@ -164,5 +164,5 @@ def test_a_template_that_moves_pictures_is_refused():
 def test_a_bare_tokenizers_template_is_used():
     made = PromptFormat(processors.tokenizer(processors.CHATML))
     assert made.has_template
-    assert not made.takes_images
+    assert "image" not in made.kinds
     assert made.seams("S") == prompt(processors.CHATML).seams("S")

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from kamera import ChunkStore
+from kamera import ChunkStore, forks
 from kamera.edits import Directive
 from kamera.errors import SessionConflict
 from kamera.sessions import ChatSession
-from kamera.sessions.showing import Turns
 from tests.content.templates import TALK
 from tests.engines.compare import relative
 from tests.sessions.rig import plain_logits, session, speaking
@@ -124,16 +123,16 @@ def test_every_turn_of_every_thread_on_one_session_stays(threads):
     _agrees(chat)
 
 
-class _Announced(Turns):
+class _Announced(forks.Lock):
     """Says when somebody waits for a turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = threading.Semaphore(0)
 
-    def taken(self, seen):
+    def __enter__(self) -> None:
         self.asked.release()
-        return super().taken(seen)
+        super().__enter__()
 
 
 class _Beside:
@@ -153,9 +152,9 @@ class _Beside:
     def put(self, value) -> None:
         if not self.begun:
             self.begun = True
-            assert self.chat._turns.asked.acquire(timeout=60)  # the answer's own turn
+            assert self.chat._lock.asked.acquire(timeout=60)  # the answer's own turn
             self.thread.start()
-            assert self.chat._turns.asked.acquire(timeout=60)
+            assert self.chat._lock.asked.acquire(timeout=60)
 
     def end(self) -> None:
         pass
@@ -171,7 +170,7 @@ CALLS = {
 def test_a_history_as_it_was_before_another_threads_turn_is_refused(call):
     chat = session(speaking("headers"))
     chat.send(HELLO, **GREEDY)
-    chat._turns, seen = _Announced(), chat.messages
+    chat._lock, seen = _Announced(), chat.messages
     beside = _Beside(chat, lambda: CALLS[call](chat, seen))
     chat.send("stays", streamer=beside, **GREEDY)
     beside.thread.join()

@@ -14,7 +14,7 @@ from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
-from kamera.sessions.incoming import incoming
+from kamera.sessions.incoming import Incoming
 from kamera.sessions.match import best_match, candidate
 from kamera.sessions.uncached import plain_answer
 from kamera.trust import GUARANTEES
@@ -142,7 +142,7 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     assert gate.begun.wait(300)
     try:
         anchors = pool._tenants[""]
-        taken, entry = pool._reserved(incoming("quick", anchors, pool._manner, session_id=name))
+        taken, entry = pool._reserved(Incoming(anchors, pool._manner, "quick", name))
         assert taken != name and entry.session.messages == before == pool.session(name).messages
     finally:
         gate.open.set()

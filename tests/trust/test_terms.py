@@ -18,8 +18,7 @@ def certificate(**verdicts: str) -> Certificate:
         name: Finding(verdict, "by hand", 9, 0.1, HALF, HALF, HALF, None, None)
         for name, verdict in verdicts.items()
     }
-    facts = ("f" * 64, "tiny", "float32", "", None, {"kamera": "0.1.0"}, 32, 0.03)
-    return Certificate(*facts, "pages", "0" * 64, 0.5, found, {}, "2026-01-01T00:00:00+00:00")
+    return Certificate("tiny", GROUNDS, "pages", "0" * 64, 0.5, found, {}, "2026-01-01T00:00:00+00:00")
 
 
 def terms(*files: tuple[str, Certificate | InvalidCertificate], policy: ReusePolicy = POLICY):

@@ -12,7 +12,7 @@ from kamera import Certificate, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.ops import PatchBudget
 from kamera.trust import Estimate, Finding, Guarantee, Verdict
-from kamera.window import grounds_of, library_versions
+from kamera.window import grounds_of
 
 
 def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:
@@ -35,16 +35,9 @@ ALL_SAFE: dict[Guarantee, Finding] = {g: finding() for g in ("patched", "orbit",
 
 def certificate(backbone: HfEngine, of_rank: int, **changes: Any) -> Certificate:
     """A certificate that lets ``backbone`` serve all KV with patches of a rank, but for ``changes``."""
-    grounds = grounds_of(backbone, PatchBudget(of_rank, ReusePolicy.patch_bytes))
     made = Certificate(
-        fingerprint=grounds.fingerprint,
         model="tiny",
-        dtype=grounds.dtype,
-        vocabulary=grounds.vocabulary,
-        position_limit=grounds.position_limit,
-        versions=library_versions(),
-        rank=of_rank,
-        patch_bytes=ReusePolicy.patch_bytes,
+        grounds=grounds_of(backbone, PatchBudget(of_rank, ReusePolicy.patch_bytes)),
         probe="by hand",
         probe_digest="0" * 64,
         divergence=0.5,

@@ -50,7 +50,7 @@ class HfContents:
         """As `Engine.detokenize`, without special tokens."""
         if self.builder.format is None:
             return None
-        with self.builder.format.exclusive.alone():
+        with self.builder.format.exclusive:
             return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
 
     def positions(

@@ -72,7 +72,7 @@ def vocabulary_digest(processor: Any | None) -> str:
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None:
         return ""
-    with exclusive_of(tokenizer).alone():
+    with exclusive_of(tokenizer):
         words = (f"{index} {token}" for token, index in sorted(tokenizer.get_vocab().items()))
         return digest("kamera.vocabulary.v1", *words)
 
@@ -80,7 +80,7 @@ def vocabulary_digest(processor: Any | None) -> str:
 def processor_digest(processor: Any | None) -> str:
     """Digest of all that decides a processor's output for a picture or a text."""
     tokenizer: Any = getattr(processor, "tokenizer", processor)
-    with exclusive_of(tokenizer).alone():
+    with exclusive_of(tokenizer):
         settings = processor_settings(processor)
         if settings:
             backend = getattr(tokenizer, "backend_tokenizer", None)

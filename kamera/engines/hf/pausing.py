@@ -52,7 +52,7 @@ class Pauses:
 
         Code that runs the model other than by the methods of `Model` must hold it. Re-entrant.
         """
-        return self._exclusive.alone()
+        return self._exclusive
 
     @property
     def mine(self) -> bool:
@@ -70,7 +70,7 @@ class Pauses:
             yield
             return
         self._calls.give_way()
-        with self._exclusive.alone() if alone else nullcontext():
+        with self._exclusive if alone else nullcontext():
             self._here.pauses = pauses and is_later()
             try:
                 yield

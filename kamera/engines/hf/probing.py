@@ -70,7 +70,7 @@ class Prober:
         """A colourful square, encoded; None if the model cannot be shown one."""
         model = self._model
         prompt = model.builder.format
-        if prompt is None or not (prompt.takes_images and model.builder.takes_pixels):
+        if prompt is None or not ("image" in prompt.kinds and model.builder.takes_pixels):
             return None
         try:
             if self._picture is None or self._picture[0] != model.fingerprint:
