@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 
+# Workers, and the processes that tests start, would each compile the package and the tests again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -17,11 +22,13 @@ os.environ["KAMERA_CERTIFIED"] = "0"
 # threads that share a busy core wait for each other, many times as long as they work.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("KAMERA_TEST_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import library as operators
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.costs"]
 
@@ -57,3 +64,13 @@ def _make_torchvision_importable() -> None:
 
 
 _make_torchvision_importable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected lives as long as the process: no garbage collection looks at it."""
+    gc.disable()
+    done = yield
+    gc.freeze()
+    gc.enable()
+    return done

@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     costs = table()
     for item in items:
         file, _, name = item.nodeid.partition("::")
@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("lab")
         if file in costs and name.partition("[")[0] in costs[file].costly:
             item.add_marker("costly")
+    if hasattr(config, "workerinput"):  # the dearest file first, so that all workers end at once
+        items.sort(key=lambda item: -costs.get(item.nodeid.partition("::")[0], Cost(0.0, {})).seconds)
 
 
 class Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 import zipfile
@@ -84,6 +85,11 @@ def _files(*folders: str) -> dict[str, Path]:
     return {path.relative_to(TOP).as_posix(): path for path in found}
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path))
+
+
 def test_imports_run_one_way_and_never_into_the_laboratory():
     # in a process of its own: import-linter switches off the loggers of the one it runs in
     lint = "from importlinter.cli import lint_imports as lint; raise SystemExit(lint(no_cache=True))"
@@ -93,8 +99,9 @@ def test_imports_run_one_way_and_never_into_the_laboratory():
 
 def _imported(path: Path) -> list[str]:
     """Modules that a file imports names from."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+    return [
+        n.module for n in ast.walk(_tree(path)) if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    ]
 
 
 def test_a_room_is_entered_by_its_door():
@@ -129,7 +136,7 @@ def _is_own(node: ast.Attribute) -> bool:
 
 def test_no_room_reads_what_another_keeps_to_itself():
     """An attribute with an underscore that only another room defines; `_replace` is of named tuples."""
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in _files("kamera").items()}
+    trees = {name: _tree(path) for name, path in _files("kamera").items()}
     defined: dict[str, set[str]] = {}
     for name, tree in trees.items():
         for inner in _inner_names(tree):
@@ -189,7 +196,7 @@ def test_a_class_name_means_one_thing():
     """Classes at the top of a file; a name with an underscore counts too, as readers search for it."""
     places: dict[str, set[str]] = {}
     for name, path in _files("kamera").items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _tree(path).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, set()).add(name)
     shared = sorted(name for name, files in places.items() if len(files) > 1)
@@ -216,7 +223,7 @@ def _methods() -> dict[str, set[str]]:
     classes = [
         node
         for path in _files("kamera").values()
-        for node in ast.walk(ast.parse(_text(path)))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.ClassDef)
     ]
     own: dict[str, set[str]] = {}

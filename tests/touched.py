@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -91,13 +92,12 @@ def _graph() -> grimp.ImportGraph:
 
 
 def _imports(module: str) -> list[ast.ImportFrom]:
-    tree = ast.parse(_text(module))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    return [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom) and not node.level]
 
 
 def _quoted(module: str) -> Iterator[str]:
     """Texts that may be names of modules: ``"lab.speed"``, ``"kamera.cli.store:ls"``."""
-    for node in ast.walk(ast.parse(_text(module))):
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
             yield node.value.partition(":")[0]
 
@@ -120,6 +120,11 @@ def _path(module: str) -> str:
     return (
         (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).relative_to(TOP).as_posix()
     )
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_text(module))
 
 
 def _text(module: str) -> str:

@@ -29,14 +29,6 @@ def test_a_demo_in_a_pipe_tells_each_step_and_ends_with_a_picture_and_a_page(cap
     assert "\r" not in done.err
 
 
-def test_a_quiet_demo_says_nothing_else(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = kamera(capsys, "demo", "--clips", "1", "--questions", "1", "--quiet", "--format", "json")
-    assert (done.code, done.err) == (0, "")
-    assert done.document["view"] == str(tmp_path / "kamera" / "demo.html")
-    assert done.document["clips"] == 1
-
-
 def test_progress_in_a_pipe_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
     with Output().counting("object") as tell:

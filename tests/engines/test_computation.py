@@ -267,7 +267,7 @@ def test_autocast_around_an_append_is_refused():
 # -- the same everywhere --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted({**tiny._SUPPORTED, **tiny._LIMITED}))
+@pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_use_leaves_the_fingerprint_and_two_builds_agree(family: str):
     backbone = tiny.backbone(family)
     before, moves = backbone.fingerprint, backbone.identity.moves

@@ -25,7 +25,7 @@ def facts_of(family: str) -> tuple[object, list[Facts]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(order=st.lists(st.integers(0, 3), max_size=6), anchor=st.integers(0, 40))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_sums_of_extents_are_the_models_own_positions(family, order, anchor):
     backbone, pool = facts_of(family)
     chunks = [pool[i] for i in order]

@@ -81,7 +81,7 @@ def call(backbone: HfEngine, chunk) -> list[torch.Tensor]:
     return [*kept, backbone.forward_batch(torch.stack([ids, ids + 1]), behind, backbone.cache([kv]))]
 
 
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@pytest.mark.parametrize("family", tiny.of_each_kind(sorted(tiny.FAMILIES)))
 def test_a_call_may_come_between_any_two_layers_and_neither_changes_the_other(family):
     backbone = tiny.backbone(family)
     chunk = samples.chunk(backbone, samples.sample(family, 3))

@@ -64,7 +64,7 @@ chunks = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(made=chunks, data=st.data())
 def test_it_finds_what_a_slow_comparison_of_all_tokens_finds(made, data):
     rows, pictures = {}, {}

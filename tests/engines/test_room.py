@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.content import Encoded
@@ -80,6 +80,7 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=12))
 def test_it_is_bit_for_bit_what_was_computed(family, operations):
     pieces = Pieces(family)

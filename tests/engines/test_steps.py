@@ -83,7 +83,9 @@ def sampled(seed: int, **options: Any) -> dict[str, Any]:
     return {**options, "logits_processor": [Seeded(seed, 0.8, 20, 0.9)]}
 
 
-@pytest.mark.parametrize("family", [f for f in (*tiny.FAMILIES, *tiny.LIMITED) if f != "unknown"])
+@pytest.mark.parametrize(
+    "family", tiny.of_each_kind(f for f in (*tiny.FAMILIES, *tiny.LIMITED) if f != "unknown")
+)
 def test_rows_answer_as_they_do_alone(family):
     backbone, chunks = rig(family, 3)
     reason = backbone.serial_decode

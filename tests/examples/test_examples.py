@@ -1,7 +1,6 @@
 """The examples run as they stand."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,12 +22,10 @@ def run(monkeypatch, capsys):
     return run
 
 
-def test_an_interpreter_of_its_own_runs_one():
-    command = [sys.executable, str(EXAMPLES / "look_back.py")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "recalled frame 0: 1 vision encode" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(WORK)
+def test_a_picture_that_is_looked_back_at_is_encoded_once(run):
+    out = run("look_back.py")
+    assert "recalled frame 0: 1 vision encode" in out
+    assert out.splitlines()[-1].startswith(WORK)
 
 
 def test_video_agent_recalls_without_encoding_and_is_right(run):
@@ -70,8 +67,10 @@ def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(run, name):
     assert agreement["patch@16"] > agreement["blind"]
 
 
-@pytest.mark.parametrize("mode", ["amortize", "repair", "forget"])
-@pytest.mark.parametrize("name", ["screenshot_agent.py", "coding_agent.py"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("screenshot_agent.py", "amortize"), ("screenshot_agent.py", "repair"), ("coding_agent.py", "forget")],
+)
 def test_totals_of_an_agent_are_the_sums_of_their_columns(run, name, mode):
     lines = run(name, "--steps", "4", "--keep", "1", "--mode", mode).splitlines()
     rows = [[int(cell) for cell in line.split()[1:7]] for line in lines[1:5]]

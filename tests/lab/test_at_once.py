@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from lab import batch, serve_load
 
 
+@pytest.mark.slow
 def test_answers_at_once_are_clocked_by_their_number(tmp_path, capsys):
     out = tmp_path / "batch.json"
     words = "--preset tiny --layers 2 --context 40 --tokens 4 --rounds 1 --sizes 1 3"
@@ -18,6 +21,7 @@ def test_answers_at_once_are_clocked_by_their_number(tmp_path, capsys):
     assert "| 3 apart |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_server_under_clients_is_clocked_and_its_answers_compared(tmp_path, capsys):
     out = tmp_path / "load.json"
     words = "--clients 1 2 --requests 4 --turns 2 --tokens 3 --rounds 1"

@@ -17,6 +17,7 @@ def table() -> Table:
     return last
 
 
+@pytest.mark.slow
 def test_codes_lose_little_and_a_patch_repairs_it(table):
     rows = {row.arm: row for row in table.rows}
     assert {row.n for row in table.rows} == {rows["blind"].n} and table.episodes == 1
@@ -31,6 +32,7 @@ def test_codes_lose_little_and_a_patch_repairs_it(table):
     assert rows["int8 alone"].loss < rows["int4 alone"].loss / 8
 
 
+@pytest.mark.slow
 def test_shares_are_of_the_bytes_of_the_chunk(table):
     rows = {row.arm: row for row in table.rows}
     assert (rows["blind"].kv_share, rows["as-is, patch"].kv_share, rows["re-prefill"].kv_share) == (1, 1, 0)

@@ -149,7 +149,7 @@ def cheapest(view: View, names: Sequence[str]) -> tuple[tuple[int, int], tuple[s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(random=st.randoms(use_true_random=True), count=st.integers(2, 4))
 def test_of_all_orders_the_one_that_is_placed_runs_least(policy, random, count):
     view = random_view(random, NAMES[:count], POLICIES[policy])
@@ -158,7 +158,7 @@ def test_of_all_orders_the_one_that_is_placed_runs_least(policy, random, count):
 
 
 @pytest.mark.parametrize("policy", ["patched", "unproved", "always"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(random=st.randoms(use_true_random=True))
 def test_of_120_orders_the_one_that_is_placed_runs_least(policy, random):
     view = random_view(random, NAMES[:5], POLICIES[policy])

@@ -162,10 +162,8 @@ def test_a_table_that_is_none_is_refused(capsys):
     assert "chats | agents | http" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "UI-TARS" else pytest.mark.slow) for name in NAMED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED)
 def test_anticipated_and_amortized_turns_run_what_the_conversation_adds(name, backbone):
     """Behind the first departure, which shows the client's rule; texts without pictures come in between."""
     agent = dataclasses.replace(NAMED[name], batch=min(NAMED[name].batch, 3))

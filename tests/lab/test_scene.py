@@ -29,7 +29,7 @@ def test_conditioned_and_context_equal_the_plain_model(family):
     assert worst(scene.canonical, alone.kv(0)) <= 1e-5
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.of_each_kind(tiny.FAMILIES))
 def test_batched_questions_answer_as_the_plain_model(family):
     scene = scene_of(family)
     asked = questions(4, 6, 4, 4, 6)

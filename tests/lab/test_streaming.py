@@ -35,6 +35,7 @@ def test_a_survivor_is_the_frame_of_streaming_vlm(found):
     assert found["claims"]["survivor, largest difference of KL to streaming_vlm's"] < 1e-3
 
 
+@pytest.mark.slow
 def test_a_frame_that_is_not_turned_would_show(backbone, monkeypatch):
     monkeypatch.setattr("lab.streaming.rivals.relocate_kv", lambda kv, layout, offset: kv)
     names = ("recent", "streaming_vlm", "survivor")

@@ -45,6 +45,7 @@ def shown(keeper, frames):
     return keeper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls, percent", [(Conduit, 100), (VLCache, 10_000)])
 def test_a_repair_of_all_tokens_is_recent(backbone, anchor, frames, question, cls, percent):
     desk = Desk(backbone, testbed.SYSTEM)
@@ -53,6 +54,7 @@ def test_a_repair_of_all_tokens_is_recent(backbone, anchor, frames, question, cl
     assert torch.allclose(repaired.logits(question), recent.logits(question), atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%"])
 def test_a_step_costs_a_canonical_and_the_recomputed_share(backbone, frames, name):
     keeper = shown(Adapted(Desk(backbone, testbed.SYSTEM), ARMS[name], WINDOW), frames)
@@ -66,6 +68,7 @@ def test_a_step_costs_a_canonical_and_the_recomputed_share(backbone, frames, nam
     assert keeper.arm.forwards == WINDOW - 1
 
 
+@pytest.mark.slow
 def test_an_idle_eraser_leaves_every_frame_in_the_cache(backbone, anchor, frames, question):
     idle = Erased(backbone, anchor, WINDOW, Eraser.idle(backbone.layout))
     whole = Streaming(backbone, anchor, len(frames))
@@ -73,6 +76,7 @@ def test_an_idle_eraser_leaves_every_frame_in_the_cache(backbone, anchor, frames
     assert torch.allclose(erased, shown(whole, frames).logits(question), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_trained_eraser_changes_the_erased_interval_alone(backbone, anchor, frames, question):
     eraser, losses = train(backbone, anchor, WINDOW, samples=1, epochs=4)
     assert 0 <= losses[-1] < losses[0]  # a KL

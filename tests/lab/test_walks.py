@@ -61,6 +61,7 @@ def found(tmp_path_factory):
     return [list(walks(backbone, folder / str(turn), 0, policy)) for turn in range(3)]
 
 
+@pytest.mark.slow
 def test_a_warm_walk_is_the_same_again(found):
     for one, again in zip(found[1], found[2], strict=True):
         # a store looks again at a folder that was written a moment ago: calls and files more or less
@@ -69,6 +70,7 @@ def test_a_warm_walk_is_the_same_again(found):
         assert again.files == pytest.approx(one.files, abs=4)
 
 
+@pytest.mark.slow
 def test_a_slide_by_which_chunks_survive_or_with_stored_patches_runs_no_forward(tmp_path):
     backbone = HfEngine(*testbed.load())
     (found,) = survivals(backbone, tmp_path / "survivors", 0, ReusePolicy.streaming())
@@ -86,6 +88,7 @@ def test_memory_is_told_as_a_share_of_a_plain_cache(backbone):
     assert 1.0 <= appended.live + appended.copies < 1.5 and appended.encodings > 0.0, "KV is held once"
 
 
+@pytest.mark.slow
 def test_an_operation_that_comes_again_runs_no_forward(found):
     forwards = {w.operation: w.forwards for w in found[1]}
     assert forwards["append, new"] == forwards["recall"] == forwards["reorder"] == 1

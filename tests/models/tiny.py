@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -797,6 +798,19 @@ LIMITED = tuple(_LIMITED)
 
 REFUSED = tuple(_REFUSED)
 """Families Kamera refuses."""
+
+KINDS = (
+    *("qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "glm4v", "kimi_k25", "deepseek_v32", "deepseek_vl"),
+    *("llava_onevision", "idefics3", "gemma3", "gemma4_shared", "mistral_sliding", "llama_mqa"),
+    *("unknown", "dynamic_ntk", "longrope"),
+)
+"""A family of each kind of attention, of state, of positions and of encoding."""
+
+
+def of_each_kind(families: Iterable[str]) -> list[Any]:
+    """Parameters of a test: `KINDS` among ``families``; the others run with ``-m slow``."""
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in families]
+
 
 MROPE = (
     "qwen2_vl",

@@ -27,14 +27,14 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.attack("forks")
 def test_children_forked_amid_operations_read_put_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = forks.run(4, seed=1, fresh=False)
+    figures = forks.run(2, seed=1, fresh=False)
     assert figures["findings"] == 0, figures["found"]
-    assert figures["done"]["children"] == 4
+    assert figures["done"]["children"] == 2
 
 
 @pytest.mark.attack("races")
 def test_two_tenants_of_one_directory_lose_no_object_and_no_pin() -> None:
-    figures = races.run(30, seed=1)
+    figures = races.run(15, seed=1)
     assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["acknowledged"] and figures["done"]["acknowledged pins"]
 
@@ -60,9 +60,9 @@ def test_foreign_keys_in_a_remote_change_nothing(kinds: dict[str, list[str]]) ->
 
 @pytest.mark.attack("saves")
 def test_windows_saved_into_one_directory_are_loaded_whole() -> None:
-    figures = saves.run(3, seed=1)
+    figures = saves.run(2, seed=1)
     assert figures["findings"] == 0, figures["found"]
-    assert figures["done"]["saves"] == 3 * saves.PROCESSES * saves.THREADS
+    assert figures["done"]["saves"] == 2 * saves.PROCESSES * saves.THREADS
 
 
 @pytest.fixture

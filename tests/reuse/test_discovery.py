@@ -40,7 +40,7 @@ def spans(done) -> list[tuple[int, ...]]:
 orders = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=2, max_size=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(orders)
 def test_shuffled_passages_answer_as_without_reuse(drawn):
     backbone = family(NAME)

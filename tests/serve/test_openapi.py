@@ -1,4 +1,4 @@
-"""The document at /openapi.json and the handlers agree; a thousand hostile requests are refused."""
+"""The document at /openapi.json and the handlers agree; hundreds of hostile requests are refused."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def api_served():
 IDS = ("../../etc/passwd", "%2e%2e%2f", "x" * 5000, "a%09b", "resp_", "null", "é", "-1", "0' OR 1=1", "%00")
 
 
-def test_a_thousand_hostile_requests_get_a_4xx_and_no_other_keys_words(api_served: Served):
+def test_hundreds_of_hostile_requests_get_a_4xx_and_no_other_keys_words(api_served: Served):
     """Bodies changed at random, ids that are paths or huge, over all paths, by the other key."""
     secret = "a-secret-of-the-first-key"
     asked, first = {"model": "testbed", "input": secret, "max_output_tokens": 1}, {"x-api-key": KEY}
     kept = api_served.post(PATHS["responses"], asked, headers=first).json()["id"]
     draw, key, found = random.Random(7), {"authorization": f"Bearer {OTHER}"}, dict[int, int]()
-    for number in range(1000):
+    for number in range(400):
         api = draw.choice([*PATHS])
         if number % 10:
             body = {**BODIES[api], "model": "testbed", "tools": None}  # this model shows no tools
@@ -137,7 +137,7 @@ def test_a_thousand_hostile_requests_get_a_4xx_and_no_other_keys_words(api_serve
         if answer.status_code != 200:
             error = answer.json()["error"]
             assert error["message"] and "Traceback" not in error["message"]
-    assert sum(count for status, count in found.items() if status != 200) > 700
+    assert sum(count for status, count in found.items() if status != 200) > 280
     mine = plain().get(f"{api_served.url}/v1/responses/{kept}", headers=first)
     assert mine.json()["id"] == kept  # nobody else deleted it
 

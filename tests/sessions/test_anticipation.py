@@ -37,7 +37,7 @@ def backbone() -> HfEngine:
 @pytest.fixture(scope="module")
 def frames() -> list:
     world = testbed.World(seed=3)
-    return [frame.image for e in range(2) for frame in world.episode(e, legends=4).frames][:8]
+    return [frame.image for e in range(2) for frame in world.episode(e, legends=4).frames][:6]
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(polic
     history: list[dict[str, Any]] = []
     found: list[int | None] = []
     client = clients[0]
-    for step in range(24):
+    for step in range(16):
         client = client if rng.random() < 0.7 else rng.choice(clients)
         history = client([*history, screens(1, step)[1]], 0)
         want = plain_logits(backbone, history)

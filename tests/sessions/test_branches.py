@@ -241,7 +241,7 @@ STEPS = st.lists(
     [(EXACT, "auto"), (FULL, "amortize"), (FULL, "repair")],
     ids=["exact", "keep", "repair"],
 )
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(steps=STEPS)
 def test_every_branch_answers_as_a_session_that_saw_it_alone(policy, mode, steps):
     of = pool(seeing(), policy, mode=mode, min_tokens=1)

@@ -46,7 +46,7 @@ def test_rewritten_thinking_and_merged_tool_results_agree():
         assert apart(chat, AGENT[:stop], TOOLS) <= CLOSE
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_edited_history_answers_as_an_uncached_one(data):
     chat = session(seeing())
@@ -212,7 +212,7 @@ def test_a_mode_there_is_not_is_refused():
         session(seeing(), mode="erase")
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.data())
 def test_random_turns_of_the_exact_mode_never_diverge(data):
     style = data.draw(st.sampled_from(["seeing", "thinking", "headers", "turns", "plain"]))

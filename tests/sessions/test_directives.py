@@ -172,7 +172,7 @@ def test_a_span_the_template_would_write_otherwise_is_refused():
         chat.edit([Directive(body, body + 1, ids)])
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_directives_are_carried_out_or_refused_by_name(data):
     chat = _shown(screens(2))

@@ -144,8 +144,8 @@ def edits(frames) -> list[list[dict]]:
     ("mode", "policy", "more"),
     [
         ("amortize", SURVIVORS, 3),
-        ("auto", ReusePolicy(certified=False, audit=0.0), 0),
-        ("repair", DEFAULT, 0),
+        pytest.param("auto", ReusePolicy(certified=False, audit=0.0), 0, marks=pytest.mark.slow),
+        pytest.param("repair", DEFAULT, 0, marks=pytest.mark.slow),
         ("auto", DEFAULT, 0),
         ("forget", ReusePolicy.exact(), 0),
     ],

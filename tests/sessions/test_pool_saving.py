@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,13 +14,12 @@ from kamera.edits import Directive
 from kamera.errors import CorruptChunk, StoreError, UnknownSession
 from kamera.sessions import ChatSession, SessionPool
 from kamera.store import ChunkStore
-from tests.content.templates import LONG_TALK, TALK, TOOLS
+from tests.content.templates import LONG_TALK, TALK, TOOLS, screens
 from tests.engines.compare import relative
-from tests.killing import Countdown, in_child
+from tests.killing import Countdown, die, in_child
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
-TOP = Path(__file__).parents[2]
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -32,30 +29,20 @@ def opened(folder: Path, backbone=None, policy=EXACT, tenant: str = "", **option
     return SessionPool(backbone or speaking("headers"), store, policy=policy, save=folder, **options)
 
 
-_KILLED = """
-import os, signal, sys
-import tests.conftest
-from pathlib import Path
-from tests.content.templates import screens
-from tests.sessions.rig import seeing
-from tests.sessions.test_pool_saving import GREEDY, opened
-pool = opened(Path(sys.argv[1]), seeing())
-pool.send(screens(2), "mine", **GREEDY)
-pool.send(screens(3, 20), "other", **GREEDY)
-pool.send("and now?", "mine", **GREEDY)
-pool.send("and then?", "mine", **GREEDY)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> Path:
     """The sessions of a process that was killed right after an answer."""
     folder = tmp_path_factory.mktemp("sessions")
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(folder)], cwd=TOP, capture_output=True, text=True
-    )
-    assert done.returncode == -9, done.stderr[-2000:]
+
+    def work(_) -> None:
+        pool = opened(folder, seeing())
+        pool.send(screens(2), "mine", **GREEDY)
+        pool.send(screens(3, 20), "other", **GREEDY)
+        pool.send("and now?", "mine", **GREEDY)
+        pool.send("and then?", "mine", **GREEDY)
+        die()
+
+    assert in_child(work).killed
     return folder
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,10 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVers
 from kamera.sessions import ChatSession
 from tests.content.templates import AGENT, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
+from tests.killing import in_child
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
-TOP = Path(__file__).parents[2]
 
 
 def _saved(path: Path, backbone=None, messages=None, **options) -> ChatSession:
@@ -33,33 +31,17 @@ def _loaded(path: Path, backbone=None, tenant: str = "") -> ChatSession:
     return ChatSession.load(path, backbone or seeing(), ChunkStore.open("memory://", tenant=tenant))
 
 
-_OTHER_PROCESS = """
-import sys
-import tests.conftest
-from tests.content.templates import picture
-from tests.sessions.test_saving import GREEDY, _loaded
-from tests.sessions.rig import plain_logits
-from tests.engines.compare import relative
-from kamera.edits import Directive
-chat = _loaded(sys.argv[1])
-pictures = [i["image"] for m in chat.messages if isinstance(m["content"], list) for i in m["content"][1:]]
-assert [p.tobytes() for p in pictures] == [picture(i).tobytes() for i in range(3)]
-turn = chat.send("go on", **GREEDY)
-assert turn.report.vision_encodes == 0 and turn.report.forwards <= 1, turn
-edit = chat.edit([Directive(1, 3, unit="messages", mode="forget")])
-assert edit.vision_encodes == 0 and edit.left > 20, edit
-wanted = plain_logits(chat.backbone, chat.messages)
-assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
-print("edited")
-"""
-
-
 def test_another_process_goes_on_and_edits_it(tmp_path):
-    _saved(tmp_path / "s")
-    done = subprocess.run(
-        [sys.executable, "-c", _OTHER_PROCESS, str(tmp_path / "s")], cwd=TOP, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "edited", done.stderr[-2000:]
+    in_child(lambda _: _saved(tmp_path / "s") and None)
+    chat = _loaded(tmp_path / "s", seeing.__wrapped__())  # a backbone that has seen nothing
+    pictures = [i["image"] for m in chat.messages if isinstance(m["content"], list) for i in m["content"][1:]]
+    assert [p.tobytes() for p in pictures] == [picture(i).tobytes() for i in range(3)]
+    turn = chat.send("go on", **GREEDY)
+    assert turn.report.vision_encodes == 0 and turn.report.forwards <= 1, turn
+    edit = chat.edit([Directive(1, 3, unit="messages", mode="forget")])
+    assert edit.vision_encodes == 0 and edit.left > 20, edit
+    wanted = plain_logits(chat.backbone, chat.messages)
+    assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
 
 
 @pytest.mark.parametrize("mode", ["forget", "amortize"])

@@ -45,7 +45,7 @@ def test_every_truncation_and_extension_is_refused() -> None:
             read(data + more, record.key)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_swapped_and_overwritten_spans_are_refused(draw: st.DataObject) -> None:
     record = canonical()
@@ -59,7 +59,7 @@ def test_swapped_and_overwritten_spans_are_refused(draw: st.DataObject) -> None:
         read(bad, record.key)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_a_forged_file_with_a_good_digest_is_refused_or_read(draw: st.DataObject) -> None:
     """Whatever the header says, decoding ends in a record or a named refusal."""
@@ -77,7 +77,7 @@ def test_a_forged_file_with_a_good_digest_is_refused_or_read(draw: st.DataObject
     assert back.key == record.key
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(noise: bytes) -> None:
     sealed = seal((200).to_bytes(8, "little") + b'{"__metadata__":{"header":"' + b"0" * 64 + noise)

@@ -103,8 +103,10 @@ def assert_answers_as_reprefilled(window: KameraWindow, chunks: list[Chunk], pla
     assert torch.equal(got, plain.generate(max_new_tokens=3, **GREEDY)[0])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("on_miss", ["form", "prefill"])
+@pytest.mark.parametrize(
+    ("on_miss", "family"),
+    [*(("form", family) for family in FAMILIES), ("prefill", "qwen2_5_vl"), ("prefill", "kimi_k25")],
+)
 @settings(max_examples=3, phases=QUICK)
 @given(operations=sequences("append", "later", "recall", "slide", "evict", "reorder"))
 def test_an_exact_window_equals_a_reprefill_after_any_operation(family, on_miss, operations):
@@ -120,7 +122,7 @@ def test_an_exact_window_equals_a_reprefill_after_any_operation(family, on_miss,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=4, phases=QUICK)
+@settings(max_examples=3, phases=QUICK)
 @given(operations=sequences("append", "append", "recall", "reorder", "reorder", "slide", "condition"))
 def test_exact_and_fully_patched_slots_answer_as_a_reprefill(family, operations):
     """Patches of full rank formed behind exact antecedents lose nothing.
@@ -148,7 +150,7 @@ EVERYTHING = ("append", "append", "later", "recall", "slide", "evict", "reorder"
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25", "llava"])
 @pytest.mark.parametrize("minimum", ["patched", "orbit", "blind"])
-@settings(max_examples=6, phases=QUICK)
+@settings(max_examples=4, phases=QUICK)
 @given(operations=sequences(*EVERYTHING, least=5, most=9))
 def test_labels_are_honest_after_any_operations(family, minimum, operations):
     """Low ranks, clean views: exact is exact, survivors and blind slots are what they say."""

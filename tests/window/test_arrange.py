@@ -39,7 +39,7 @@ def test_insert_and_replace_equal_a_reprefill(family, policy):
     assert apart(window, [d, c, b, a]) <= CLOSE
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(st.data())
 def test_any_arrangement_equals_a_reprefill(data):
     backbone, chunks = rig("qwen2_5_vl", 5)

@@ -1,4 +1,4 @@
-"""In every family: a window whose anchor moved answers as one whose keys were all turned home."""
+"""In each kind of family: a window whose anchor moved answers as one whose keys were all turned home."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
 
 
-@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.LIMITED))
+@pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     backbone, chunks = rig(family, 3)
     if family == "dynamic_ntk":  # its positions end where three chunks do
@@ -33,7 +33,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     assert asked[0] == asked[1]
 
 
-@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.LIMITED))
+@pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_positions_added_up_are_those_of_the_whole_sequence(family):
     backbone, chunks = rig(family, 3)
     window = make(backbone, None, *chunks)

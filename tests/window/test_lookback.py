@@ -29,7 +29,7 @@ def features(backbone: HfEngine, chunk) -> torch.Tensor:
     return mean / mean.norm()
 
 
-@pytest.mark.parametrize("family", samples.PICTURED)
+@pytest.mark.parametrize("family", tiny.of_each_kind(samples.PICTURED))
 def test_every_family_has_embeddings_of_its_picture_tokens(family):
     backbone = tiny.backbone(family)
     chunks = pictures(backbone, family, 3)

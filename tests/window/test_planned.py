@@ -63,7 +63,7 @@ def asked(window: KameraWindow, chunks, operation: tuple) -> tuple[str, tuple, d
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=9), kv=st.sampled_from(["as-is", "int8"]))
 def test_planned_equals_measured_over_any_sequence(name, operations, kv):
     backbone, chunks = pieces()

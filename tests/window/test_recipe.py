@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +12,13 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import LiveExecutor, Part, Recipe, RowKey
+from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, StaleRecipe
 from kamera.ops import apply_patch, digest, relocate_kv
 from kamera.patches import later_of
 from tests.engines.compare import relative, worst
+from tests.killing import in_child
+from tests.models import tiny
 from tests.window.rig import FULL_RANK, QUESTION, make, rig, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always")
@@ -329,42 +329,24 @@ def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
         LiveExecutor(window.backbone, store).show(recipe)
 
 
-ELSEWHERE = """
-import json, sys
-from kamera import ChunkStore
-from kamera.engines import LiveExecutor, Recipe
-from tests.window.rig import QUESTION, rig
-
-family, place, text = sys.argv[1:]
-backbone, _ = rig(family, 1)
-with ChunkStore.open(place) as store, backbone.measure() as work:
-    executor, recipe = LiveExecutor(backbone, store), Recipe.from_json(open(text).read())
-    executor.show(recipe)
-    used = work.forwards, work.vision_encodes
-    places = backbone.positions([QUESTION], [{}]) + int(sys.stdin.read())
-    print(json.dumps([backbone.ask(QUESTION, places, executor.live).tolist(), *used]))
-"""
-
-
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_another_process_shows_the_same_window(family, tmp_path):
     backbone, chunks = rig(family, 4)
-    with ChunkStore.open(tmp_path / "store") as store:
-        window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
-        window.append(chunks[3])
-        (tmp_path / "recipe.json").write_text(window.keep().to_json())
-        wanted = window.next_token_logits(QUESTION)
-        place = int(window._asker().question_positions(QUESTION)[0, 0])
-    where = [family, str(tmp_path / "store"), str(tmp_path / "recipe.json")]
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *where],
-        cwd=Path(__file__).parents[2],
-        input=str(place),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    logits, forwards, encodes = json.loads(done.stdout.splitlines()[-1])
-    assert relative(torch.tensor(logits), wanted) < 1e-5 and (forwards, encodes) == (0, 0)
+
+    def kept(tell) -> None:
+        with ChunkStore.open(tmp_path / "store") as store:
+            window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
+            window.append(chunks[3])
+            wanted = window.next_token_logits(QUESTION).tolist()
+            place = int(window._asker().question_positions(QUESTION)[0, 0])
+            tell(json.dumps([window.keep().to_json(), wanted, place]).encode())
+
+    recipe, wanted, place = json.loads(in_child(kept).told)
+    fresh = HfEngine(tiny.build(family))  # it has seen nothing
+    with ChunkStore.open(tmp_path / "store") as store, fresh.measure() as work:
+        executor = LiveExecutor(fresh, store)
+        executor.show(Recipe.from_json(recipe))
+        assert (work.forwards, work.vision_encodes) == (0, 0)
+        places = fresh.positions([QUESTION], [{}]) + place
+        logits = fresh.ask(QUESTION, places, executor.live)
+    assert relative(logits, torch.tensor(wanted)) < 1e-5

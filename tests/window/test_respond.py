@@ -50,7 +50,7 @@ def off(window: KameraWindow, chunks: list[Chunk]) -> float:
     return max([logits, *(distance(window, i, plain) for i in range(len(chunks)))])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny.of_each_kind(FAMILIES))
 def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_plain_model(family):
     backbone, chunks = rig(family)
     window = make(backbone, policy=EXACT)
@@ -245,7 +245,7 @@ def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_
     assert guarantees(window) == guarantees(apart)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_turns_and_edits_equal_a_reprefill(data):
     """Questions, their answers as texts (whole, cut short, changed), new texts and departures by chance."""

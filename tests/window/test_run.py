@@ -37,7 +37,7 @@ def requested(window: KameraWindow, verb: str, *given_: Any, **options: Any) -> 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=8), written=st.booleans())
 def test_a_plan_that_is_run_leaves_what_its_operation_leaves(name, operations, written):
     """Two windows, each on a store of its own: one operates, the other plans and runs the plan."""

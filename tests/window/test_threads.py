@@ -43,7 +43,7 @@ def assert_nothing_wrong(figures: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "longrope"])
 def test_eight_threads_leave_what_one_would(family):
-    assert_nothing_wrong(compared(family, 25, 8))
+    assert_nothing_wrong(compared(family, 12, 8))
 
 
 @pytest.mark.slow

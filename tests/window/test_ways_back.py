@@ -1,8 +1,8 @@
 """Whatever a chunk comes back through, prefilling it again is what the plain model computes.
 
-Every tiny family × {saved window, remote}, and a family of each kind of state × {archive, saved session,
-copied store}: two pictures of different sizes come back with no vision tower, are prefilled behind other
-company, and are held against one call of the plain model over the concatenated prompt.
+A family of each kind × {saved window, archive, saved session, copied store, remote}, and with ``-m slow``
+every tiny family × {saved window, remote}: two pictures of different sizes come back with no vision tower,
+are prefilled behind other company, and are held against one call of the plain model over the whole prompt.
 """
 
 from __future__ import annotations
@@ -130,8 +130,15 @@ def in_orders(tried: Sequence[str]) -> pytest.MarkDecorator:
     """Each family against the numbers of its names, and those with a list in other orders too."""
     pairs = [(family, _falling) for family in tried]
     pairs += [(family, order) for order in (_as_read, _rising) for family in STACKED]
-    ids = [f"{family}-{order.__name__[1:]}" for family, order in pairs]
-    return pytest.mark.parametrize(("family", "names"), pairs, ids=ids, indirect=["names"])
+    cases = [
+        pytest.param(family, order, id=f"{family}-{order.__name__[1:]}", marks=_by_hand(family))
+        for family, order in pairs
+    ]
+    return pytest.mark.parametrize(("family", "names"), cases, indirect=["names"])
+
+
+def _by_hand(family: str) -> Sequence[pytest.MarkDecorator]:
+    return () if family in KINDS else (pytest.mark.slow,)
 
 
 # -- a saved window --------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(family, marks=_by_hand(family)) for family in FAMILIES])
 def test_a_remote_gives_another_machine_what_the_plain_model_computes(
     family: str, server: RedisServer
 ) -> None:

@@ -126,9 +126,9 @@ def test_the_reprefill_answers_as_transformers_does(backbone, data, finished):
 
 def test_generated_text_is_stripped_before_it_is_scored(backbone, data, tmp_path):
     task = Verbatim(["retrieval-text"], bare=True)
-    plain = run_task(backbone, task, data, tmp_path / "plain", arms=("reprefill",), limit=4)
+    plain = run_task(backbone, task, data, tmp_path / "plain", arms=("reprefill",), limit=2)
     padded = Padded(backbone.model, backbone.processor)
-    spaced = run_task(padded, task, data, tmp_path / "padded", arms=("reprefill",), limit=4)
+    spaced = run_task(padded, task, data, tmp_path / "padded", arms=("reprefill",), limit=2)
     assert spaced.arm("reprefill").summary.mean == plain.arm("reprefill").summary.mean > 0.5
     said = [line["answer"] for line in lines(tmp_path / "padded")]
     assert said == [line["answer"] for line in lines(tmp_path / "plain")]

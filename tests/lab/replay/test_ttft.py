@@ -61,6 +61,7 @@ def test_a_shape_without_a_template_is_refused():
         shaped("llava-1.5-7b", 2, torch.float32)
 
 
+@pytest.mark.slow
 def test_every_arm_is_timed_on_every_turn(tmp_path):
     where = tmp_path / "ttft.json"
     assert (

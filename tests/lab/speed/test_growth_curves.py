@@ -22,6 +22,7 @@ def rows(document, title):
     return next(s["rows"] for s in document["sections"] if s["title"] == title)
 
 
+@pytest.mark.slow
 def test_every_operation_and_look_up_has_a_figure_at_every_size(document):
     assert [r["operation"] for r in rows(document, WINDOWS)] == [m.name for m in deck(2).moves()]
     for title, sizes in ((WINDOWS, [2, 4]), (STORES, [30, 60])):
@@ -45,6 +46,7 @@ def test_a_table_says_how_much_more_the_largest_size_costs():
     assert pivot(flat[:1], "what", "n", "ms") == [{"what": "fork", "4": 2.0}]
 
 
+@pytest.mark.slow
 def test_a_profiles_steps_are_kameras_and_do_not_overlap(document):
     for name in PROFILED:
         found = rows(document, f"Where {name} spends its time in a window of 4 chunks")
@@ -66,6 +68,7 @@ def test_a_steps_share_has_foreign_calls_but_no_other_steps():
     assert steps(entries) == {outer: pytest.approx(4.0), inner: pytest.approx(6.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["growth.svg", "growth.png"])
 def test_the_plot_is_one_small_file(document, tmp_path, name):
     pytest.importorskip("matplotlib")

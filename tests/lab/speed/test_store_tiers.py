@@ -48,6 +48,7 @@ def test_look_ups_go_to_what_is_there(tmp_path):
         lookups(tmp_path / "store", 2000, 50)
 
 
+@pytest.mark.slow
 def test_every_store_and_every_tier_has_its_rows(found):
     assert [r["chunks"] for r in found["Look-ups"]] == [30] * 6 + [60] * 6
     applied = [f"{tier}{THEN}" for tier in (CACHED, COLD)]

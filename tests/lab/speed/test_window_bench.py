@@ -24,6 +24,7 @@ def found():
     return {section.title: section.rows for section in run(SMALL).sections}
 
 
+@pytest.mark.slow
 def test_every_operation_has_a_row_and_runs_no_forward(found):
     rows = found["Window operations"]
     names = [m.name for m in deck(2).moves()]
@@ -31,6 +32,7 @@ def test_every_operation_has_a_row_and_runs_no_forward(found):
     assert {r["forwards"] for r in rows} == {0}
 
 
+@pytest.mark.slow
 def test_every_ratio_is_a_finite_number_above_zero(found):
     for row in found["Window operations"]:
         for name in ("ms", "times a copy", "with the next question"):
@@ -39,6 +41,7 @@ def test_every_ratio_is_a_finite_number_above_zero(found):
         assert 0.0 < row["times as fast as a re-prefill"] < math.inf
 
 
+@pytest.mark.slow
 def test_the_other_tables_cover_what_was_asked_for(found):
     assert [r["steps"] for r in found["Recall and slide, over and over"]] == [4, 8]
     shared, apart = found["64 forks"]

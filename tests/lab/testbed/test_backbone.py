@@ -21,9 +21,8 @@ BAR = {"gqa": (0.95, 0.9), "deepstack": (0.98, 0.95), "mla": (0.95, 0.85), "mha"
 every_family = pytest.mark.parametrize("name", list(FAMILIES))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "gqa" else pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@every_family
 def test_prefill_answers_right_and_blind_reuse_wrong(name):
     model, processor = load(name)
     assert HELD_OUT < TRAINING_SEEDS

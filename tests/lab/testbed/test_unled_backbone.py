@@ -17,6 +17,7 @@ def loaded(request):
     return request.param, *load(request.param)
 
 
+@pytest.mark.slow
 def test_the_items_frame_alone_answers_and_blind_reuse_does_not(loaded):
     name, model, processor = loaded
     episodes = [testbed.World(HELD_OUT).episode(700 + i, layout="LLI") for i in range(6)]
@@ -27,6 +28,7 @@ def test_the_items_frame_alone_answers_and_blind_reuse_does_not(loaded):
     assert scores["blind_evicted"]["2 hops"] <= 0.2 and scores["blind_evicted"]["glyph"] >= 0.95
 
 
+@pytest.mark.slow
 def test_a_missing_turn_is_seen_in_what_it_decides(loaded):
     setups = [setup for setup in SETUPS if setup.name == "bound"]
     name, *pair = loaded

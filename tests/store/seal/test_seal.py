@@ -71,7 +71,7 @@ def test_sealed_objects_survive_reopening_and_a_lost_index(root: Path, keys: Any
 
 
 @CODECS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(record=records)
 def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
     name = codec.name(record.key)
@@ -83,7 +83,7 @@ def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
 
 
 @CODECS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_flipped_bit_anywhere_is_refused(codec: Sealed, data: st.DataObject) -> None:
     sound = codec.encode(patch(context=ACME), 1.0)
