@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from kamera.errors import KameraError
+from kamera.patches import Ready
 from kamera.trust import ReusePolicy
 from kamera.window.audit import hand_over, served_by
 from kamera.window.contents import Contents, serial
@@ -14,7 +15,7 @@ from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
 from kamera.window.requests import Newcomer, Slide
-from kamera.window.run import carried_out
+from kamera.window.run import carry_out
 from kamera.window.seating import overflow
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import WindowState
@@ -50,17 +51,15 @@ def leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcom
     return overflow(limits, state.seats, chunk)
 
 
-def _departed(
-    count: int, state: WindowState, stage: Stage, policy: ReusePolicy
-) -> tuple[Departure, int] | None:
-    """The window after a departure, and the bytes that were made for it; None if no forward is needed."""
+def _departed(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:
+    """The window after a departure; None if no forward is needed."""
     named = NamedRequest(Slide(count))
     try:
         with stage.former.operation():
             plan = stage.plan(named, state, policy)
             if not plan.cost.tokens:
                 return None
-            done = carried_out(named, state, stage, policy, Tally(), plan)
+            done = carry_out(named, state, stage, policy, Tally(), plan)
             stage.show(done.state, Tally())
             hand_over(stage, done.state, served_by(done.plan, done.state), policy.audit)
     except KameraError as error:
@@ -68,4 +67,4 @@ def _departed(
         return None
     old = Holdings.of(stage.former.anchor, state, stage.former.backbone.live())
     own = Holdings.of(stage.former.anchor, done.state, stage.live).memory([old]).own
-    return Departure(state, count, done.state, stage), own
+    return Ready(Departure(state, count, done.state, stage), own)

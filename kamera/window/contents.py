@@ -162,7 +162,7 @@ class Contents:
         of single chunks themselves (`kamera.reuse`).
         """
         with self.backbone.identity.steady():
-            self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
+            self.anchor.identity.check(self.backbone)  # a plan serves nothing: no occasion for a probe
             self._go_apart()
             with self._stage.former.operation():
                 named = self._names().of(request)
@@ -295,7 +295,7 @@ class Contents:
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
-        self._stage.former.check_computation()
+        self.anchor.identity.check(self.backbone, ask=True)
         self._go_apart()
 
     def _go_apart(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kamera.trust import ArchiveRule, OnLeave
 from kamera.window.placer import Placer
 from kamera.window.requests import Newcomer
-from kamera.window.seating import check_room, check_stands, overflow, settled, tail
+from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
 from kamera.window.seats import Seat, Seats, Spot, staying_behind, survivor_of
 from kamera.window.steps import Plan
 from kamera.window.writing import bytes_written
@@ -83,7 +83,7 @@ class Planner(Placer):
             self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
             after, self.policy = self.arranged(state, staying, first), asked
             return after
-        frame, seats = settled(
+        frame, seats = choose_frame(
             self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
         )
         return Seats((*seats[:first], *map(survivor_of, seats[first:])), frame)
@@ -93,7 +93,7 @@ class Planner(Placer):
     def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
         """``seats`` at compact positions; from index ``same`` on they are placed anew."""
         spots = self.limits.places.compact([c.chunk_id for c in seats])
-        frame, stay = settled(self.limits, state, seats[:same], spots)
+        frame, stay = choose_frame(self.limits, state, seats[:same], spots)
         new = Seats(tuple(stay), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
             seat = self._spent(seat)
@@ -119,7 +119,7 @@ class Planner(Placer):
             staying = staying[:same]
         stay = {i for _, i in staying}
         others = [spot for i, spot in enumerate(spots) if i not in stay]
-        frame, seats = settled(
+        frame, seats = choose_frame(
             self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
         )
         there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}

@@ -18,11 +18,11 @@ from kamera.trust import ReusePolicy
 from kamera.window.asking import ANSWER, Asker, Inquiry, Question, Response
 from kamera.window.audit import hand_over
 from kamera.window.contents import Contents, serial
-from kamera.window.lookback import candidates
+from kamera.window.lookalikes import candidates
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.requests import Request, Without
-from kamera.window.run import carried_out
+from kamera.window.run import carry_out
 from kamera.window.state import ShownSpan, Slot, moved
 from kamera.window.steps import Plan
 
@@ -227,7 +227,7 @@ class Questions(Contents):
         stage = replace(self._stage, live=self.backbone.live(), max_tokens=None)
         with stage.former.operation():
             named = NamedRequest(Without(index))
-            return Asker(stage, carried_out(named, self._state, stage, policy, Tally()).state)
+            return Asker(stage, carry_out(named, self._state, stage, policy, Tally()).state)
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""

@@ -6,18 +6,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kamera.engines import LiveKV, Span
-from kamera.patches import Before, Facts, Former
+from kamera.patches import Before, Facts, Former, form_of
 from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
-from kamera.window.places import Standing
 from kamera.window.plan import plan as planned
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.sampling import Sampler
 from kamera.window.seats import Offset, Seat, Spot, is_glue
+from kamera.window.spots import Spots
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
-from kamera.window.writing import standing
+from kamera.window.writing import live_stands
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Stage:
 
     former: Former
     live: LiveKV
-    standing: Standing
+    spots: Spots
     max_tokens: int | None = None
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
@@ -66,7 +66,7 @@ class Stage:
             max_tokens=self.max_tokens,
             lossy=former.context.lossy,
             places=_Places(self, facts),
-            standing=standing(self.live, former.anchor.kv, state),
+            stands=live_stands(self.live, former.anchor.kv, state),
             phased=former.backbone.facts.phased_bytes_per_token,
             joins=former.backbone.facts.joins,
             glue=glue,
@@ -93,7 +93,7 @@ class _Places:
     facts: Mapping[str, Facts]
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
-        return self.stage.standing.compact([self.facts[i] for i in chunk_ids])
+        return self.stage.spots.compact([self.facts[i] for i in chunk_ids])
 
     def form(self, chunk_id: str) -> Hashable | None:
-        return self.stage.former.form_of(self.facts[chunk_id])
+        return form_of(self.stage.former.backbone, self.facts[chunk_id])

@@ -26,12 +26,12 @@ from kamera.window.asking import Inquiry
 from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import choose_terms
 from kamera.window.contents import serial
-from kamera.window.lookback import check_cosine, found
+from kamera.window.lookalikes import check_cosine, most_alike
 from kamera.window.persist import load_window, save_window
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
-from kamera.window.run import carried_out
+from kamera.window.requests import MIN_SCORE, Append, Lookalike, Newcomer, Recall, Request
+from kamera.window.run import carry_out
 from kamera.window.stage import Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Plan
@@ -124,7 +124,7 @@ class KameraWindow(Questions):
             raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
         check_cosine("min_score", min_score)
         if like is not None:
-            return self._perform_on_slot(Lookback(like, min_score, move))
+            return self._perform_on_slot(Lookalike(like, min_score, move))
         assert chunk_id is not None, "one of the two is given"
         return self._perform_on_slot(Recall(chunk_id, move))
 
@@ -228,7 +228,7 @@ class KameraWindow(Questions):
         operating system refuses, or if the directory holds something else, which stays.
         """
         for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
-            self._stage.former.settle(chunk_id)
+            later_of(self.backbone).settle((self._stage.former.context, chunk_id))
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod
@@ -268,7 +268,7 @@ class KameraWindow(Questions):
 
     def _answered(
         self,
-        request: Request | Lookback | Plan,
+        request: Request | Lookalike | Plan,
         inquiry: Inquiry | None = None,
         *,
         chunks: Sequence[Chunk] = (),
@@ -279,15 +279,16 @@ class KameraWindow(Questions):
         """
         with self._counting() as tally:
             former, given = self._stage.former, None
-            if isinstance(request, Lookback):
-                request = Recall(found(former, self._state.seats.chunk_ids, request, tally), request.move)
+            if isinstance(request, Lookalike):
+                chunk_id = most_alike(former, self._state.seats.chunk_ids, request, tally)
+                request = Recall(chunk_id, request.move)
             if isinstance(request, Plan):
                 given, named = self._own(request, chunks)
             else:
                 named = self._names().of(request)
             policy = self.policy if given is None else given.policy
             start, stage = self._start(named.request, given)
-            done = carried_out(named, start, stage, policy, tally, given, inquiry)
+            done = carry_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
@@ -314,7 +315,7 @@ class KameraWindow(Questions):
             case _:
                 return here
 
-    def _perform_on_slot(self, request: Request | Lookback) -> SlotReport:
+    def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
         """The report of an edit by which a chunk arrives or leaves."""
         report = self._answered(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
@@ -324,7 +325,8 @@ class KameraWindow(Questions):
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
         with self.backbone.identity.steady():
-            self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
+            # a probe is on the account, and no work of this operation
+            self.anchor.identity.check(self.backbone, ask=True)
             with counting(self.backbone) as tally:
                 self._go_apart()
                 tally.notes.extend(self._notes)

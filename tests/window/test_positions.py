@@ -92,7 +92,7 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
         frames.append(window._state.seats.frame[0])
         turned.append(report.bytes_rotated > 4 * phased_bytes(backbone))
         again = window.fork()
-        state, standing = window._state, window._stage.standing
+        state, standing = window._state, window._stage.spots
         spots = standing.compact(state.facts)
         home = [seat.at(spot) for seat, spot in zip(state.seats.seats, spots, strict=True)]
         again._state = WindowState(Seats.home(home, 1), state.tensors)
