@@ -31,10 +31,8 @@ LONG = {
 
 MANY_METHODS = {
     "HfEngine": 39,
-    "KameraWindow": 42,
+    "KameraWindow": 29,
     "Engine": 31,
-    "Questions": 29,
-    "Contents": 18,
     "Model": 23,
     "DiskTier": 20,
     "Catalogue": 18,

@@ -32,7 +32,7 @@ from kamera.sessions.layout import (
 from kamera.sessions.modes import Choice, Manner, applied, cheapest, choices
 from kamera.sessions.ordering import Orders
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, cut
+from kamera.window import KameraWindow, cut, respond
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -158,7 +158,7 @@ def shown(
     if options is None:
         report = window.run(choice.plan)
     else:
-        said, report = window.respond(question_ids(prompt), choice.plan, **options)
+        said, report = respond(window, question_ids(prompt), choice.plan, **options)
         answer = str(said)
     admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
     discovery = discovery_for(anchors, window, reuse)

@@ -14,7 +14,7 @@ from kamera.window.contents import Contents, serial
 from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
-from kamera.window.requests import Newcomer, Slide
+from kamera.window.requests import Append, Newcomer, Recall, Request, Slide
 from kamera.window.run import carry_out
 from kamera.window.seating import overflow
 from kamera.window.stage import Departure, Stage
@@ -35,7 +35,9 @@ def anticipate(window: Contents) -> None:
     """
     state, policy = window._state, window.policy
     last = state.facts[-1] if state.facts else None
-    count = 0 if last is None else leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
+    count = (
+        0 if last is None else _leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
+    )
     if not count:
         window._ahead.take()
         return
@@ -43,12 +45,23 @@ def anticipate(window: Contents) -> None:
     window._ahead.begin(partial(_departed, count, state, stage, policy))
 
 
-def leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
+def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
     """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
     limits = stage.limits(state, {}, policy)
     if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
         return 0
     return overflow(limits, state.seats, chunk)
+
+
+def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, policy: ReusePolicy) -> bool:
+    """True if an operation on ``state`` starts where as many chunks have left as it needs."""
+    match request:
+        case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
+            in_view = isinstance(request, Recall) and chunk.chunk_id in state.seats.chunk_ids
+            same = ahead.before is state and not in_view
+            return same and _leaving(stage, state, policy, chunk) == ahead.count
+        case _:
+            return False
 
 
 def _departed(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:

@@ -12,7 +12,7 @@ from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import Resident, WindowState
 
-_HERE = "its KV was run in its window and stands under no key: window.keep() stores it"
+_HERE = "its KV was run in its window and stands under no key: keep_kv(window) stores it"
 
 
 @dataclass(frozen=True)

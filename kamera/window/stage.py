@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from kamera.engines import LiveKV, Span
-from kamera.patches import Before, Facts, Former, form_of
+from kamera.patches import Before, Facts, Former, Worth, form_of, later_of, prove_again
 from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
 from kamera.window.plan import plan as planned
@@ -41,6 +44,28 @@ class Stage:
         """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
         names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
         return Before(names, seat.formed, spans, state.facts, offset, frame)
+
+    def hear(self, ids: torch.Tensor, state: WindowState) -> None:
+        """Patches formed from now on have to answer this question too; those it is unlike are proved again.
+
+        No question waits for that, and a question that comes while it runs begins no other.
+        """
+        former, seats = self.former, state.seats
+        prover = former.prover
+        if prover is None:
+            return
+        prover.heard(ids)
+        doubted = []
+        for i, seat in enumerate(seats.seats):
+            proof, behind = seat.source.proof, seat.source.antecedents
+            if proof is None or behind != seats.chunk_ids[:i]:
+                continue
+            if prover.doubts(ids, seat.chunk_id, behind, proof):
+                doubted.append(i)
+        queue, name = later_of(former.backbone), ("proved again", former.context)
+        if doubted and not queue.busy(name):
+            again = partial(prove_again, former, state.facts, doubted)
+            queue.add(again, Worth.AUDIT, name=name)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
