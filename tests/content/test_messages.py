@@ -234,7 +234,7 @@ def test_a_kept_exchange_of_messages_leaves_the_turn_open(backbone):
     options = {"keep": True, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     one.generate("Why?", **options)
     other.generate([say("user", "Why?")], **options)
-    assert torch.equal(one.input_ids, other.input_ids)
+    assert torch.equal(sequence_of(one).input_ids, sequence_of(other).input_ids)
 
 
 def test_a_system_prompt_is_taken_as_messages(backbone):

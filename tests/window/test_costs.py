@@ -107,7 +107,7 @@ def test_bytes_are_counted_where_they_are_written():
     assert (missed.forwards, missed.bytes_rotated, missed.bytes_patched) == (1, 0, 0)
     again = make(backbone, window.store, chunks[0])
     report = again.append(chunks[1])
-    record = again.store.get_patch(again.context, chunks[1].id, (chunks[0].id,))
+    record = again.store.get_patch(former_of(again).context, chunks[1].id, (chunks[0].id,))
     assert report.bytes_patched == record.patch.nbytes > 0
     assert report.bytes_rotated == phased[next(iter(phased))]
 

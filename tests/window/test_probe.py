@@ -120,7 +120,7 @@ def test_an_anchor_that_is_not_stored_yet_is_shared():
     with busy(backbone), backbone.measure() as work:
         first, second = make(backbone, store), make(backbone, store)
         assert store.ls("anchor") == []
-        assert first.anchor.kv is second.anchor.kv
+        assert former_of(first).anchor.kv is former_of(second).anchor.kv
     assert work.forwards == 1 and len(store.ls("anchor")) == 1
 
 
