@@ -66,14 +66,10 @@ def main() -> None:
     total = sum(chunk.num_tokens for chunk in chunks)
     largest = max(chunk.num_tokens for chunk in chunks)
     # a part of the clip fits, so that early frames have slid out before the question
-    window = KameraWindow(
-        backbone,
-        ChunkStore.open(args.store),
-        system,
-        max_tokens=args.max_tokens or 64 + total // 4 + largest,
-    )
+    room = args.max_tokens or 64 + total // 4 + largest
+    window = KameraWindow(backbone, ChunkStore.open(args.store), system, max_tokens=room)
 
-    print(f"watching {len(chunks)} frames of {total} tokens through {window.max_tokens}")
+    print(f"watching {len(chunks)} frames of {total} tokens through {room}")
     for number, chunk in enumerate(chunks):
         report = window.append(chunk)
         left = f", {len(report.evicted)} left" if report.evicted else ""

@@ -17,7 +17,7 @@ from kamera import Chunk, KameraWindow
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.trust import Guarantee, ReusePolicy
 from kamera.window import Arrange
-from kamera.window.planner import Planner
+from kamera.window.plan import Planner
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import Seat, Seats, footing

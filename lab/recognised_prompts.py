@@ -28,6 +28,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import Patch, PatchBudget, chunk_id, deficit, digest, kv_map
 from kamera.store import CanonicalRecord, Outline, PatchRecord
 from kamera.testbed import World
+from kamera.window import former_of, keep_kv
 from lab.results import keep
 from lab.speed.machine import commit, machine
 
@@ -45,8 +46,8 @@ class Filled:
         self.store, self.backbone = ChunkStore.open(where), backbone
         self.window = KameraWindow(backbone, self.store, policy=ReusePolicy.streaming())
         self.window.append(self.frame.content)
-        self.window.keep()
-        self.context = self.window.context
+        keep_kv(self.window)
+        self.context = former_of(self.window).context
         (row,) = self.store.ls("canonical")
         picture = self.store.get_canonical(self.context, row.chunk_id)
         assert picture is not None and picture.outline is not None

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kamera.window import keep_kv
+
 WORK = '''
 import sys
 
@@ -55,7 +57,7 @@ def test_what_an_engine_needs_of_kamera_needs_no_transformers(tmp_path):
         window.slide(2)
         for chunk in texts:
             window.recall(chunk.id)
-        recipe = window.keep()
+        recipe = keep_kv(window)
         assert recipe.missing == () and recipe.parts[-1].patch is not None
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     where = [str(tmp_path / "store"), str(tmp_path / "recipe.json")]

@@ -12,7 +12,7 @@ from kamera.certify.probe import Query
 from kamera.content import Encoded
 from kamera.engines import Engine, LiveKV, Span
 from kamera.ops import KV
-from kamera.window import KameraWindow
+from kamera.window import KameraWindow, former_of, next_token_logits_of, sequence_of
 
 ANSWER_TOKENS = 12
 """An answer is one word; this leaves room for "The answer is …"."""
@@ -45,22 +45,24 @@ class Instead:
     def generate(self, text: str, **options: Any) -> str:
         """An answer in words."""
         ids = self._ids(text)
-        sequence, positions = torch.cat([self.window.input_ids, ids]), self._positions(ids)
+        sequence, positions = torch.cat([sequence_of(self.window).input_ids, ids]), self._positions(ids)
         behind = self._behind(len(ids) + int(options["max_new_tokens"]))
         (row,) = self.backbone.decode(sequence, positions, behind, (), **options).tokens
         return self.backbone.detokenize(row) or ""
 
     def _ids(self, text: str) -> torch.Tensor:
-        return self.backbone.builder.question_ids(text, self.window.anchor.tail)
+        return self.backbone.builder.question_ids(text, former_of(self.window).anchor.tail)
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of the window and a question behind it, ``[axes, tokens]``."""
-        spans = [self.window.anchor.input_ids, *(c.input_ids for c in self.chunks), ids]
+        spans = [former_of(self.window).anchor.input_ids, *(c.input_ids for c in self.chunks), ids]
         return self.backbone.positions(spans, [{}, *(c.position_inputs for c in self.chunks), {}])
 
     def _behind(self, room: int) -> LiveKV:
         behind, still = self.backbone.live(), (0,) * self.backbone.axes
-        behind.show([Span(kv, None, still) for kv in (self.window.anchor.kv, *self.spans)], room=room)
+        behind.show(
+            [Span(kv, None, still) for kv in (former_of(self.window).anchor.kv, *self.spans)], room=room
+        )
         return behind
 
 
@@ -69,8 +71,12 @@ def answers(window: KameraWindow | Instead, queries: Sequence[Query]) -> list[tu
 
     The likeliest next token is the answer if it names an option; else the model generates words.
     """
-    made = []
-    for query, row in zip(queries, window.next_token_logits_of([q.text for q in queries]), strict=True):
+    made, texts = [], [query.text for query in queries]
+    if isinstance(window, Instead):
+        rows = window.next_token_logits_of(texts)
+    else:
+        rows = next_token_logits_of(window, texts)
+    for query, row in zip(queries, rows, strict=True):
         answer = query.read(window.backbone.detokenize(row.argmax()[None].cpu()) or "")
         words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
         made.append((answer or query.read(str(words)), row))

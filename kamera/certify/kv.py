@@ -34,7 +34,7 @@ from kamera.ops import (
     relocate_kv,
 )
 from kamera.ops import uniform_offset as offset_between
-from kamera.window import KameraWindow, ShownSpan
+from kamera.window import KameraWindow, ShownSpan, former_of
 
 SLACK = 0.02
 """Share of what a patch keeps that may be lost, and by which its scale may be off: a patch of 0.97 fails."""
@@ -76,12 +76,12 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
     """
     found = []
     for slot in window.slots:
-        record = window.store.get_canonical(window.context, slot.chunk_id)
+        record = window.store.get_canonical(former_of(window).context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
         seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
-        patch = window.store.get_patch(window.context, slot.chunk_id, slot.antecedents)
+        patch = window.store.get_patch(former_of(window).context, slot.chunk_id, slot.antecedents)
         found.append(
             ChunkPlace(
                 slot.chunk_id,

@@ -18,7 +18,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import KameraWindow
+from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans
 
 DIVERGENCE = 0.5
 """Largest divergence of antecedents served as "near" here: one chunk of three differs."""
@@ -79,13 +79,13 @@ class Trials:
 
     def compare_survivors(self) -> KVComparison:
         """Patched KV that stayed while the first chunk left, or the second: as it was, moved."""
-        before = self._patched_window.shown()
+        before = shown_spans(self._patched_window)
         flaw = ""
         for gone in (0, 1):
             window = self._patched_window.fork()
             window.evict(gone)
             kept = [i for i in range(len(before)) if i != gone + 1]
-            flaw = flaw or moved_as_said(before, window.shown(), kept, self.backbone.layout)
+            flaw = flaw or moved_as_said(before, shown_spans(window), kept, self.backbone.layout)
         return KVComparison(flaw=flaw)
 
     def compare_sabotages(self) -> dict[str, KVComparison]:
@@ -115,7 +115,7 @@ class Trials:
             window = self._window(self.elsewhere, after, near)
         else:
             window = self._window(self.store, before, replace(self.policy, minimum="orbit"))
-            window.form_orbit(len(before) - 1)
+            keep_orbit(window, len(before) - 1)
             window.reorder([before.index(i) for i in after])
         return window
 
@@ -152,7 +152,7 @@ class Trials:
 
     @cached_property
     def _places(self) -> list[ChunkPlace]:
-        return places(self._patched_window, self._exact_window.position_ids)
+        return places(self._patched_window, sequence_of(self._exact_window).position_ids)
 
     @cached_property
     def _truth(self) -> Truth:
@@ -165,7 +165,7 @@ class Trials:
         other = self._window(self.elsewhere, TRIALS["near"][0])
         found = {}
         for slot in other.slots[1:]:
-            record = self.elsewhere.get_patch(other.context, slot.chunk_id, slot.antecedents)
+            record = self.elsewhere.get_patch(former_of(other).context, slot.chunk_id, slot.antecedents)
             assert record is not None, "it was formed when the chunk was prefilled"
             found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
@@ -187,7 +187,7 @@ class Trials:
 
 def _live_kv(window: KameraWindow) -> list[KV]:
     """The KV of every chunk, read back from the window's live cache."""
-    return [span.kv for span in window.shown()[1:]]
+    return [span.kv for span in shown_spans(window)[1:]]
 
 
 def _blind(window: KameraWindow) -> KameraWindow:

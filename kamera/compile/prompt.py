@@ -28,6 +28,7 @@ from kamera.patches import (
     Line,
     anchor_ids,
     form_orbit,
+    harvest,
     how_many,
     pay,
     prefill_anchor,
@@ -93,7 +94,7 @@ class PromptObjects:
             chunk = self._built(source)
             if self.has_canonical(chunk.id):
                 return Location(chunk.id, chunk.num_tokens)
-            pay(self.former.unarchived(self._encoded(chunk)))
+            pay(self.former.canonical_and_owed(self._encoded(chunk))[1])
             self._count(chunk.id)
             return Location(chunk.id, chunk.num_tokens, formed=True)
         except (StoreError, StoreVersionError):
@@ -169,13 +170,13 @@ class PromptObjects:
         line = self.line
         chunks = line.before.chunks
         same = common_prefix([chunk.chunk_id for chunk in chunks], branch.path[: i + 1])
-        line.stand(chunks[:same])
+        line.arrange(chunks[:same])
         for place in range(same, i + 1):
             node, path = branch.nodes[place], branch.path[: place + 1]
             facts, before = self._facts_at(branch, place), line.before
             copy = line.append(facts)
             if place and not self.has_patch(path, node.budget):
-                self.former.with_budget(node.budget).harvest(facts, copy, before)
+                harvest(self.former.with_budget(node.budget), facts, copy, before)
                 node.outcome = "formed"
                 self._count(facts.chunk_id, before.names, "exact")
         return line.before.chunks

@@ -3,15 +3,15 @@
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
-from kamera.patches.chunks import Copy, Facts, compact_positions, extents_of, text_positions
+from kamera.patches.chunks import Copy, Facts, compact_positions, extents_of, form_of, text_positions
 from kamera.patches.encodings import Encodings
-from kamera.patches.former import Former
+from kamera.patches.former import Former, canonical_of
 from kamera.patches.heads import continued, head_of
 from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import Later, LaterPiece, Worth, later_of
+from kamera.patches.later import Later, LaterPiece, Ready, Worth, later_of
 from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import canonical_of, patch_dropped
+from kamera.patches.making import harvest, keep_patch, owed_patch, patch_dropped
 from kamera.patches.near import Near
 from kamera.patches.orbit import form_orbit, how_many, orderings
 from kamera.patches.owed import Owed, pay
@@ -19,11 +19,11 @@ from kamera.patches.proving import Before, Prover
 from kamera.patches.waiting import (
     MOST_TOKENS,
     archive_later,
+    await_archives,
     encoded,
     form_canonicals,
     in_groups,
     prefilled_together,
-    settle,
 )
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Near",
     "Owed",
     "Prover",
+    "Ready",
     "Stored",
     "StoredIdentity",
     "Strict",
@@ -50,26 +51,30 @@ __all__ = [
     "anchor_ids",
     "anchor_of",
     "archive_later",
+    "await_archives",
     "canonical_of",
     "compact_positions",
     "continued",
     "encoded",
     "extents_of",
     "form_canonicals",
+    "form_of",
     "form_orbit",
+    "harvest",
     "head_of",
     "how_many",
     "identify",
     "in_groups",
+    "keep_patch",
     "later_of",
     "names_of",
     "orderings",
+    "owed_patch",
     "patch_dropped",
     "pay",
     "prefill_anchor",
     "prefilled_together",
     "prove_again",
-    "settle",
     "stored_patch",
     "text_positions",
     "worth_harvesting",

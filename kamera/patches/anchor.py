@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -13,7 +13,8 @@ from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
 from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
-from kamera.store import CanonicalRecord, ChunkStore, Context
+from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.store import CanonicalRecord, ChunkStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +37,6 @@ class Anchor:
     def length(self) -> int:
         """Number of tokens."""
         return int(self.input_ids.shape[0])
-
-
-_waiting: weakref.WeakKeyDictionary[ChunkStore, dict[Context, Anchor]] = weakref.WeakKeyDictionary()
-"""Anchors that are stored as later work: until then every window on their store takes them from here."""
 
 
 def prefill_anchor(
@@ -90,9 +87,9 @@ def anchor_of(
         kv = backbone.prefill(Encoded(ids, {}, {}), positions)
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
-    waiting = _waiting.setdefault(store, {})
-    if (there := waiting.get(context)) is not None:
-        return replace(there, tail=tail, reopen=reopen, identity=identity)
+    waiting, name = waiting_in(store), (context, digest)
+    if (there := waiting.get(name)) is not None:
+        return replace(cast("Anchor", there), tail=tail, reopen=reopen, identity=identity)
     found = None
     with losses.look_up("system prompt", "the system prompt"):
         found = store.get_anchor(context)
@@ -100,22 +97,20 @@ def anchor_of(
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
     kv = backbone.prefill(Encoded(ids, {}, {}), positions)
     anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
+    record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
+    owed = [Owed(store, [record], losses, "the system prompt was not kept")]
 
-    def keep() -> None:
-        try:
-            with losses.borne("the system prompt was not kept"):
-                store.put(CanonicalRecord(digest, context, ids, positions, kv, kind="anchor"))
-        finally:
-            waiting.pop(context, None)
+    def keep() -> list[Owed]:
+        return owed
 
     def dropped(why: str) -> None:
-        waiting.pop(context, None)
+        waiting.pop(name, None)
         losses.leave(f"the system prompt was not kept: {why}")
 
     if later:
-        waiting[context], queue = anchor, later_of(backbone)
+        waiting[name], queue = anchor, later_of(backbone)
         store.awaited[id(queue)] = queue.flush
-        queue.add(keep, Worth.CHUNK, kv_tensors(kv), dropped)
+        queue.add(keep, Worth.CHUNK, kv_tensors(kv), dropped, reads=())
     else:
-        keep()
+        pay(owed)
     return anchor

@@ -111,7 +111,7 @@ class Catalogue:
         """
 
         def ask() -> ObjectInfo | None:
-            self._settle(chunk_id)
+            self._await_patches(chunk_id)
             with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
                 return self.store.info(self.context, chunk_id, antecedents, kind, base)
             return None
@@ -138,7 +138,7 @@ class Catalogue:
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
         """All patches of a chunk behind any antecedents, but for those with a base or behind survivors."""
-        self._settle(chunk_id)
+        self._await_patches(chunk_id)
         return [
             info
             for info in self.store.ls(chunk_id=chunk_id)
@@ -151,7 +151,7 @@ class Catalogue:
 
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
         """The antecedents, in order, behind which a patch of a chunk is stored, with a base or without."""
-        self._settle(chunk_id)
+        self._await_patches(chunk_id)
         with self.losses.borne(f"patches of chunk {chunk_id[:12]} were not listed"):
             rows = self.store.ls(chunk_id=chunk_id, context=self.context)
             return {row.antecedents for row in rows if row.rank is not None and row.kind != "orbit"}
@@ -194,7 +194,7 @@ class Catalogue:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _settle(self, chunk_id: str) -> None:
+    def _await_patches(self, chunk_id: str) -> None:
         if self._queue is not None:
             self._queue.settle((self.context, chunk_id))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,11 @@ class Copy:
     patch: Patch | None = None
     lossy: bool = False
     content: str = ""
+
+
+def form_of(backbone: Engine, facts: Facts) -> Hashable | None:
+    """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
+    return None if facts.heads else backbone.batch_form(facts.encoded)
 
 
 def compact_positions(

@@ -1,36 +1,34 @@
-"""Formation and archival of missing canonicals, patches and orbit patches."""
+"""Canonicals of one context, formed and archived where they are missing, and patches as they are stored."""
 
 from __future__ import annotations
 
 import copy as copies
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 
 import torch
 
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
-from kamera.errors import IncompatibleChunk, NotRelocatable, UnknownChunk, quote
-from kamera.ops import Patch, PatchBudget, SampleSize, kv_tensors, uniform_offset
+from kamera.errors import IncompatibleChunk, UnknownChunk, quote
+from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor
-from kamera.patches.catalogue import Catalogue, names_of, stored_patch, worth_harvesting
-from kamera.patches.chunks import Copy, Facts
+from kamera.patches.catalogue import Catalogue
+from kamera.patches.chunks import Copy, Facts, extents_of
 from kamera.patches.encodings import Encodings
 from kamera.patches.heads import continued, stored_head
-from kamera.patches.identity import asking_of
-from kamera.patches.later import Later, Worth
+from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import canonical_of, kind_of, patch_dropped, to_form
 from kamera.patches.owed import Owed, pay, waiting_in
-from kamera.patches.proving import Before, Prover
+from kamera.patches.proving import Prover
 from kamera.store import (
+    VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
     EncodingRecord,
+    Outline,
     PatchRecord,
     canonical_key,
     kept,
@@ -70,10 +68,9 @@ class Former:
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, queue, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self._asking = asking_of(backbone)
         self.waiting = waiting_in(store)
         self._here = threading.local()
-        self.check_fingerprint()
+        anchor.identity.check(backbone)
 
     def with_budget(self, budget: PatchBudget) -> Former:
         """The same former with another patch budget."""
@@ -92,24 +89,6 @@ class Former:
                 yield
         finally:
             self._here.latest = outer
-
-    def check_computation(self) -> None:
-        """Raise unless the model is the one that computed the store's KV.
-
-        IncompatibleChunk if the fingerprint differs. ComputationChanged if the model, asked the probe when
-        that is due (`identity.Asking`), answers otherwise than at first.
-        """
-        self.check_fingerprint()
-        if self._asking.check(self.backbone):
-            self.check_fingerprint()  # the probe may have seen more than the witness
-
-    def check_fingerprint(self) -> None:
-        """Raise IncompatibleChunk if the model's fingerprint is not the one that computed the store's KV."""
-        if self.backbone.fingerprint != self.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its code, settings, "
-                "hooks or autocast: its KV is stale; undo that, or make a new window"
-            )
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -152,7 +131,7 @@ class Former:
             return self.encodings.behind(record)
         return self.waiting.get((self.encodings.context, chunk.id)) or self.encodings.stored(chunk)
 
-    def alone(self, facts: Facts) -> torch.Tensor:
+    def canonical_positions(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
         positions = self.backbone.positions(
             [self.anchor.input_ids, facts.encoded.input_ids], [{}, facts.position_inputs]
@@ -167,9 +146,18 @@ class Former:
         Patches are formed against this form and applied to it, so that they match: in a store of codes they
         also make up for the loss of the coding.
         """
-        copy, owed = self._canonical(facts)
+        copy, owed = self.canonical_and_owed(facts)
         pay(owed)
         return self._remember(facts.chunk_id, copy)
+
+    def canonical_and_owed(self, facts: Facts) -> tuple[Copy, list[Owed]]:
+        """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
+        held = self.stored_canonical(facts)
+        if held is not None:
+            return held, []
+        copy = self._prefilled(facts)
+        record, owed = self.owed(facts, copy)
+        return copy if record.loss is None else self._out_of(record), [owed]
 
     def stored_canonical(self, facts: Facts) -> Copy | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
@@ -187,12 +175,8 @@ class Former:
         if record is not None:
             return self._out_of(record)
         copy = self._prefilled(facts)
-        self.archive(facts, copy)
+        pay([self.owed(facts, copy)[1]])
         return copy
-
-    def form_of(self, facts: Facts) -> Hashable | None:
-        """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
-        return None if facts.heads else self.backbone.batch_form(facts.encoded)
 
     def base_copy(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
@@ -207,10 +191,6 @@ class Former:
             return None
         return self._remember(facts.chunk_id + base, self._out_of(record))
 
-    def archive(self, facts: Facts, copy: Copy) -> None:
-        """Store a canonical copy. A refused one is offered again later."""
-        pay([self.owed(facts, copy)[1]])
-
     def owed(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
         """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
         record = kept(canonical_of(self, facts, copy))
@@ -218,10 +198,6 @@ class Former:
         records: list[CanonicalRecord | EncodingRecord | PatchRecord]
         records = [*self.encodings.records(facts), record]
         return record, Owed(self.store, records, self.losses, f"chunk {facts.chunk_id[:12]} was not kept")
-
-    def unarchived(self, facts: Facts) -> list[Owed]:
-        """`owed` of a chunk's canonical, prefilled for it; nothing if it is stored."""
-        return self._canonical(facts)[1]
 
     # -- patches -------------------------------------------------------------------------------
 
@@ -240,7 +216,8 @@ class Former:
         for its ``proof`` comes whole, any other within the budget's rank.
         """
         chunk_id = facts.chunk_id
-        self.settle(chunk_id)
+        if self.queue is not None:
+            self.queue.settle((self.context, chunk_id))
         record = None
         with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
@@ -253,69 +230,6 @@ class Former:
             self.catalogue.mark_wrong(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
-
-    def harvest(self, facts: Facts, conditioned: Copy, before: Before) -> None:
-        """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
-
-        ``before`` is what that was prefilled behind.
-        """
-        rows = (self.catalogue.patch(facts.chunk_id, names, "exact") for names in names_of(before.names))
-        proving = self.prover is not None
-        stored = (stored_patch(row, self.budget, facts.length, proving=proving) for row in rows)
-        if worth_harvesting(stored, before.names, before.formed):
-            self.keep_patch(facts, conditioned, before)
-
-    def keep_patch(
-        self, facts: Facts, copy: Copy, before: Before, base: str = "", sample: SampleSize | None = None
-    ) -> bool:
-        """Form the patch that takes the canonical to ``copy``, and store it.
-
-        ``before`` is what that was prefilled behind; ``sample`` is given if only some of its tokens were.
-        ``base`` as in `PatchRecord`. False if the base's row was wrong, which is then refused.
-        """
-        canonical = self.base_copy(facts, base) if base else self.canonical(facts)
-        if canonical is None:
-            return False
-        if facts.chunk_id in self.losses.unkept:
-            return True  # its patch would have nothing to be served with
-        deltas, form = to_form(self, facts, canonical, copy, before, base, sample)
-        if self.queue is None or self.queue.mine:
-            pay(form())
-        else:
-            held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
-            dropped, name = partial(patch_dropped, self, facts), (self.context, facts.chunk_id)
-            self.queue.add(form, Worth.PATCH, held, dropped, name, reads=())
-        self.catalogue.forget(patch_key(self.context, facts.chunk_id, before.names, kind_of(sample), base))
-        return True
-
-    def owed_patch(
-        self, facts: Facts, copy: Copy, before: Before, base: str = "", sample: SampleSize | None = None
-    ) -> list[Owed]:
-        """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
-        canonical, owed = (self.base_copy(facts, base), []) if base else self._canonical(facts)
-        if canonical is None or facts.chunk_id in self.losses.unkept:
-            return owed
-        try:
-            form = to_form(self, facts, canonical, copy, before, base, sample)[1]
-            return [*owed, *form()]
-        except BaseException:
-            pay(owed)
-            raise
-
-    def settle(self, chunk_id: str) -> None:
-        """Wait for the patches of a chunk that are in progress."""
-        if self.queue is not None:
-            self.queue.settle((self.context, chunk_id))
-
-    def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
-        """Offset per axis from ``old`` to ``new`` positions of a chunk; NotRelocatable if not uniform."""
-        offset = uniform_offset(old, new)
-        if offset is None:
-            raise NotRelocatable(
-                f"chunk {facts.chunk_id[:12]} does not move as a whole: its tokens shift against each "
-                "other at the new place (a clip cut out of a longer one?); append it anew"
-            )
-        return offset
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -349,22 +263,30 @@ class Former:
         except (TypeError, ValueError):
             return False
 
-    def _canonical(self, facts: Facts) -> tuple[Copy, list[Owed]]:
-        """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
-        held = self.stored_canonical(facts)
-        if held is not None:
-            return held, []
-        copy = self._prefilled(facts)
-        record, owed = self.owed(facts, copy)
-        return copy if record.loss is None else self._out_of(record), [owed]
-
     def _prefilled(self, facts: Facts) -> Copy:
         """The chunk prefilled behind the anchor alone."""
-        positions = self.alone(facts)
+        positions = self.canonical_positions(facts)
         head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
-        live = self.backbone.live()
-        kv = continued(self.backbone, facts.encoded, positions, [self.anchor_span], live, head).kv
+        kv = continued(self.backbone, facts.encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 
     def _out_of(self, record: CanonicalRecord) -> Copy:
         return Copy(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)
+
+
+def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
+    """The record of a canonical copy, as the model computed it."""
+    encoded, extents = facts.encoded, extents_of(former.backbone, [facts])
+    advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
+    return CanonicalRecord(
+        chunk_id=facts.chunk_id,
+        context=former.context,
+        input_ids=encoded.input_ids,
+        positions=copy.positions,
+        kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
+        inputs=encoded.position_inputs,
+        info={"label": facts.label, VISION_TOKENS: [*former.backbone.builder.vision_tokens]},
+        vision=former.encodings.vision if encoded.tensors else "",
+        behind=former.anchor.length,
+        outline=Outline.of(encoded.input_ids, copy.positions, advances),
+    )

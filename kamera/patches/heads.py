@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine, LiveKV, Span, Written
+from kamera.engines import Engine, Span
 from kamera.ops import KV, kv_concat, kv_copy, kv_slice, kv_tokens
 from kamera.patches.chunks import Facts
 from kamera.store import CanonicalRecord
-
-
-class Prefilled(NamedTuple):
-    """KV of a chunk, and what was written to the live KV for it."""
-
-    kv: KV
-    written: Written | None
 
 
 def head_of(
@@ -52,25 +44,19 @@ def stored_head(
     return None
 
 
-def continued(
-    engine: Engine,
-    encoded: Encoded,
-    positions: torch.Tensor,
-    behind: Sequence[Span],
-    live: LiveKV,
-    head: KV | None,
-) -> Prefilled:
-    """KV of a chunk at ``positions`` ``[axes, tokens]`` behind spans, that of its ``head`` taken over.
+def continued(engine: Engine, encoded: Encoded, positions: torch.Tensor, behind: Span, head: KV | None) -> KV:
+    """KV of a chunk at ``positions`` ``[axes, tokens]`` behind a span, that of its ``head`` taken over.
 
     The chunk is a text if there is a head. No forward if the head is all of it, else one of the rest. Raises
     as `Engine.prefill`.
     """
     done = 0 if head is None else kv_tokens(head)
+    if head is not None and done == encoded.num_tokens:
+        return kv_copy(head)
+    live = engine.live()
     if head is None or not done:
-        written = live.show(behind, room=encoded.num_tokens)
-        return Prefilled(engine.prefill(encoded, positions, live), written)
-    if done == encoded.num_tokens:
-        return Prefilled(kv_copy(head), None)
+        live.show([behind], room=encoded.num_tokens)
+        return engine.prefill(encoded, positions, live)
+    live.show([behind, Span(head, None, (0,) * engine.axes)], room=encoded.num_tokens - done)
     rest = Encoded(encoded.input_ids[done:], {}, {})
-    written = live.show([*behind, Span(head, None, (0,) * engine.axes)], room=rest.num_tokens)
-    return Prefilled(kv_concat([head, engine.prefill(rest, positions[:, done:], live)]), written)
+    return kv_concat([head, engine.prefill(rest, positions[:, done:], live)])

@@ -73,17 +73,15 @@ class Asking:
         else:
             self._ask_later(backbone)
 
-    def check(self, backbone: Engine) -> bool:
-        """An operation: ask if that is due. True if the model was asked now."""
+    def check(self, backbone: Engine) -> None:
+        """An operation: ask if that is due."""
         with self._lock:
             self._calls += 1
             calls, pending = self._calls, self._pending
         if self._doubted or backbone.identity.moves != self._moves or calls >= 2 * EVERY:
             self.ask(backbone)
-            return True
-        if calls >= EVERY and not pending:
+        elif calls >= EVERY and not pending:
             self._ask_later(backbone)
-        return False
 
     def _ask_later(self, backbone: Engine) -> None:
         engine = weakref.ref(backbone)
@@ -130,6 +128,20 @@ class StoredIdentity(NamedTuple):
     def encoding_context(self, tenant: str) -> Context:
         """The context of encodings."""
         return encoding_context(self.vision, tenant, self.vision_probe)
+
+    def check(self, backbone: Engine, *, ask: bool = False) -> None:
+        """Raise IncompatibleChunk if the model's fingerprint is not the one that computed the store's KV.
+
+        With ``ask`` the model is asked the probe if that is due (`Asking`); ComputationChanged if it answers
+        otherwise than at first.
+        """
+        if ask and backbone.fingerprint == self.fingerprint:
+            asking_of(backbone).check(backbone)  # the probe may see more than the witness
+        if backbone.fingerprint != self.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its code, settings, "
+                "hooks or autocast: its KV is stale; undo that, or make a new window"
+            )
 
 
 def identify(backbone: Engine, *, later: bool = False) -> StoredIdentity:

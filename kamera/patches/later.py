@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
+from typing import Generic, TypeVar
 
 import torch
 
@@ -32,8 +33,19 @@ _TOGETHER = 64 << 20  # bytes of records that wait for others to be put with the
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], Sequence[Owed] | None]
-"""Does a piece of later work, and returns what it made to be stored."""
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Ready(Generic[Made_co]):
+    """What later work has made for a call that may come, and the bytes that are held for it."""
+
+    made: Made_co
+    nbytes: int
+
+
+Work = Callable[[], Sequence[Owed] | Ready[object] | None]
+"""Does a piece of later work, and returns what it made: to be stored, or to be taken by a call."""
 Told = Callable[[str], None]
 """Is told why a piece of later work was dropped, or failed."""
 
@@ -57,12 +69,12 @@ class Worth(IntEnum):
 class LaterPiece:
     """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
 
-    ``work`` is None of what was made ready and waits to be used. ``reads`` are the ids of the chunks whose
-    records it looks for in a store; None: of any. A call that needs what it makes waits for its ``name``
-    (`Later.settle`).
+    ``made`` is what it has made ready, which counts among what is held until the piece is cancelled.
+    ``reads`` are the ids of the chunks whose records it looks for in a store; None: of any. A call that needs
+    what it makes waits for its ``name`` (`Later.settle`).
     """
 
-    work: Work | None
+    work: Work
     worth: Worth
     held: dict[int, int]
     dropped: Told
@@ -72,10 +84,11 @@ class LaterPiece:
     reads: Collection[str] | None = None
     unwanted: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    made: object = None
 
     def forget(self) -> None:
         """Say that nobody wants it: for finalisers, which must not wait for a lock."""
-        self.unwanted = True
+        self.unwanted, self.made = True, None
 
 
 class Later:
@@ -135,20 +148,6 @@ class Later:
             gone = self._over()
         self._tell(gone)
         self._pool.submit(self._next)
-        return piece
-
-    def keep(self, worth: Worth, size: int, dropped: Told) -> LaterPiece:
-        """Count ``size`` bytes of what later work has made ready, until it is `cancel`led.
-
-        ``dropped`` is told to let go of them.
-        """
-        piece = LaterPiece(None, worth, {}, dropped)
-        piece.held[id(piece)] = size  # no block of memory in use has the address of another object
-        with self._changed:
-            self._ready.append(piece)
-            self._hold(piece)
-            gone = self._over()
-        self._tell(gone)
         return piece
 
     def cancel(self, piece: LaterPiece) -> None:
@@ -217,31 +216,42 @@ class Later:
             due = piece is not None and any(_is_read(piece, owed) for _, owed in self._owed)
         if due:
             self._pay()
-        owed = [] if piece is None else self._done(piece)
+        done = None if piece is None else self._done(piece)
+        gone: list[LaterPiece] = []
         with self._changed:
-            if piece is not None and owed:
-                self._owed.append((piece, owed))
+            if piece is not None and done and not isinstance(done, Ready):
+                self._owed.append((piece, [*done]))
             elif piece is not None:
                 self._let_go(piece)
+                gone = self._made_ready(piece, done) if isinstance(done, Ready) else []
             size = sum(one.nbytes for _, some in self._owed for one in some)
             due = self._hurried or not self._waiting or size > _TOGETHER
+        self._tell(gone)
         if due:
             self._pay()
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
 
-    def _done(self, piece: LaterPiece) -> list[Owed]:
-        """Do a piece of work; return what it owes."""
+    def _made_ready(self, piece: LaterPiece, ready: Ready[object]) -> list[LaterPiece]:
+        """Count what was made until it is taken; returns the pieces that are dropped for it."""
+        piece.made, piece.name = ready.made, None
+        piece.held = {id(piece): ready.nbytes}  # no block of memory in use has the address of another object
+        self._ready.append(piece)
+        self._hold(piece)
+        return self._over()
+
+    def _done(self, piece: LaterPiece) -> Sequence[Owed] | Ready[object] | None:
+        """Do a piece of work; return what it made."""
         try:
             with self._as_later(piece):
-                return [] if piece.work is None else [*(piece.work() or ())]
+                return None if piece.unwanted else piece.work()
         except WorkCancelled:
             pass
         except BaseException as error:  # no error may be lost with the thread
             logger.error("later work failed: %s", error)
             piece.dropped(f"{type(error).__name__}: {error}")
-        return []
+        return None
 
     def _pay(self) -> None:
         """Put all that is owed; afterwards it is, whoever put it."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from kamera.errors import KameraError
 from kamera.patches.chunks import Copy, Facts, compact_positions
+from kamera.patches.former import Former
+from kamera.patches.making import keep_patch
 from kamera.patches.proving import Before
 from kamera.trust import Proof
-
-if TYPE_CHECKING:
-    from kamera.patches.former import Former
 
 
 class Line:
@@ -28,7 +26,7 @@ class Line:
         self._spans = [former.anchor_span]
         self._chunks: list[Facts] = []
 
-    def stand(self, chunks: Sequence[Facts]) -> None:
+    def arrange(self, chunks: Sequence[Facts]) -> None:
         """Make the line these chunks, in this order."""
         same = 0
         while same < min(len(chunks), len(self._chunks)) and chunks[same] is self._chunks[same]:
@@ -81,7 +79,7 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
         for i, chunk in enumerate(chunks[: max(doubted) + 1]):
             before = line.before
             copy = line.append(chunk)
-            if i in doubted and former.keep_patch(chunk, copy, before):
+            if i in doubted and keep_patch(former, chunk, copy, before):
                 row = former.store.info(former.context, chunk.chunk_id, before.names, "exact")
                 proof = None if row is None else row.proof
                 if proof is None:

@@ -1,47 +1,90 @@
-"""Records made of KV: a canonical's, and a patch's out of the difference of two copies."""
+"""Patches made of the difference of two copies of a chunk's KV, and handed to the store."""
 
 from __future__ import annotations
 
-import copy as copies
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import chain
 
 from kamera.engines import Span
-from kamera.ops import Deltas, SampleSize, deficit
-from kamera.patches.chunks import Copy, Facts, extents_of
-from kamera.patches.owed import Owed
+from kamera.errors import NotRelocatable
+from kamera.ops import Deltas, SampleSize, deficit, kv_tensors, uniform_offset
+from kamera.patches.catalogue import names_of, stored_patch, worth_harvesting
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.former import Former
+from kamera.patches.later import Worth
+from kamera.patches.owed import Owed, pay
 from kamera.patches.proving import Before
-from kamera.store import VISION_TOKENS, CanonicalRecord, Outline, PatchRecord
-
-if TYPE_CHECKING:
-    from kamera.patches.former import Former
+from kamera.store import PatchRecord, patch_key
 
 
-def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
-    """The record of a canonical copy, as the model computed it."""
-    encoded, extents = facts.encoded, extents_of(former.backbone, [facts])
-    advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
-    return CanonicalRecord(
-        chunk_id=facts.chunk_id,
-        context=former.context,
-        input_ids=encoded.input_ids,
-        positions=copy.positions,
-        kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
-        inputs=encoded.position_inputs,
-        info={"label": facts.label, VISION_TOKENS: [*former.backbone.builder.vision_tokens]},
-        vision=former.encodings.vision if encoded.tensors else "",
-        behind=former.anchor.length,
-        outline=Outline.of(encoded.input_ids, copy.positions, advances),
-    )
+def harvest(former: Former, facts: Facts, conditioned: Copy, before: Before) -> None:
+    """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
+
+    ``before`` is what that was prefilled behind.
+    """
+    rows = (former.catalogue.patch(facts.chunk_id, names, "exact") for names in names_of(before.names))
+    proving = former.prover is not None
+    stored = (stored_patch(row, former.budget, facts.length, proving=proving) for row in rows)
+    if worth_harvesting(stored, before.names, before.formed):
+        keep_patch(former, facts, conditioned, before)
 
 
-def kind_of(sample: SampleSize | None) -> str:
+def keep_patch(
+    former: Former,
+    facts: Facts,
+    copy: Copy,
+    before: Before,
+    base: str = "",
+    sample: SampleSize | None = None,
+) -> bool:
+    """Form the patch that takes the canonical to ``copy``, and store it.
+
+    ``before`` is what that was prefilled behind; ``sample`` is given if only some of its tokens were.
+    ``base`` as in `PatchRecord`. False if the base's row was wrong, which is then refused.
+    """
+    canonical = former.base_copy(facts, base) if base else former.canonical(facts)
+    if canonical is None:
+        return False
+    if facts.chunk_id in former.losses.unkept:
+        return True  # its patch would have nothing to be served with
+    deltas, form = _to_form(former, facts, canonical, copy, before, base, sample)
+    if former.queue is None or former.queue.mine:
+        pay(form())
+    else:
+        held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
+        dropped, name = partial(patch_dropped, former, facts), (former.context, facts.chunk_id)
+        former.queue.add(form, Worth.PATCH, held, dropped, name, reads=())
+    former.catalogue.forget(patch_key(former.context, facts.chunk_id, before.names, _kind_of(sample), base))
+    return True
+
+
+def owed_patch(
+    former: Former, facts: Facts, copy: Copy, before: Before, base: str, sample: SampleSize | None
+) -> list[Owed]:
+    """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
+    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_owed(facts)
+    if canonical is None or facts.chunk_id in former.losses.unkept:
+        return owed
+    try:
+        return [*owed, *_to_form(former, facts, canonical, copy, before, base, sample)[1]()]
+    except BaseException:
+        pay(owed)
+        raise
+
+
+def patch_dropped(former: Former, facts: Facts, why: str) -> None:
+    """Leave a note that a patch of a chunk was not formed."""
+    former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
+
+
+def _kind_of(sample: SampleSize | None) -> str:
     """The kind of the patch that takes a canonical to KV of which the tokens of ``sample`` were run."""
     return "exact" if sample is None else "sampled"
 
 
-def to_form(
+def _to_form(
     former: Former,
     facts: Facts,
     canonical: Copy,
@@ -52,10 +95,15 @@ def to_form(
 ) -> tuple[Deltas, Callable[[], list[Owed]]]:
     """What takes a canonical to ``conditioned``, and the work that factors it to a patch.
 
-    Arguments as of `Former.keep_patch`. Raises NotRelocatable as `Former.offset`.
+    Arguments as of `keep_patch`. Raises NotRelocatable if its positions are not uniformly offset.
     """
     layout, budget, prover = former.backbone.layout, former.budget, former.prover
-    offset = former.offset(facts, canonical.positions, conditioned.positions)
+    offset = uniform_offset(canonical.positions, conditioned.positions)
+    if offset is None:
+        raise NotRelocatable(
+            f"chunk {facts.chunk_id[:12]} does not move as a whole: its tokens shift against each "
+            "other at the new place (a clip cut out of a longer one?); append it anew"
+        )
     deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
 
     def form() -> list[Owed]:
@@ -69,14 +117,8 @@ def to_form(
         (patch, energy), filled = sized
         info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
         info |= {} if sample is None else sample.to_info()
-        kind = kind_of(sample)
-        made = (former.context, before.names, kind, patch, before.formed, info, base)
+        made = (former.context, before.names, _kind_of(sample), patch, before.formed, info, base)
         what = f"a patch of chunk {facts.chunk_id[:12]} was not kept"
         return [Owed(former.store, [PatchRecord(facts.chunk_id, *made)], former.losses, what)]
 
     return deltas, form
-
-
-def patch_dropped(former: Former, facts: Facts, why: str) -> None:
-    """Leave a note that a patch of a chunk was not formed."""
-    former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")

@@ -6,16 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kamera.ops import Deltas, Formed, deficit, mean_deficit, uniform_offset
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
 from kamera.patches.line import Line
 from kamera.store import PatchRecord
-
-if TYPE_CHECKING:
-    from kamera.patches.former import Former
 
 
 def balanced(count: int) -> list[tuple[int, ...]]:
@@ -69,7 +65,7 @@ def deficits(
     """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
     line = Line(former)
     for perm in perms:
-        line.stand([antecedents[i] for i in perm])
+        line.arrange([antecedents[i] for i in perm])
         copy = line.prefill(target)
         offset = uniform_offset(canonical.positions, copy.positions)
         assert offset is not None, "compact places of one chunk differ by one offset per axis"

@@ -12,7 +12,7 @@ import torch
 from kamera.content import Chunk
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, kv_tensors
-from kamera.patches.chunks import Copy, Facts
+from kamera.patches.chunks import Copy, Facts, form_of
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
 from kamera.patches.owed import Owed, pay
@@ -57,12 +57,12 @@ def form_canonicals(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
     owed: list[Owed] = []
     failed: list[Exception] = []
-    for group in in_groups((former.form_of(f), f.length, f) for f in missing.values()):
+    for group in in_groups((form_of(former.backbone, f), f.length, f) for f in missing.values()):
         made = _formed_at_once(former, group) if len(group) > 1 else None
         owed += made or ()
         for facts in group if made is None else ():
             try:
-                owed += former.unarchived(facts)
+                owed += former.canonical_and_owed(facts)[1]
             except Exception as error:  # the others are archived all the same
                 failed.append(error)
     if failed:
@@ -74,7 +74,7 @@ def form_canonicals(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
 def _formed_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
     """The canonicals of a group after one forward; None if they have to run alone."""
     try:
-        places = [former.alone(facts) for facts in group]
+        places = [former.canonical_positions(facts) for facts in group]
         kvs = prefilled_together(former, group, places)
     except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
         logger.info("%d chunks are prefilled one by one: %s", len(group), error)
@@ -163,7 +163,7 @@ def encoded(former: Former, chunk: Chunk) -> Facts:
     return facts
 
 
-def settle(former: Former) -> None:
+def await_archives(former: Former) -> None:
     """Wait until all that is to be archived is stored: for searches over all that was archived."""
     if former.waiting:
         later_of(former.backbone).flush()

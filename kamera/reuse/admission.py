@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.trust import Guarantee
-from kamera.window import KameraWindow, Plan, Slot
+from kamera.window import KameraWindow, Plan, Slot, former_of
 
 Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "none"]
 """``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
@@ -45,7 +45,7 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
     """
     held = {seat.number: seat.source for seat in plan.before.seats}
     found: list[Admission] = []
-    at = window.anchor.length
+    at = former_of(window).anchor.length
     for seat, worth in zip(plan.after.seats, plan.after.worths, strict=True):
         tier, source, head = _tier_of(worth), seat.source, plan.heads.get(seat.number, 0)
         if head == seat.length:
@@ -84,7 +84,7 @@ def _tier_of(guarantee: str) -> Tier:
 
 def _is_stored(window: KameraWindow, chunk_id: str) -> bool:
     try:
-        return window.store.info(window.context, chunk_id) is not None
+        return window.store.info(former_of(window).context, chunk_id) is not None
     except (CorruptChunk, WrongKey, StoreError):
         return False  # the window refuses it, too, and says so in its report
 

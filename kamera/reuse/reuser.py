@@ -22,7 +22,7 @@ from kamera.reuse.seen import Seen
 from kamera.reuse.terms import strict
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
-from kamera.window import Arrange, Cost, KameraWindow, Plan, Report
+from kamera.window import Arrange, Cost, KameraWindow, Plan, Report, expect, former_of, sequence_of
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks."""
@@ -82,7 +82,7 @@ class ReusePlan:
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
         with self._reuser._account.now(window.backbone):
             if len(self.question):
-                window.expect(self.question)
+                expect(window, self.question)
             report = window.run(self._plan)
         self._reuser.hold(window)
         admissions = as_placed(self.admissions, self._plan, window.slots)
@@ -159,9 +159,9 @@ class Reuser:
         The window itself stays the caller's: what happens in it later reaches no prompt.
         """
         held = window.fork()
-        anchor = tuple(held.anchor.input_ids.tolist())
+        anchor = tuple(former_of(held).anchor.input_ids.tolist())
         name = (anchor, tuple(slot.chunk_id for slot in held.slots))
-        self._windows[name] = _Held(held, held.input_ids)
+        self._windows[name] = _Held(held, sequence_of(held).input_ids)
         self._windows.move_to_end(name)
         while len(self._windows) > max(1, self._most):
             self._windows.popitem(last=False)

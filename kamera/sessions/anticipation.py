@@ -22,7 +22,7 @@ from kamera.content import Message
 from kamera.edits import Client, EditPolicy, Foreseen, edited
 from kamera.engines import Engine
 from kamera.errors import KameraError
-from kamera.patches import Ahead, later_of
+from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, held, in_place, known_part
 from kamera.sessions.modes import Manner
@@ -59,7 +59,7 @@ class Anticipation:
         # a session that is gone needs nothing prepared, and its window is not held for that
         mine, seen = weakref.ref(self), weakref.ref(state)
 
-        def made() -> tuple[State, int] | None:
+        def made() -> Ready[State] | None:
             found, here = seen(), mine()
             if found is None or here is None:
                 return None
@@ -67,7 +67,7 @@ class Anticipation:
             del here
             ready = _tried(found, client, anchors, manner)
             window = None if ready is None else ready.window
-            return None if ready is None or window is None else (ready, anchors.memory(window).own)
+            return None if ready is None or window is None else Ready(ready, anchors.memory(window).own)
 
         anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
         self._ahead.begin(made)

@@ -31,7 +31,7 @@ from kamera.sessions.layout import (
 from kamera.sessions.modes import Manner, applied, choices
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, cut
+from kamera.window import KameraWindow, cut, respond
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -141,7 +141,7 @@ def shown(
     if options is None:
         report = window.run(choice.plan)
     else:
-        said, report = window.respond(question_ids(prompt), choice.plan, **options)
+        said, report = respond(window, question_ids(prompt), choice.plan, **options)
         answer = str(said)
     admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
     if found is not None:

@@ -17,7 +17,7 @@ from kamera.sessions.sampling import seeded
 from kamera.sessions.stream import FinishReason, Stream
 from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.trust import Guarantee, weakest
-from kamera.window import KameraWindow, Report, Slot
+from kamera.window import KameraWindow, Report, Slot, former_of
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def turn_report(
     none. ``left`` tokens were removed; those after the slots are prefilled with the question. A chunk that
     arrived without a forward came from the store: its tokens count as turned.
     """
-    was, anchor = {slot.number: slot for slot in before}, window.anchor.length
+    was, anchor = {slot.number: slot for slot in before}, former_of(window).anchor.length
     kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
     for slot in report.slots:
         old = was.get(slot.number)

@@ -3,6 +3,18 @@
 from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
+from kamera.window.beside import (
+    expect,
+    former_of,
+    keep_kv,
+    keep_orbit,
+    next_token_logits_of,
+    respond,
+    search,
+    sequence_of,
+    shown_spans,
+    terms_in_force,
+)
 from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.dialogue import Dialogue, DialogueWindow
@@ -65,9 +77,19 @@ __all__ = [
     "WindowMemory",
     "anticipate",
     "cut",
+    "expect",
+    "former_of",
     "grounds_of",
+    "keep_kv",
+    "keep_orbit",
     "library_versions",
+    "next_token_logits_of",
     "read_events",
     "read_trace",
+    "respond",
+    "search",
+    "sequence_of",
+    "shown_spans",
+    "terms_in_force",
     "well_formed",
 ]

@@ -7,14 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 from kamera.errors import KameraError
+from kamera.patches import Ready
 from kamera.trust import ReusePolicy
 from kamera.window.audit import hand_over, served_by
 from kamera.window.contents import Contents, serial
 from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
-from kamera.window.requests import Newcomer, Slide
-from kamera.window.run import carried_out
+from kamera.window.requests import Append, Newcomer, Recall, Request, Slide
+from kamera.window.run import carry_out
 from kamera.window.seating import overflow
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import WindowState
@@ -34,7 +35,9 @@ def anticipate(window: Contents) -> None:
     """
     state, policy = window._state, window.policy
     last = state.facts[-1] if state.facts else None
-    count = 0 if last is None else leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
+    count = (
+        0 if last is None else _leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
+    )
     if not count:
         window._ahead.take()
         return
@@ -42,7 +45,7 @@ def anticipate(window: Contents) -> None:
     window._ahead.begin(partial(_departed, count, state, stage, policy))
 
 
-def leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
+def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
     """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
     limits = stage.limits(state, {}, policy)
     if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
@@ -50,17 +53,26 @@ def leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcom
     return overflow(limits, state.seats, chunk)
 
 
-def _departed(
-    count: int, state: WindowState, stage: Stage, policy: ReusePolicy
-) -> tuple[Departure, int] | None:
-    """The window after a departure, and the bytes that were made for it; None if no forward is needed."""
+def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, policy: ReusePolicy) -> bool:
+    """True if an operation on ``state`` starts where as many chunks have left as it needs."""
+    match request:
+        case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
+            in_view = isinstance(request, Recall) and chunk.chunk_id in state.seats.chunk_ids
+            same = ahead.before is state and not in_view
+            return same and _leaving(stage, state, policy, chunk) == ahead.count
+        case _:
+            return False
+
+
+def _departed(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:
+    """The window after a departure; None if no forward is needed."""
     named = NamedRequest(Slide(count))
     try:
         with stage.former.operation():
             plan = stage.plan(named, state, policy)
             if not plan.cost.tokens:
                 return None
-            done = carried_out(named, state, stage, policy, Tally(), plan)
+            done = carry_out(named, state, stage, policy, Tally(), plan)
             stage.show(done.state, Tally())
             hand_over(stage, done.state, served_by(done.plan, done.state), policy.audit)
     except KameraError as error:
@@ -68,4 +80,4 @@ def _departed(
         return None
     old = Holdings.of(stage.former.anchor, state, stage.former.backbone.live())
     own = Holdings.of(stage.former.anchor, done.state, stage.live).memory([old]).own
-    return Departure(state, count, done.state, stage), own
+    return Ready(Departure(state, count, done.state, stage), own)

@@ -16,11 +16,11 @@ from kamera.patches import Anchor, Former, Losses, anchor_of, later_of
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
-from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.run import carried_out
+from kamera.window.run import carry_out
 from kamera.window.seats import Seat
+from kamera.window.spots import Spots
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 
@@ -35,7 +35,7 @@ def stage_of(
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
     queue = None if served.tolerance is None else later_of(backbone)  # a proof asks questions
     former = Former(backbone, store, anchor, served.budget, queue, losses, served.tolerance)
-    stage = Stage(former, backbone.live(holds=True), Standing(backbone, anchor))
+    stage = Stage(former, backbone.live(holds=True), Spots(backbone, anchor))
     if store.withheld.read(former.context) is not None:
         return stage_apart(stage)
     return stage
@@ -50,7 +50,7 @@ def stage_apart(stage: Stage) -> Stage:
     tolerance = None if former.prover is None else former.prover.tolerance
     losses = type(former.losses)()
     new = Former(backbone, store, anchor, former.budget, former.queue, losses, tolerance)
-    return replace(stage, former=new, live=backbone.live(holds=True), standing=Standing(backbone, anchor))
+    return replace(stage, former=new, live=backbone.live(holds=True), spots=Spots(backbone, anchor))
 
 
 def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:
@@ -69,7 +69,7 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowStat
     suspect = replace(state, seats=replace(state.seats, seats=tuple(map(_suspect, state.seats.seats))))
     policy, unbounded = ReusePolicy.exact(), replace(stage, max_tokens=None)
     with stage.former.operation():
-        again = carried_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
+        again = carry_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
     there = tuple([replace(seat, archived=seat.source.canonical) for seat in again.seats.seats])
     return replace(again, seats=replace(again.seats, seats=there))
 

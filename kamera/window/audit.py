@@ -185,7 +185,7 @@ def _anchor_error(former: Former) -> float:
 def _canonical_error(former: Former, resident: Resident) -> float | None:
     """Of the canonical that is served, against one prefilled now; None behind another system prompt."""
     copy, facts = resident.shown, resident.facts
-    positions = former.alone(facts)
+    positions = former.canonical_positions(facts)
     if not torch.equal(positions, copy.positions):
         return None
     live = former.backbone.live()

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan
-from kamera.patches import Ahead, Anchor, later_of
-from kamera.store import ChunkStore, Context, memory_of
+from kamera.patches import Ahead, Former
+from kamera.store import ChunkStore, memory_of
 from kamera.trust import Guarantee, ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
-from kamera.window.recipe import recipe_of, stored_state
-from kamera.window.report import Report
+from kamera.window.recipe import recipe_of
+from kamera.window.report import Report, Tally, counting
 from kamera.window.requests import (
     Recall,
     Request,
@@ -30,6 +32,7 @@ from kamera.window.requests import (
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
+from kamera.window.trace import Trace
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -79,19 +82,18 @@ class Contents:
     _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
     @property
+    def _former(self) -> Former:
+        return self._stage.former
+
+    @property
     def backbone(self) -> Engine:
         """The model of the window."""
-        return self._stage.former.backbone
+        return self._former.backbone
 
     @property
     def store(self) -> ChunkStore:
         """The store of its chunks."""
-        return self._stage.former.store
-
-    @property
-    def context(self) -> Context:
-        """The context its chunks are stored under: backbone, system prompt, tenant, form of the KV."""
-        return self._stage.former.context
+        return self._former.store
 
     @property
     def policy(self) -> ReusePolicy:
@@ -99,32 +101,18 @@ class Contents:
         return self._terms.served
 
     @property
-    def terms(self) -> Terms:
-        """The policy it was opened with, the one it serves, and the certificate that permits it."""
-        return self._terms
-
-    @property
-    def anchor(self) -> Anchor:
-        """The tokens that the window begins with, and their KV."""
-        return self._stage.former.anchor
-
-    @property
-    def max_tokens(self) -> int | None:
-        """The bound on tokens of anchor and chunks together; None for no bound."""
-        return self._stage.max_tokens
-
-    @property
     def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, with their places and guarantees."""
         state = self._state
         if self._shown is None or self._shown[0] is not state:
-            self._shown = (state, state.slots(self.anchor.length, self.backbone.facts.bytes_per_token))
+            anchor, size = self._former.anchor.length, self.backbone.facts.bytes_per_token
+            self._shown = (state, state.slots(anchor, size))
         return self._shown[1]
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens, anchor included."""
-        return self.anchor.length + sum(seat.length for seat in self._state.seats.seats)
+        return self._former.anchor.length + sum(seat.length for seat in self._state.seats.seats)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -162,9 +150,10 @@ class Contents:
         of single chunks themselves (`kamera.reuse`).
         """
         with self.backbone.identity.steady():
-            self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
+            # a plan serves nothing, so it is no occasion for a probe
+            self._former.anchor.identity.check(self.backbone)
             self._go_apart()
-            with self._stage.former.operation():
+            with self._former.operation():
                 named = self._names().of(request)
                 served = self.policy if policy is None else policy_of(policy)
                 plan = self._stage.plan(named, self._state, served)
@@ -187,19 +176,7 @@ class Contents:
         is in this window's memory alone, until `keep` stores it.
         """
         self._check_backbone()
-        return recipe_of(self._stage.former, self._state)
-
-    @serial
-    def keep(self) -> Recipe:
-        """Store the KV that every slot shows; returns the recipe of the window, which misses nothing then.
-
-        Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or
-        sampled behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
-        """
-        self._check_backbone()
-        later_of(self.backbone).flush()
-        self._state, self._plans = stored_state(self._stage.former, self._state), ()
-        return recipe_of(self._stage.former, self._state)
+        return recipe_of(self._former, self._state)
 
     def __len__(self) -> int:
         return len(self._state.seats.seats)
@@ -230,11 +207,31 @@ class Contents:
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        limit = "" if self.max_tokens is None else f" of {self.max_tokens}"
+        limit = "" if self._stage.max_tokens is None else f" of {self._stage.max_tokens}"
         return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
 
+    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
+        """Give the window an account, and nothing else yet."""
+        self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
+        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        self._listeners = () if trace is None else (Trace(trace),)
+
+    @contextmanager
+    def _counting(self) -> Iterator[Tally]:
+        """Context of one operation: its work is counted, its losses noted, each object looked up once."""
+        with self.backbone.identity.steady():
+            # a probe is on the account, and no work of this operation
+            self._former.anchor.identity.check(self.backbone, ask=True)
+            with counting(self.backbone) as tally:
+                self._go_apart()
+                tally.notes.extend(self._notes)
+                self._notes = []
+                former = self._former
+                with former.losses.told_to(tally.notes), former.operation():
+                    yield tally
+
     def _holdings(self) -> Holdings:
-        return Holdings.of(self.anchor, self._state, self._stage.live)
+        return Holdings.of(self._former.anchor, self._state, self._stage.live)
 
     def _texts(self, known: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
@@ -250,13 +247,13 @@ class Contents:
         event = Event(
             operation=report.operation,
             time=time.time(),
-            anchor=self.anchor.digest,
+            anchor=self._former.anchor.digest,
             plan=plan,
             report=report,
             before=before,
             window=self._name,
-            anchor_tokens=self.anchor.length,
-            max_tokens=self.max_tokens,
+            anchor_tokens=self._former.anchor.length,
+            max_tokens=self._stage.max_tokens,
             usage=self.usage(),
             memory=self._holdings().memory([]),
             cached=memory_of(self.store).bytes,
@@ -268,7 +265,7 @@ class Contents:
         tell(self._listeners, event)
 
     def _names(self) -> Names:
-        return Names(self._stage.former, self._state)
+        return Names(self._former, self._state)
 
     def _own(self, plan: Plan, chunks: Sequence[Chunk]) -> tuple[Plan, NamedRequest]:
         """A plan and its request. Raises StalePlan unless it is what this window would plan now.
@@ -295,12 +292,12 @@ class Contents:
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
-        self._stage.former.check_computation()
+        self._former.anchor.identity.check(self.backbone, ask=True)
         self._go_apart()
 
     def _go_apart(self) -> None:
         """If an audit has withheld the context, prefill the chunks again, apart from the store."""
-        former = self._stage.former
+        former = self._former
         reason = former.store.withheld.reason(former.context)
         if reason is None:
             return

@@ -11,8 +11,8 @@ from kamera.errors import quote
 from kamera.ops import CodedKV, kv_slice
 from kamera.patches import Copy, Facts
 from kamera.window.contents import serial
-from kamera.window.places import Standing
 from kamera.window.seats import Seat, new_number
+from kamera.window.spots import Spots
 from kamera.window.state import Resident, Slot, WindowState
 from kamera.window.window import KameraWindow
 
@@ -37,7 +37,7 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
         ids = whole.facts.encoded.input_ids[start:stop]
         chunk = window.backbone.chunk_from_tensors(ids, label=label)
         parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
-    window._state, window._plans = _cut(state, index, parts, window._stage.standing), ()
+    window._state, window._plans = _cut(state, index, parts, window._stage.spots), ()
     return window.slots[index : index + len(parts)]
 
 
@@ -49,7 +49,7 @@ def _is_plain(seat: Seat, resident: Resident) -> bool:
     return text and prefilled and not isinstance(copy.kv, CodedKV)
 
 
-def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Standing) -> WindowState:
+def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
     row, copy, start = state.seats.seats, state.residents[index].copy, 0
     seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
@@ -57,7 +57,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Stand
     for part in facts:
         stop = start + part.length
         places = copy.positions[:, start:stop]
-        home = standing.spot(part, places)
+        home = spots.spot(part, places)
         source = replace(seat.source, home=home, antecedents=behind)
         new = replace(
             seat,

@@ -58,7 +58,7 @@ class Event:
     ``cached`` those of objects in the memory of its store.
 
     ``pictures`` are small JPEG files of chunks that came by it, by chunk id, as far as their pictures are at
-    hand, and ``texts`` the beginnings of what they say. ``plan`` is the plan that ran: None for `form_orbit`,
+    hand, and ``texts`` the beginnings of what they say. ``plan`` is the plan that ran: None for `keep_orbit`,
     which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them).
     """
 

@@ -14,7 +14,7 @@ from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
 from kamera.patches import Facts, Former, encoded
 from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
-from kamera.window.lookback import named
+from kamera.window.lookalikes import whole_chunk_id
 from kamera.window.requests import (
     Append,
     Arrange,
@@ -137,7 +137,7 @@ class Names:
         return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
-        chunk_id = named(self._former, self._state.seats.chunk_ids, chunk)
+        chunk_id = whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
         facts = self._here(chunk_id) or self._former.known(chunk_id)
         return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 

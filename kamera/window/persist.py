@@ -22,7 +22,7 @@ from kamera.window.naming import NamedRequest
 from kamera.window.plan_json import converter
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.run import carried_out
+from kamera.window.run import carry_out
 from kamera.window.seats import Seat, Seats, new_number
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
@@ -101,7 +101,7 @@ def load_window(
         state = WindowState(replace(seats, seats=tuple(row)), residents)
     if terms.withheld:
         with former.operation():
-            state = carried_out(NamedRequest(Restore()), state, stage, served, Tally()).state
+            state = carry_out(NamedRequest(Restore()), state, stage, served, Tally()).state
     return terms, stage, state
 
 
@@ -129,7 +129,7 @@ def _get_resident(
         record = CanonicalRecord.from_parts(headers["kv"], own)
         patch = PatchRecord.from_parts(headers["patch"], own).patch if source.patch else None
         facts = Facts(seat.chunk_id, Encoded(record.input_ids, record.inputs, embeds), chunk["label"])
-        if (record.tokens, stage.standing.spot(facts, record.positions)) != (seat.length, source.home):
+        if (record.tokens, stage.spots.spot(facts, record.positions)) != (seat.length, source.home):
             raise ValueError(f"the {shown} of chunk {seat.chunk_id[:12]} was not computed where it is said")
         kv = stage.former.backbone.place(record.kv)
         copies[shown] = Copy(kv, record.positions, patch, source.lossy)

@@ -1,4 +1,4 @@
-"""Plans of operations, made before anything runs: no tensor, no model, no file.
+"""Makes plans of operations, chunk by chunk, before anything runs: no tensor, no model, no file.
 
 A plan is made from a request and a view: a window's seats, the rows of a catalogue, a policy and limits. It
 lists every step and its cost; `kamera.window.run` acts on it, and decides nothing.
@@ -7,9 +7,10 @@ lists every step and its cost; `kamera.window.run` acts on it, and decides nothi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kamera.window.planner import Planner
+from kamera.trust import ArchiveRule, OnLeave
+from kamera.window.placer import Placer
 from kamera.window.requests import (
     Append,
     Arrange,
@@ -23,8 +24,10 @@ from kamera.window.requests import (
     Slide,
     Without,
 )
-from kamera.window.seats import SHORTEST_KEPT, Seat, Seats
+from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
+from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
 from kamera.window.steps import Archive, Plan, Prefill, View
+from kamera.window.writing import bytes_written
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -141,3 +144,145 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
     after = seats if first is None else planner.arranged(seats, seats.seats, first)
     return planner.plan("load", after)
+
+
+@dataclass
+class Planner(Placer):
+    """Plans one request."""
+
+    def plan(
+        self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
+    ) -> Plan:
+        """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
+        stood = set(map(id, self.before.seats))
+        for seat in after.seats:
+            if id(seat) not in stood:
+                check_stands(self.limits, seat)
+        written = bytes_written(self.limits, self.before, self.steps, after)
+        return Plan(
+            self.request,
+            self.policy,
+            operation,
+            self.before,
+            after.saying(None),
+            (*self.steps, *self.owed),
+            self.price.now(encodes, written.bytes_turned, written.bytes_patched),
+            arrived,
+            tuple(self.left),
+            tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
+            self.price.later(self.limits.places, self.tokens_of_owed_canonicals()),
+        )
+
+    # -- arriving ------------------------------------------------------------------------------
+
+    def arrive_stored(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
+        """Place an archived chunk at the tail by the best means the policy admits."""
+        state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
+        seat = self.bring(chunk, state, spot)
+        return state.joined(seat), seat.number
+
+    def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule | None) -> tuple[Seats, int]:
+        """Prefill an unseen chunk in context at the tail.
+
+        It is archived and harvested now or when it leaves; None: as the policy's `forms` says.
+        """
+        state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
+        if not state.seats:  # leading: its prefill behind the anchor is the canonical itself
+            seat = self.bring(chunk, state, spot)
+        else:
+            seat = self._prefill(chunk, state, spot, new=True, reason="new")
+            if archive == "now" or (archive is None and self.policy.forms == "always"):
+                seat = self.archived(seat)
+        return state.joined(seat), seat.number
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def leave(self, state: Seats, indices: Sequence[int]) -> Seats:
+        """Remove chunks; those behind them survive, relocated.
+
+        Under another ``on_leave`` of the policy than to keep them they are placed anew instead. The frame
+        moves with the larger part of the remaining chunks, so that its keys are not rotated.
+        """
+        gone = set(indices)
+        for i in indices:
+            self.left.append(self.archive_leaving(state.seats[i]).number)
+        first = min(indices)
+        staying = [s for i, s in enumerate(state.seats) if i not in gone]
+        on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
+        if on_leave != "keep":
+            if on_leave == "exact":
+                first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
+            self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
+            after, self.policy = self.arranged(state, staying, first), asked
+            return after
+        frame, seats = choose_frame(
+            self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
+        )
+        return Seats((*seats[:first], *map(survivor_of, seats[first:])), frame)
+
+    # -- rearranging ---------------------------------------------------------------------------
+
+    def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
+        """``seats`` at compact positions; from index ``same`` on they are placed anew."""
+        spots = self.limits.places.compact([c.chunk_id for c in seats])
+        frame, stay = choose_frame(self.limits, state, seats[:same], spots)
+        new = Seats(tuple(stay), frame)
+        for seat, spot in zip(seats[same:], spots[same:], strict=True):
+            seat = self._spent(seat)
+            new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
+        return new
+
+    def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
+        """The seats after `Arrange`."""
+        same = 0
+        while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
+            same += 1
+        on_leave, asked = self._on_leave(on_leave), self.policy
+        if on_leave == "exact":
+            self.policy = self.policy.as_exact()
+            same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
+        self.heads |= {c.chunk_id: c.heads for c in wanted if isinstance(c, Newcomer) and c.heads}
+        numbers = {item.number for item in wanted if isinstance(item, Seat)}
+        self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
+        check_room(self.limits, wanted)
+        spots = self.limits.places.compact([c.chunk_id for c in wanted])
+        staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
+        if on_leave != "keep":
+            staying = staying[:same]
+        stay = {i for _, i in staying}
+        others = [spot for i, spot in enumerate(spots) if i not in stay]
+        frame, seats = choose_frame(
+            self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
+        )
+        there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
+        new = Seats(tuple(seats[:same]), frame)
+        if new.frame == state.frame and same == len(state.seats):
+            new = state  # what it knows of its seats is known
+        policy = self.policy
+        repairing = policy.as_repairing()
+        spots = [spot.moved(frame) for spot in spots]
+        for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
+            self.policy = repairing if isinstance(item, Seat) else policy
+            stays = staying_behind(self._spent(there[i]), new) if i in there else None
+            new = new.joined(stays or self.anew(item, new, spot))
+        self.policy = asked
+        return new
+
+    def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
+        """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
+        if isinstance(item, Seat):
+            item = self._spent(item)
+            return self.bring(item, before, spot, was=item)
+        return self._taken(item, before, spot) or self.bring(item, before, spot, archived=False)
+
+    def _on_leave(self, asked: OnLeave) -> OnLeave:
+        """The treatment of chunks that stay: a window that serves no survivors keeps none."""
+        if self.policy.minimum == "exact":
+            return "exact"
+        return "repair" if asked == "keep" and not self.policy.keeps("survivor") else asked
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
+        leaving = range(overflow(self.limits, state, chunk))
+        return self.leave(state, leaving) if leaving else state

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kamera.engines import Base, Part, Recipe, RowKey
-from kamera.patches import Catalogue, Copy, Former, canonical_of
+from kamera.patches import Catalogue, Copy, Former, canonical_of, pay
 from kamera.store import CanonicalRecord, Context, conditioned
 from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import Resident, WindowState
 
-_HERE = "its KV was run in its window and stands under no key: window.keep() stores it"
+_HERE = "its KV was run in its window and stands under no key: keep_kv(window) stores it"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def stored_state(former: Former, state: WindowState) -> WindowState:
         resident = tensors[seat.number]
         if _is_canonical(seat, former.context):
             if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
-                former.archive(resident.facts, resident.shown)
+                pay([former.owed(resident.facts, resident.shown)[1]])
             continue
         record = _conditioned(former, seat, resident)
         former.store.put(record)

@@ -33,7 +33,7 @@ class Report:
     window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
     through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
     written. ``tokens_held`` are those of new texts whose KV stood where they need it: the beginning of an
-    edited text, or what was said behind the window (`KameraWindow.respond`). ``times`` are parts of
+    edited text, or what was said behind the window (`respond`). ``times`` are parts of
     ``seconds``; an answer's own time is in neither.
     ``notes`` name objects that were refused (a damaged patch, say) or not stored (on a full disk, say).
     """

@@ -41,7 +41,7 @@ class Append:
 
 
 @dataclass(frozen=True, eq=False)
-class Lookback:
+class Lookalike:
     """A recall by likeness to a picture.
 
     See `KameraWindow.recall`. It looks into the store, and is planned as the `Recall` of what it finds.

@@ -24,9 +24,9 @@ from kamera.ops import (
 from kamera.patches import Copy, Facts, head_of, text_positions
 from kamera.trust import ReusePolicy, prefilled_behind
 from kamera.window.asking import Inquiry, last_run
-from kamera.window.keeping import Keeping, RowLied
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
+from kamera.window.run_tensors import RowLied, RunTensors
 from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
@@ -53,7 +53,7 @@ class Done(NamedTuple):
     answer: torch.Tensor | None = None
 
 
-def carried_out(
+def carry_out(
     named: NamedRequest,
     before: WindowState,
     stage: Stage,
@@ -65,7 +65,8 @@ def carried_out(
     """Run a request by its ``plan``, which is made here if none is given.
 
     An unseen chunk is encoded only when the plan has shown that it can come. If an object is missing or
-    differs from its row, the row is refused and the request planned again.
+    differs from its row, which shows before any answer, the row is refused and the request planned again.
+    ``before`` is not changed. Raises the errors of forwards and puts.
     """
     plan = plan or stage.plan(named, before, policy)
     tally.passed("plan")
@@ -73,31 +74,15 @@ def carried_out(
     tally.passed("encode")
     while True:
         try:
-            done = run(plan, before, facts, stage, tally, inquiry)
+            done = _PlanRun(before, stage, plan, facts, tally, inquiry).done()
             tally.passed("run")
             return done
         except RowLied:
             plan = stage.plan(named, before, policy)
 
 
-def run(
-    plan: Plan,
-    before: WindowState,
-    facts: Mapping[str, Facts],
-    stage: Stage,
-    tally: Tally,
-    inquiry: Inquiry | None = None,
-) -> Done:
-    """Run a plan; returns the window after it, and with an ``inquiry`` the answer behind it.
-
-    ``facts`` by id, of every chunk that the plan seats; ``before`` is not changed. Raises RowLied for a patch
-    that differs from its row, always before the answer, and the errors of forwards and puts.
-    """
-    return _PlanRun(before, stage, plan, facts, tally, inquiry).done()
-
-
 @dataclass
-class _PlanRun(Keeping):
+class _PlanRun(RunTensors):
     plan: Plan
     facts: Mapping[str, Facts]
     tally: Tally
@@ -154,7 +139,7 @@ class _PlanRun(Keeping):
             if step is None:
                 spans.append(span_of(seat, self.tensors[seat.number]))
                 continue
-            positions = self.stage.standing.positions(facts, seat.spot)
+            positions = self.stage.spots.positions(facts, seat.spot)
             if isinstance(step, Prefill):
                 heads[seat.number], encoded, positions = self._begun(step, facts, positions, spans)
                 if encoded.num_tokens:
@@ -172,7 +157,7 @@ class _PlanRun(Keeping):
             seat, facts = step.seat, self.facts[step.seat.chunk_id]
             head = heads.get(seat.number)
             rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(made)
-            positions = self.stage.standing.positions(facts, seat.spot)
+            positions = self.stage.spots.positions(facts, seat.spot)
             self._ran_at(step, facts, Copy(_joined(head, rest), positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
@@ -214,7 +199,7 @@ class _PlanRun(Keeping):
         run = [first, *self._joined_to(first)]
         before = self.assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
-        places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
+        places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
         head, rest, there = self._begun(first, facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
@@ -273,7 +258,7 @@ class _PlanRun(Keeping):
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
         places = text_positions(self.former.backbone, self.former.anchor.input_ids, state.facts, spoken)
         positions, worth = moved(places, state.seats.frame), footing(state.seats)
-        spot = self.stage.standing.spot(facts, positions)
+        spot = self.stage.spots.spot(facts, positions)
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
         said = Resident(facts, Copy(answer.tail, positions))

@@ -19,7 +19,7 @@ than a window of that length.
 """
 
 
-def settled(
+def choose_frame(
     limits: Limits, state: Seats, staying: Sequence[Seat], spots: Sequence[Spot]
 ) -> tuple[Offset, list[Seat]]:
     """The frame in which the most tokens stay in place, and ``staying`` in it.

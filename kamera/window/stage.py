@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from kamera.engines import LiveKV, Span
-from kamera.patches import Before, Facts, Former
+from kamera.patches import Before, Facts, Former, Worth, form_of, later_of, prove_again
 from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
-from kamera.window.places import Standing
 from kamera.window.plan import plan as planned
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.sampling import Sampler
 from kamera.window.seats import Offset, Seat, Spot, is_glue
+from kamera.window.spots import Spots
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
-from kamera.window.writing import standing
+from kamera.window.writing import live_stands
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Stage:
 
     former: Former
     live: LiveKV
-    standing: Standing
+    spots: Spots
     max_tokens: int | None = None
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
@@ -41,6 +44,28 @@ class Stage:
         """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
         names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
         return Before(names, seat.formed, spans, state.facts, offset, frame)
+
+    def hear(self, ids: torch.Tensor, state: WindowState) -> None:
+        """Patches formed from now on have to answer this question too; those it is unlike are proved again.
+
+        No question waits for that, and a question that comes while it runs begins no other.
+        """
+        former, seats = self.former, state.seats
+        prover = former.prover
+        if prover is None:
+            return
+        prover.heard(ids)
+        doubted = []
+        for i, seat in enumerate(seats.seats):
+            proof, behind = seat.source.proof, seat.source.antecedents
+            if proof is None or behind != seats.chunk_ids[:i]:
+                continue
+            if prover.doubts(ids, seat.chunk_id, behind, proof):
+                doubted.append(i)
+        queue, name = later_of(former.backbone), ("proved again", former.context)
+        if doubted and not queue.busy(name):
+            again = partial(prove_again, former, state.facts, doubted)
+            queue.add(again, Worth.AUDIT, name=name)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
@@ -66,7 +91,7 @@ class Stage:
             max_tokens=self.max_tokens,
             lossy=former.context.lossy,
             places=_Places(self, facts),
-            standing=standing(self.live, former.anchor.kv, state),
+            stands=live_stands(self.live, former.anchor.kv, state),
             phased=former.backbone.facts.phased_bytes_per_token,
             joins=former.backbone.facts.joins,
             glue=glue,
@@ -93,7 +118,7 @@ class _Places:
     facts: Mapping[str, Facts]
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
-        return self.stage.standing.compact([self.facts[i] for i in chunk_ids])
+        return self.stage.spots.compact([self.facts[i] for i in chunk_ids])
 
     def form(self, chunk_id: str) -> Hashable | None:
-        return self.stage.former.form_of(self.facts[chunk_id])
+        return form_of(self.stage.former.backbone, self.facts[chunk_id])

@@ -25,7 +25,7 @@ has not proved itself, or is smaller than the policy asks. "" for none of these:
 
 
 class Places(Protocol):
-    """Positions of chunks behind the anchor, given their ids, and their ``form`` as in `Former.form_of`."""
+    """Positions of chunks behind the anchor, given their ids, and their ``form`` as in `form_of`."""
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]: ...
     def form(self, chunk_id: str) -> Hashable | None: ...
@@ -46,7 +46,7 @@ class Limits:
     """The limits of a window.
 
     ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
-    codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
+    codes. ``stands`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
     bytes per token that are rotated when it moves. ``joins`` as in `ModelFacts`. ``glue`` are the ids of
     texts that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is
     given under a policy that samples. Later work that waits already makes the canonicals of ``pending``.
@@ -57,7 +57,7 @@ class Limits:
     max_tokens: int | None
     lossy: bool
     places: Places
-    standing: tuple[Stand, ...] = ()
+    stands: tuple[Stand, ...] = ()
     phased: int = 0
     joins: bool = False
     glue: frozenset[str] = frozenset()

@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import copy
 import os
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, overload
 
 import torch
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, Engine, HasEngine
+from kamera.engines import Account, HasEngine
 from kamera.errors import WindowFull, quote
-from kamera.patches import Ahead, Losses, form_orbit, later_of, prefill_anchor
+from kamera.patches import Ahead, Losses, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
-from kamera.window.anticipating import leaving
+from kamera.window.anticipating import fits
 from kamera.window.apart import engine_of, stage_of
-from kamera.window.asking import Inquiry
+from kamera.window.asking import Asker, Inquiry, Question
 from kamera.window.audit import hand_over, served_by
 from kamera.window.certified import choose_terms
-from kamera.window.contents import serial
-from kamera.window.lookback import check_cosine, found
+from kamera.window.contents import Contents, serial
+from kamera.window.lookalikes import check_cosine, most_alike
+from kamera.window.naming import NamedRequest
 from kamera.window.persist import load_window, save_window
-from kamera.window.questions import Questions
-from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.requests import MIN_SCORE, Append, Lookback, Newcomer, Recall, Request
-from kamera.window.run import carried_out
-from kamera.window.stage import Stage
+from kamera.window.report import Report, SlotReport, Tally
+from kamera.window.requests import MIN_SCORE, Append, Lookalike, Recall, Request, Without
+from kamera.window.run import carry_out
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Plan
-from kamera.window.trace import Trace
+
+Ids = torch.Tensor | Sequence[int]
+"""Token ids ``[tokens]``."""
+
+Words = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, or chat messages."""
+
+One = Literal[1]
 
 
-class KameraWindow(Questions):
+class KameraWindow(Contents):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
@@ -56,6 +61,8 @@ class KameraWindow(Questions):
     An operation succeeds whole or leaves the window as it was. Operations and questions of several threads on
     one window run one after another; different windows and forks, although they share KV, run concurrently.
     """
+
+    _turn: int = 0  # questions so far
 
     def __init__(
         self,
@@ -124,7 +131,7 @@ class KameraWindow(Questions):
             raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
         check_cosine("min_score", min_score)
         if like is not None:
-            return self._perform_on_slot(Lookback(like, min_score, move))
+            return self._perform_on_slot(Lookalike(like, min_score, move))
         assert chunk_id is not None, "one of the two is given"
         return self._perform_on_slot(Recall(chunk_id, move))
 
@@ -184,22 +191,6 @@ class KameraWindow(Questions):
         return self._answered(plan, chunks=chunks)[0]
 
     @serial
-    def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
-        """Form and store the orbit patch of a chunk over orderings of the chunks before it.
-
-        By default over a small balanced set of orderings; ``samples`` asks for more, or fewer (`orderings`).
-        The window itself does not change.
-        """
-        index = self._state.index(slot)
-        chunks = self._state.facts
-        with self._counting() as tally:
-            form_orbit(self._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
-        report = tally.report("form_orbit", self.slots[index], self.slots)
-        self._tell(None, report, self.slots, {})
-        assert isinstance(report, SlotReport)
-        return report
-
-    @serial
     def fork(self, *, apart: bool = False) -> KameraWindow:
         """A branch with the same chunks; nothing is copied until one of the two changes its own.
 
@@ -213,6 +204,83 @@ class KameraWindow(Questions):
         branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
         return branch
+
+    # -- questions, which leave the window as it was -------------------------------------------
+
+    @overload
+    def generate(
+        self, question: Words, *, keep: bool = ..., num_return_sequences: One = ..., **options: Any
+    ) -> str: ...
+    @overload
+    def generate(
+        self, question: Words, *, keep: bool = ..., num_return_sequences: int, **options: Any
+    ) -> str | list[str]: ...
+    @overload
+    def generate(
+        self, question: Ids, *, keep: bool = ..., num_return_sequences: One = ..., **options: Any
+    ) -> str | torch.Tensor: ...
+    @overload
+    def generate(
+        self, question: Ids, *, keep: bool = ..., num_return_sequences: int, **options: Any
+    ) -> str | torch.Tensor | list[str] | list[torch.Tensor]: ...
+    def generate(
+        self, question: Question, *, keep: bool = False, **options: Any
+    ) -> str | torch.Tensor | list[str] | list[torch.Tensor]:
+        """Answer a question; without ``keep`` the window does not change.
+
+        ``question`` is text, chat messages, or token ids ``[tokens]`` used as given. ``options``
+        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers; ValueError for
+        others, before anything runs.
+        Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
+        sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
+        chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
+        """
+        with self._lock, self._account.now(self.backbone):
+            self._check_backbone()
+            self.backbone.check_sampling(options)
+            asker = self._asker()
+            self._stage.hear(asker.question_ids(question), self._state)
+            rows = asker.answer_ids(question, **options)
+            self._audit_one()
+            if keep:
+                self.append(asker.exchange(question, rows[0]))
+            texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
+            if texts:
+                return texts[0] if len(texts) == 1 else texts
+            return rows[0] if len(rows) == 1 else list(rows)
+
+    @serial
+    def next_token_logits(self, question: Question) -> torch.Tensor:
+        """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
+        self._check_backbone()
+        asker = self._asker()
+        self._stage.hear(asker.question_ids(question), self._state)
+        logits = asker.next_token_logits(question)
+        self._audit_one()
+        return logits
+
+    @serial
+    def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
+        """True if the answer changes without this chunk and the conditioning of others on it.
+
+        First the cheap test (paper, appendix E): without the chunk, with later chunks on the best stored view
+        that does not contain it, down to their canonicals. An unchanged answer decides for the price of a
+        decode. A changed one decides only if no canonical was served blind; otherwise later chunks are
+        prefilled without it, outside the window, and the answers compared. A window that lacks the
+        certificate it needs skips the cheap test.
+        """
+        index = self._state.index(slot)
+        self._check_backbone()
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        answer = self._asker().answer_ids(question, **options)
+        if "patched" not in self._terms.reasons:
+            cheap = self._without(index, self.policy.as_cheap())
+            if torch.equal(cheap.answer_ids(question, **options), answer):
+                return False
+            if "blind" not in cheap.state.seats.worths[index:]:
+                return True
+        sure = self._without(index, self.policy.as_forming())
+        return not torch.equal(sure.answer_ids(question, **options), answer)
 
     # -- persistence ---------------------------------------------------------------------------
 
@@ -228,7 +296,7 @@ class KameraWindow(Questions):
         operating system refuses, or if the directory holds something else, which stays.
         """
         for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
-            self._stage.former.settle(chunk_id)
+            later_of(self.backbone).settle((self._former.context, chunk_id))
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod
@@ -260,15 +328,9 @@ class KameraWindow(Questions):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
-        """Give the window an account, and nothing else yet."""
-        self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
-        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
-        self._listeners = () if trace is None else (Trace(trace),)
-
     def _answered(
         self,
-        request: Request | Lookback | Plan,
+        request: Request | Lookalike | Plan,
         inquiry: Inquiry | None = None,
         *,
         chunks: Sequence[Chunk] = (),
@@ -278,16 +340,20 @@ class KameraWindow(Questions):
         An error leaves the present state.
         """
         with self._counting() as tally:
-            former, given = self._stage.former, None
-            if isinstance(request, Lookback):
-                request = Recall(found(former, self._state.seats.chunk_ids, request, tally), request.move)
+            former, given = self._former, None
+            if isinstance(request, Lookalike):
+                chunk_id = most_alike(former, self._state.seats.chunk_ids, request, tally)
+                request = Recall(chunk_id, request.move)
             if isinstance(request, Plan):
                 given, named = self._own(request, chunks)
             else:
                 named = self._names().of(request)
             policy = self.policy if given is None else given.policy
-            start, stage = self._start(named.request, given)
-            done = carried_out(named, start, stage, policy, tally, given, inquiry)
+            ahead = self._ahead.take()
+            start, stage = self._state, self._stage
+            if given is None and ahead is not None and fits(ahead, named.request, stage, start, policy):
+                start, stage = ahead.state, ahead.stage
+            done = carry_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
@@ -300,35 +366,24 @@ class KameraWindow(Questions):
         self._tell(plan, report, old, named.pictures)
         return report, answer
 
-    def _start(self, request: Request, plan: Plan | None) -> tuple[WindowState, Stage]:
-        """Where an operation starts: the window as it is, or without the chunks that leave for it."""
-        ahead, here = self._ahead.take(), (self._state, self._stage)
-        match request:
-            case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
-                if ahead is None or plan is not None or ahead.before is not self._state:
-                    return here
-                in_view = isinstance(request, Recall) and chunk.chunk_id in self._state.seats.chunk_ids
-                if in_view or leaving(self._stage, self._state, self.policy, chunk) != ahead.count:
-                    return here
-                return ahead.state, ahead.stage
-            case _:
-                return here
-
-    def _perform_on_slot(self, request: Request | Lookback) -> SlotReport:
+    def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
         """The report of an edit by which a chunk arrives or leaves."""
         report = self._answered(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
         return report
 
-    @contextmanager
-    def _counting(self) -> Iterator[Tally]:
-        """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        with self.backbone.identity.steady():
-            self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
-            with counting(self.backbone) as tally:
-                self._go_apart()
-                tally.notes.extend(self._notes)
-                self._notes = []
-                former = self._stage.former
-                with former.losses.told_to(tally.notes), former.operation():
-                    yield tally
+    def _asker(self) -> Asker:
+        return Asker(self._stage, self._state)
+
+    def _without(self, index: int, policy: ReusePolicy) -> Asker:
+        stage = replace(self._stage, live=self.backbone.live(), max_tokens=None)
+        with stage.former.operation():
+            named = NamedRequest(Without(index))
+            return Asker(stage, carry_out(named, self._state, stage, policy, Tally()).state)
+
+    def _audit_one(self) -> None:
+        """Each question serves the whole window; one of its slots may be audited for it."""
+        count = len(self._state.facts)
+        if count:
+            self._turn += 1
+            hand_over(self._stage, self._state, [self._turn % count], self.policy.audit)

@@ -17,7 +17,7 @@ from kamera.window.steps import Clean, Limits, Place, Prefill, Sample, Step, sam
 _ANCHOR = "anchor"
 
 
-def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
+def live_stands(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
     """Spans of the live KV, by the names of the copies in ``state``; other spans match none of them."""
     names: dict[tuple[int, int], Hashable] = {(id(anchor), id(None)): _ANCHOR}
     for number, resident in state.tensors.items():
@@ -64,7 +64,7 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
 class _Shows:
     def __init__(self, limits: Limits, before: Seats) -> None:
         self.limits = limits
-        self.here: Sequence[Stand] = limits.standing
+        self.here: Sequence[Stand] = limits.stands
         self.copies: dict[int, Hashable] = {s.number: ("copy", s.number) for s in before.seats}
         self.cleans: dict[int, Hashable] = {s.number: ("clean", s.number) for s in before.seats}
         self.written = Written()

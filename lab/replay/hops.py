@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from kamera import ChunkStore, KameraWindow, Patch, testbed
 from kamera.engines.hf import HfEngine
 from kamera.testbed.frames import Frame
+from kamera.window import former_of
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conversation, of_one_size
 
@@ -125,7 +126,7 @@ def _exchanged(desk: Desk, store: ChunkStore, foreign: Messages) -> int:
     chat = desk.session("repair", other)
     chat.next_token_logits(foreign)
     assert isinstance(chat.window, KameraWindow)
-    context, count = chat.window.context, 0
+    context, count = former_of(chat.window).context, 0
     theirs = [other.get_patch(context, info.chunk_id, info.antecedents) for info in other.ls("exact")]
     for info in store.ls("exact"):
         own = store.get_patch(context, info.chunk_id, info.antecedents)

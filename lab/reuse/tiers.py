@@ -25,7 +25,7 @@ from kamera.certify.metrics import kl_items
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
 from kamera.reuse import admissions_of, as_placed, strict
-from kamera.window import Arrange, Slot
+from kamera.window import Arrange, Slot, next_token_logits_of
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
 from lab.speed.machine import commit, machine
@@ -96,7 +96,7 @@ def served(
 
     fresh = window(ReusePolicy.exact(), ChunkStore.open("memory://"))
     fresh.run(Arrange(chunks))
-    reference = fresh.next_token_logits_of([q.text for q in questions])
+    reference = next_token_logits_of(fresh, [q.text for q in questions])
     for service, policy in (
         ("exact", ReusePolicy.exact()),
         ("patched", PATCHED),
@@ -123,7 +123,7 @@ def served(
         else:
             live = window(policy, store)
             tier = tier_of(live, chunks)
-        logits = live.next_token_logits_of([q.text for q in questions])
+        logits = next_token_logits_of(live, [q.text for q in questions])
         best = logits.argmax(-1)
         yield (
             service,

@@ -18,6 +18,7 @@ from kamera import Chunk, ChunkStore
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, deficit, kv_copy
 from kamera.store import CanonicalRecord, PatchRecord
+from kamera.window import former_of, keep_orbit
 from lab.speed.content import noise_kv, words
 from lab.speed.moves import Deck
 from lab.speed.presets import Preset, preset
@@ -82,7 +83,7 @@ def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
     deck = Deck(
         Stock(backbone, chosen, ChunkStore.open("memory://", memory_limit="16GiB"), tokens), ANTECEDENTS
     )
-    anchor, seeds = deck.window.anchor, count()
+    anchor, seeds = former_of(deck.window).anchor, count()
     in_front = anchor.length + ANTECEDENTS * tokens
     span = backbone.encode(backbone.chunk_from_tensors(words(backbone, tokens, seed=next(seeds))))
     alone, there = (
@@ -179,7 +180,7 @@ def orbit_row(backbone: HfEngine, chosen: Preset) -> Row:
     """What forming one orbit patch runs through the decoder."""
     stock = Stock(backbone, chosen, ChunkStore.open("memory://"), ORBIT_TOKENS)
     deck = Deck(stock, ORBIT + 1)
-    report = deck.window.form_orbit(ORBIT)
+    report = keep_orbit(deck.window, ORBIT)
     return {
         "antecedents": ORBIT,
         "tokens": ORBIT_TOKENS,

@@ -16,6 +16,7 @@ from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.engines.hf import HfEngine
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord
+from kamera.window import former_of
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
 
@@ -36,7 +37,7 @@ class Stock:
         self.tokens = tokens
         self._base = _with_text(picture_chunk(backbone, preset, min(tokens, PICTURE)), backbone, tokens)
         self._encoded = backbone.encode(self._base)
-        self._anchor = anchor = self.window().anchor
+        self._anchor = anchor = former_of(self.window()).anchor
         self._context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         positions = backbone.positions(
             [anchor.input_ids, self._base.input_ids], [{}, self._encoded.position_inputs]

@@ -10,7 +10,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.content import Chunk
 from kamera.engines import Span
 from kamera.engines.hf import HfEngine
-from kamera.patches import settle, text_positions
+from kamera.patches import await_archives, text_positions
 from kamera.trust import OnLeave
 from kamera.window import Arrange
 
@@ -51,7 +51,7 @@ class Windowed:
 def answering(window: KameraWindow, question: torch.Tensor) -> str:
     """The id of the archived chunk behind which, alone, the first token of an answer is most certain."""
     former = window._stage.former
-    settle(former)
+    await_archives(former)
     backbone, behind, sure = former.backbone, former.backbone.live(), dict[str, float]()
     with former.operation():
         for row in former.store.ls("canonical", context=former.context):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
+from kamera.window import sequence_of
 from lab.replay.scripts import picture_of
 
 SIDE = 128  # pixels of a picture
@@ -33,12 +34,12 @@ def shares(backbone: HfEngine, least: int) -> Iterator[Share]:
 
         def share(name: str) -> Share:
             window.flush()
-            tokens, held = len(window.input_ids), window.memory()
+            tokens, held = len(sequence_of(window).input_ids), window.memory()
             plain = tokens * backbone.facts.bytes_per_token
             parts = (round(part / plain, 3) for part in (held.live, held.copies, held.encodings))
             return Share(name, tokens, *parts)
 
-        while len(window.input_ids) < least:
+        while len(sequence_of(window).input_ids) < least:
             window.append(backbone.chunk(picture_of(draw, SIDE)))
         yield share("appended")
         window.slide()

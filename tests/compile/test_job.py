@@ -15,6 +15,7 @@ from kamera.engines.hf import Backbone, HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
+from kamera.window import former_of
 from tests.compile.saved import SYSTEM, bare_model, pictures, vision_backbone, vision_model, write_plan
 from tests.engines.compare import relative
 
@@ -358,4 +359,4 @@ def test_the_context_is_that_of_a_window_without_its_forward(kind, system):
         context = context_of(b, store, system)
     assert work.forwards == 0
     window = KameraWindow(b, store, system)
-    assert context == window.context
+    assert context == former_of(window).context

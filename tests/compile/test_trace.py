@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import ObjectCounts, read_plan, run_plan
 from kamera.compile.mine import mine, plan_text
-from kamera.window import read_trace
+from kamera.window import former_of, read_trace
 from tests.cli.run import kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
 
@@ -55,7 +55,7 @@ def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
         ("append", [b, a, d], 2),
         ("recall", [b, a, c], 2),
     ]
-    assert {x.anchor for x in events} == {window.anchor.digest}
+    assert {x.anchor for x in events} == {former_of(window).anchor.digest}
     assert [slot.length for slot in events[2].report.slots] == [slot.length for slot in appended]
     assert len({x.window for x in events}) == 3  # window, fork, loaded
     text = path.read_text()
@@ -70,7 +70,7 @@ def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
     with ChunkStore.open("memory://") as store:
         window = KameraWindow(vision_backbone(), store, SYSTEM, trace=path)
         length = window.append(frames[0]).slot.length
-        tight = window.anchor.length + 2 * length + 2
+        tight = former_of(window).anchor.length + 2 * length + 2
         window = KameraWindow(vision_backbone(), store, SYSTEM, max_tokens=tight, trace=path)
         ids = [window.append(frame).slot.chunk_id for frame in frames[:3]]
     last = [([s.chunk_id for s in x.report.slots], x.placed) for x in read_trace(path)][-2:]

@@ -9,6 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.ops.digest import chunk_id
+from kamera.window import former_of, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import SYSTEM
 
@@ -48,7 +49,7 @@ def archived(chunk, write=None, after=None):
     if after is not None:
         after(chunk)
     window.flush()
-    record = store.get_canonical(window.context, chunk.id)
+    record = store.get_canonical(former_of(window).context, chunk.id)
     return window, record
 
 
@@ -63,7 +64,7 @@ def test_a_write_never_reaches_what_the_id_names(write, moment):
         assert torch.equal(stored.inputs[name], tensor)
     for mine, theirs in zip(stored.kv, true.kv, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert torch.equal(window.input_ids, torch.cat([SYSTEM, given.input_ids]))
+    assert torch.equal(sequence_of(window).input_ids, torch.cat([SYSTEM, given.input_ids]))
 
 
 def test_a_write_to_what_a_chunk_was_made_of_changes_nothing():

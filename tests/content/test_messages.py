@@ -19,6 +19,7 @@ from kamera.errors import (
     UnreadableMedia,
     UnsafeText,
 )
+from kamera.window import former_of, sequence_of
 from tests.content.test_prompt import GEMMA, LLAVA
 from tests.models import processors, tiny
 
@@ -130,7 +131,7 @@ def test_chunks_of_messages_make_the_templates_prompt(backbone):
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "S")
     window.append(talk[0])
     window.append(talk[1:3])
-    ids = torch.cat([window.input_ids, window._asker().question_ids([talk[3]])])
+    ids = torch.cat([sequence_of(window).input_ids, window._asker().question_ids([talk[3]])])
     rendered = backbone.processor.apply_chat_template(
         [say("system", "S"), talk[0], *talk[1:3], talk[3]], tokenize=False, add_generation_prompt=True
     )
@@ -233,12 +234,18 @@ def test_a_kept_exchange_of_messages_leaves_the_turn_open(backbone):
     options = {"keep": True, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     one.generate("Why?", **options)
     other.generate([say("user", "Why?")], **options)
-    assert torch.equal(one.input_ids, other.input_ids)
+    assert torch.equal(sequence_of(one).input_ids, sequence_of(other).input_ids)
 
 
 def test_a_system_prompt_is_taken_as_messages(backbone):
-    assert torch.equal(window(backbone, [say("system", "S")]).input_ids, window(backbone, "S").input_ids)
-    assert window(backbone, say("system", "S")).anchor.digest == window(backbone, "S").anchor.digest
+    assert torch.equal(
+        sequence_of(window(backbone, [say("system", "S")])).input_ids,
+        sequence_of(window(backbone, "S")).input_ids,
+    )
+    assert (
+        former_of(window(backbone, say("system", "S"))).anchor.digest
+        == former_of(window(backbone, "S")).anchor.digest
+    )
     shots = [say("system", "S"), say("user", "2+2?"), say("assistant", "4")]
     made = window(backbone, shots)
     whole = [*shots, say("user", "It rains. Why?")]

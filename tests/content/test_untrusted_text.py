@@ -16,6 +16,7 @@ from kamera import ChunkStore, KameraWindow
 from kamera.content.plain import PlainText
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnsafeText
+from kamera.window import sequence_of
 from lab.testbed.frontend import build_tokenizer
 from tests.content.test_prompt import GEMMA
 from tests.models import processors, tiny
@@ -119,9 +120,9 @@ def test_a_question_opens_no_turn(seeing, attack):
     window = KameraWindow(seeing, ChunkStore.open("memory://"))
     window.append("It rains.")
     assert torch.equal(window.next_token_logits(attack), window.next_token_logits(ids))
-    before = window.input_ids
+    before = sequence_of(window).input_ids
     window.generate(attack, keep=True, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert torch.equal(window.input_ids[len(before) : len(before) + len(ids)], ids)
+    assert torch.equal(sequence_of(window).input_ids[len(before) : len(before) + len(ids)], ids)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -14,6 +14,7 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow, ReusePolicy, read_video
 from kamera.content.media import load_image
 from kamera.engines.hf import HfEngine
+from kamera.window import former_of, sequence_of
 from tests.models import processors
 
 pytestmark = [
@@ -87,10 +88,10 @@ def test_a_clip_moves_and_is_patched_like_any_chunk(backbone, clip):
     assert [s.chunk_id for s in window.slots] == ids
     assert float((after - before).norm() / before.norm()) <= 1e-4
     whole = backbone.positions(
-        [window.anchor.input_ids, *[f.encoded.input_ids for f in window._state.facts]],
+        [former_of(window).anchor.input_ids, *[f.encoded.input_ids for f in window._state.facts]],
         [{}, *[f.position_inputs for f in window._state.facts]],
     )
-    assert torch.equal(window.position_ids, whole)
+    assert torch.equal(sequence_of(window).position_ids, whole)
 
 
 @pytest.mark.parametrize(

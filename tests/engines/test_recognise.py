@@ -15,6 +15,7 @@ from kamera import ChunkStore
 from kamera.engines import Placeholder, Recognised, match
 from kamera.ops import ids_digest
 from kamera.store import Context, ObjectInfo, Outline
+from kamera.window import former_of, keep_kv, sequence_of
 from tests.window.rig import SYSTEM, make, rig
 
 OWN = Context("f" * 64, "a" * 64, "acme")
@@ -119,21 +120,21 @@ def test_a_windows_prompt_is_recognised_from_the_rows_of_its_store(tmp_path):
     backbone, made = rig("qwen2_5_vl", 4)
     with ChunkStore.open(tmp_path / "store") as store:
         window = make(backbone, store, *made)
-        window.keep()
-        rows = store.ls("canonical", context=window.context)
-        ids = window.input_ids.numpy()
+        keep_kv(window)
+        rows = store.ls("canonical", context=former_of(window).context)
+        ids = sequence_of(window).input_ids.numpy()
         wanted = [(s.chunk_id, s.start, s.start + s.length) for s in window]
     media, pads = [], np.flatnonzero(np.isin(ids, backbone.builder.vision_tokens))
     for run in np.split(pads, np.flatnonzero(np.diff(pads) > 1) + 1):
         owner = next(chunk for chunk, start, stop in wanted if start <= run[0] < stop)
         media.append(Placeholder(int(run[0]), len(run), owner))
-    known = Recognised(window.context, rows)
+    known = Recognised(former_of(window).context, rows)
     assert [(m.row.chunk_id, m.start, m.stop) for m in match(ids, media, known, len(SYSTEM))] == wanted
     for slot, info in zip(window, (m.row for m in match(ids, media, known, len(SYSTEM))), strict=True):
-        own = window.position_ids[:, slot.start : slot.start + slot.length]
+        own = sequence_of(window).position_ids[:, slot.start : slot.start + slot.length]
         extent = tuple((own.amax(1) - own.amin(1)).tolist())
         assert tuple(b - a for a, b in zip(info.outline.low, info.outline.high, strict=True)) == extent
         assert info.outline.ids == ids_digest(ids[slot.start : slot.start + slot.length])
-    starts = [int(window.position_ids[0, slot.start]) for slot in window]
+    starts = [int(sequence_of(window).position_ids[0, slot.start]) for slot in window]
     advances = [m.row.outline.advance[0] for m in match(ids, media, known, len(SYSTEM))]
     assert [b - a for a, b in pairwise(starts)] == advances[:-1]

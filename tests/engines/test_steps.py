@@ -18,7 +18,7 @@ from kamera import KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine, Observer, steps
 from kamera.engines.hf.hooks import hooked
 from kamera.sessions.sampling import Seeded
-from kamera.window import Arrange
+from kamera.window import Arrange, respond, sequence_of
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
 
@@ -124,7 +124,7 @@ def test_an_answer_keeps_the_kv_of_its_row():
     def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
         window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
         options = {**GREEDY, "max_new_tokens": 4, "logits_processor": [gate.once()]}
-        answer = window.respond(QUESTION, Arrange(window.slots), **options).answer
+        answer = respond(window, QUESTION, Arrange(window.slots), **options).answer
         exchange = backbone.chunk_from_tensors(torch.cat([QUESTION, answer]), label="exchange")
         report = window.run(Arrange([*window.slots, exchange]))
         return report.tokens_recomputed, window.next_token_logits(QUESTION)
@@ -209,7 +209,7 @@ def test_a_slow_row_is_not_waited_for_long(monkeypatch):
             other_is_done.set()
         return torch.tensor([False])
 
-    prompt = len(windows[1].input_ids) + len(QUESTION)
+    prompt = len(sequence_of(windows[1]).input_ids) + len(QUESTION)
     slow = {"max_new_tokens": 2, "logits_processor": [blocked]}
     assert [
         torch.equal(a, b)

@@ -353,5 +353,5 @@ def behind_all(engine: SmallEngine, *chunks: Facts, system: Sequence[int] = tupl
 def conditioned(former: Former, *chunks: Facts) -> tuple[Copy, Before]:
     """The last of these chunks, prefilled behind the others, and what stands there."""
     line = Line(former)
-    line.stand(chunks[:-1])
+    line.arrange(chunks[:-1])
     return line.prefill(chunks[-1]), line.before

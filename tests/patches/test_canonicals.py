@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.errors import ComputationChanged, IncompatibleChunk, StoreError, UnknownChunk
-from kamera.patches import Former, Losses, later_of, prefill_anchor
+from kamera.patches import Former, Losses, keep_patch, later_of, pay, prefill_anchor
 from kamera.patches.identity import EVERY
 from kamera.store import ChunkStore, Put
 from tests.engines.compare import worst
@@ -93,10 +93,10 @@ def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
             former.canonical(A)
         assert losses.unkept == {A.chunk_id}
         assert "no room" in notes[0]
-        assert former.keep_patch(A, *conditioned(former, B, A))
+        assert keep_patch(former, A, *conditioned(former, B, A))
         assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
         store.refused = ()
-        former.archive(A, former.canonical(A))
+        pay([former.owed(A, former.canonical(A))[1]])
         assert losses.unkept == set()
         assert former.catalogue.has_canonical(A.chunk_id)
 
@@ -154,10 +154,10 @@ def test_a_stored_picture_is_never_encoded_again(engine, store, former):
 
 
 def test_a_model_that_has_changed_is_refused(engine, former):
-    former.check_computation()
+    former.anchor.identity.check(engine, ask=True)
     engine.fingerprint = "0" * 64
     with pytest.raises(IncompatibleChunk, match="weights have changed"):
-        former.check_computation()
+        former.anchor.identity.check(engine, ask=True)
 
 
 class Witness(SmallEngine):
@@ -173,21 +173,21 @@ def test_a_model_that_answers_otherwise_under_its_fingerprint_is_refused(store):
     engine = Witness()
     former = former_of(engine, store)
     engine.drift = 0.5
-    former.check_computation()  # nothing has moved, so it is not asked
+    former.anchor.identity.check(engine, ask=True)  # nothing has moved, so it is not asked
     engine.moves += 1
     with pytest.raises(ComputationChanged, match="it drifts"):
-        former.check_computation()
+        former.anchor.identity.check(engine, ask=True)
     engine.drift = 0.0
-    former.check_computation()
+    former.anchor.identity.check(engine, ask=True)
     engine.drift = 0.5
     for _ in range(EVERY):
-        former.check_computation()
+        former.anchor.identity.check(engine, ask=True)
     later_of(engine).flush()  # what no witness saw is found after a while, as later work
     for _ in range(2):
         with pytest.raises(ComputationChanged, match="it drifts"):
-            former.check_computation()
+            former.anchor.identity.check(engine, ask=True)
     engine.drift = 0.0
-    former.check_computation()
+    former.anchor.identity.check(engine, ask=True)
 
 
 def test_what_a_model_stored_is_refused_by_one_that_answers_otherwise(store, former):

@@ -7,6 +7,7 @@ import pytest
 from kamera import ChunkStore, ReusePolicy
 from kamera.ops import PatchBudget
 from kamera.store import ObjectInfo
+from kamera.window import former_of, keep_orbit
 from tests.models import samples
 from tests.window.rig import FULL_RANK, guarantees, make, rig
 
@@ -53,11 +54,11 @@ def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
     policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1], forms="always")
     window = make(backbone, store, a, b, policy=policy)
     row = the_patch(store)
-    asked = window.store.info(window.context, b.id, [a.id])
+    asked = window.store.info(former_of(window).context, b.id, [a.id])
     for info in (row, asked):
         assert info.budget == PatchBudget(3, None, (0, 1)) and info.formed == "exact"
         assert info.orderings is None
-    window.form_orbit(1, samples=1)
+    keep_orbit(window, 1, samples=1)
     assert (the_patch(store, "orbit").orderings, the_patch(store, "orbit").budget) == (1, row.budget)
     assert {info.budget for info in store.ls("canonical")} == {None}
 
@@ -69,9 +70,9 @@ def test_a_row_is_the_same_from_index_header_and_memory(pieces, tmp_path):
         written = the_patch(store)
     (index,) = (tmp_path / "s").rglob("index.sqlite")
     with ChunkStore.open(tmp_path / "s") as again:
-        listed, by_header = the_patch(again), again.info(window.context, b.id, [a.id])
-        again.get_patch(window.context, b.id, [a.id])
-        assert written == listed == by_header == again.info(window.context, b.id, [a.id])
+        listed, by_header = the_patch(again), again.info(former_of(window).context, b.id, [a.id])
+        again.get_patch(former_of(window).context, b.id, [a.id])
+        assert written == listed == by_header == again.info(former_of(window).context, b.id, [a.id])
     index.write_bytes(b"no database")
     with ChunkStore.open(tmp_path / "s") as rebuilt:
         assert the_patch(rebuilt) == written
@@ -82,7 +83,7 @@ def test_info_that_is_no_budget_makes_a_patch_a_miss(pieces):
 
     backbone, (a, b, *_) = pieces
     window = make(backbone, None, a, b)
-    record = window.store.get_patch(window.context, b.id, [a.id])
+    record = window.store.get_patch(former_of(window).context, b.id, [a.id])
     window.store.put(replace(record, info={"asked_rank": "many"}))
     assert the_patch(window.store).budget is None
     window.evict(1)
@@ -131,7 +132,7 @@ def test_a_row_that_lied_is_refused_and_decided_again(pieces, tmp_path):
     policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, forms="always")
     with ChunkStore.open(tmp_path / "s") as store:
         window = make(backbone, store, a, b, policy=policy)
-        window.form_orbit(1)
+        keep_orbit(window, 1)
         exact = the_patch(store).key
     (path,) = (tmp_path / "s").rglob(f"{exact}.safetensors")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -162,6 +163,6 @@ def test_a_canonical_that_lied_is_prefilled_and_archived_again(pieces, tmp_path)
     with ChunkStore.open(tmp_path / "s") as store:
         window = make(backbone, store)
         assert window.append(a).forwards == 1
-        assert store.get_canonical(window.context, a.id) is not None
+        assert store.get_canonical(former_of(window).context, a.id) is not None
         text = backbone.chunk_from_tensors(samples.text_ids(4, seed=5))
         assert window.append(text).forwards == 2

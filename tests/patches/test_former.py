@@ -11,7 +11,7 @@ import torch
 
 from kamera.errors import NotRelocatable
 from kamera.ops import PatchBudget, apply_patch, kv_tokens
-from kamera.patches import Later
+from kamera.patches import Later, harvest, keep_patch
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
 from kamera.trust import Proof, sketch
@@ -30,7 +30,7 @@ A, B, C = text(1), text(2), text(3, tokens=9)
 def harvested(former, *chunks, formed="exact") -> None:
     """Harvest the patch of the last chunk behind the others."""
     copy, before = conditioned(former, *chunks)
-    former.harvest(chunks[-1], copy, replace(before, formed=formed))
+    harvest(former, chunks[-1], copy, replace(before, formed=formed))
 
 
 def served(former, facts, *antecedents, offset: int = 0):
@@ -51,7 +51,7 @@ def test_the_small_engine_computes_chunk_by_chunk_what_it_computes_at_once(engin
 
 def test_the_small_engine_decodes_what_the_whole_sequence_would(engine, former):
     line = Line(former)
-    line.stand([A, B])
+    line.arrange([A, B])
     live = engine.live()
     live.show(line.before.spans)
     ids = torch.cat([former.anchor.input_ids, A.encoded.input_ids, B.encoded.input_ids, torch.tensor([5, 6])])
@@ -68,7 +68,7 @@ def test_the_small_engine_decodes_behind_spans_that_come_with_the_question(engin
     positions = engine.positions([ids], [{}])
     made = engine.decode(ids, positions, live, [A.encoded, B.encoded], max_new_tokens=3)
     line = Line(former)
-    line.stand([A, B])
+    line.arrange([A, B])
     live.show(line.before.spans)
     assert made.tokens.tolist() == engine.decode(ids, positions, live, max_new_tokens=3).tokens.tolist()
     assert [kv_tokens(kv) for kv in (*made.kvs, made.tail)] == [A.length, B.length, 4]
@@ -166,7 +166,7 @@ def test_a_patch_behind_these_very_chunks_serves_their_survivors_too(store, form
     harvested(former, A, B)
     copy, before = conditioned(former, A, B)
     lineage = (survivor(A.chunk_id, "l" * 32),)
-    former.harvest(B, copy, replace(before, names=lineage, formed="survivor"))
+    harvest(former, B, copy, replace(before, names=lineage, formed="survivor"))
     assert [row.antecedents for row in store.ls("exact")] == [(A.chunk_id,)]
 
 
@@ -187,7 +187,7 @@ def test_a_chunk_whose_tokens_shift_against_each_other_is_refused(former):
     bent = copy.positions.clone()
     bent[0, -1] += 1
     with pytest.raises(NotRelocatable, match=f"chunk {B.chunk_id[:12]} does not move as a whole"):
-        former.keep_patch(B, replace(copy, positions=bent), before)
+        keep_patch(former, B, replace(copy, positions=bent), before)
 
 
 def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(engine, store, former):
@@ -197,7 +197,7 @@ def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(e
     anchor = base.context.anchor
     assert anchor == former.context.anchor
     with engine.measure() as work:
-        assert other.keep_patch(B, *conditioned(other, A, B), anchor)
+        assert keep_patch(other, B, *conditioned(other, A, B), anchor)
     assert work.forwards == 2, "A and B behind it, and no canonical of B"
     patch = other.patch(B, [A.chunk_id], "exact", "exact", anchor)
     got = apply_patch(other.base_copy(B, anchor).kv, patch, LAYOUT, [4 + A.length - 3])
@@ -209,7 +209,7 @@ def test_a_base_that_is_gone_is_refused_and_nothing_is_formed(engine, store, for
     other = former_of(engine, store, system=[7, 8])
     assert other.catalogue.base(B.chunk_id) is not None
     with other.operation():
-        assert not other.keep_patch(B, *conditioned(other, A, B), "gone")
+        assert not keep_patch(other, B, *conditioned(other, A, B), "gone")
         assert other.catalogue.base(B.chunk_id) is None
     assert store.ls("exact") == []
 
@@ -249,13 +249,13 @@ def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, st
 
 def test_lines_with_a_common_beginning_prefill_it_once(engine, former):
     line = Line(former)
-    line.stand([A, B, C])
+    line.arrange([A, B, C])
     with engine.measure() as work:
-        line.stand([A, B])
-        line.stand([A, B, C])
+        line.arrange([A, B])
+        line.arrange([A, B, C])
     assert work.tokens == C.length
     with engine.measure() as work:
-        line.stand([A, C, B])
+        line.arrange([A, C, B])
     assert work.tokens == C.length + B.length
     assert worst(line.prefill(A).kv, behind_all(engine, A, C, B, A)) <= 1e-5
     assert line.before.chunks == (A, C, B)

@@ -59,20 +59,17 @@ def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
     whole, _ = conditioned(former, LONG)
     head = kv_slice(whole.kv, 0, tokens)
     with engine.measure() as work:
-        kv, written = continued(
-            engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), head
-        )
+        kv = continued(engine, LONG.encoded, whole.positions, former.anchor_span, head)
     assert (work.forwards, work.tokens) == (min(run, 1), run)
     assert worst(kv, whole.kv) <= 1e-5
-    assert (written is None) == (run == 0), "what runs nothing shows nothing"
 
 
 def test_a_head_taken_over_is_the_callers_own(engine, store):
     former = former_of(engine, store)
     whole, _ = conditioned(former, LONG)
     kept = kv_copy(whole.kv)
-    got = continued(engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), whole.kv)
-    for layer in got.kv:
+    got = continued(engine, LONG.encoded, whole.positions, former.anchor_span, whole.kv)
+    for layer in got:
         layer["k"].zero_()
     assert worst(whole.kv, kept) == 0
 
@@ -92,7 +89,7 @@ def test_the_first_stored_head_counts_even_if_it_does_not_fit(engine, store):
     former.canonical(text(7))
     facts = replace(LONG, heads=((text(7).chunk_id, 5), (START.chunk_id, 5)))
     read = [former._record]
-    assert stored_head(engine, facts, former.alone(facts), *read) is None
+    assert stored_head(engine, facts, former.canonical_positions(facts), *read) is None
     assert worst(former.canonical(facts).kv, behind_all(engine, LONG)) <= 1e-5
 
 
@@ -134,10 +131,10 @@ def test_an_anchor_without_tokens_is_stored_nowhere(engine, store):
 
 
 def test_an_anchor_that_the_store_refuses_is_used_all_the_same(engine, store, monkeypatch):
-    def full(record):
+    def full(records):
         raise StoreError("no room, says the test")
 
-    monkeypatch.setattr(store, "put", full)
+    monkeypatch.setattr(store, "put_many", full)
     notes: list[str] = []
     losses = Losses()
     with losses.told_to(notes), pytest.warns(match="goes on without its store"):

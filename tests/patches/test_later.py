@@ -13,7 +13,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.errors import StoreError
-from kamera.patches import Facts, Later, Losses, Owed, Strict, Worth
+from kamera.patches import Facts, Later, Losses, Owed, Ready, Strict, Worth
 from kamera.patches import later as later_module
 from kamera.patches.owed import Waiting, waiting_in
 from kamera.store import ChunkStore, Put
@@ -117,19 +117,24 @@ def test_memory_that_several_pieces_share_counts_once(queue, gate):
 
 def test_what_was_made_ready_counts_until_it_is_let_go(queue, gate):
     told: list[str] = []
-    kept = queue.keep(Worth.GUESS, 700, told.append)
-    assert queue.held == 700
+    kept = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
+    gate.open()
+    queue.flush()
+    assert (queue.held, kept.made) == (700, "made")
     queue.cancel(kept)
     queue.cancel(kept)
-    assert (queue.held, told) == (0, [])
-    queue.keep(Worth.GUESS, 700, told.append)
-    queue.add(lambda: None, Worth.AUDIT, size(400))
-    assert (queue.held, len(told)) == (400, 1)
+    assert (queue.held, kept.made, told) == (0, None, [])
+    lost = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
+    queue.flush()
+    queue.add(lambda: Ready("worth more", 400), Worth.AUDIT)
+    queue.flush()
+    assert (queue.held, lost.made, len(told)) == (400, None, 1)
 
 
 def test_waiting_for_the_queue_does_not_wait_for_what_is_ready(queue):
     told: list[str] = []
-    queue.keep(Worth.GUESS, 10, told.append)
+    queue.add(lambda: Ready("made", 10), Worth.GUESS, dropped=told.append)
+    queue.flush()
     queue.flush()
     assert (queue.held, told) == (10, [])
 

@@ -25,7 +25,7 @@ class Place:
         with ChunkStore.open("memory://") as store:
             former = former_of(engine, store)
             self.anchor, self.line = former.anchor, Line(former)
-            self.line.stand([A])
+            self.line.arrange([A])
             self.target = former.encodings.made(target) if hasattr(target, "inputs") else target
             self.true = self.line.prefill(self.target).kv
             canonical = former.canonical(self.target).kv

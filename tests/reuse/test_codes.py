@@ -6,6 +6,7 @@ import pytest
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.ops import KV
+from kamera.window import former_of, shown_spans
 from tests.reuse.rig import error, family, parts, plain, prompt, reuser, words
 
 NAME = "llama_mqa"
@@ -36,8 +37,8 @@ def test_coded_segments_are_patched_and_within_their_bound(codec):
     assert done.report.forwards == 0
     assert [x.tier for x in done.admissions] == ["patched"] * 3
     fresh = reuser(backbone, policy=ReusePolicy.exact()).prepare(asked).run().window
-    _, lead, *rest = zip(done.window.shown(), fresh.shown(), strict=True)  # behind the anchor
-    record = store.get_canonical(done.window.context, done.window[0].chunk_id)
+    _, lead, *rest = zip(shown_spans(done.window), shown_spans(fresh), strict=True)  # behind the anchor
+    record = store.get_canonical(former_of(done.window).context, done.window[0].chunk_id)
     assert record.loss is not None and record.loss.largest > 0
     off = largest(lead[0].kv, lead[1].kv)
     assert 0 < off <= record.loss.largest * 1.001 + 1e-6

@@ -14,6 +14,7 @@ from kamera import ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.reuse import RULES, Prompt
+from kamera.window import sequence_of
 from tests.reuse.rig import HEAD, SAMPLED, error, family, plain, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 from tests.window.rig import borne, watching
@@ -33,7 +34,7 @@ def shuffled(order) -> Prompt:
 
 def spans(done) -> list[tuple[int, ...]]:
     """The tokens of a window's chunks."""
-    ids = done.window.input_ids
+    ids = sequence_of(done.window).input_ids
     return [tuple(ids[s.start : s.start + s.length].tolist()) for s in done.window.slots]
 
 

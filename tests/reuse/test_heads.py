@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.reuse import seen
+from kamera.window import former_of
 from tests.reuse.rig import FULL, error, family, parts, plain, prompt, reuser, words
 
 EXACT = ReusePolicy.exact()
@@ -106,10 +107,10 @@ def test_a_stored_text_of_no_window_gives_its_canonicals_head():
     assert plan.admissions[1].head == 0  # behind d nothing of it is held
     assert plan.cost.tokens == len(d) + len(edited) + 5  # its canonical is the stored head and 5 more
     done = check(plan, backbone, asked)
-    canonical = store.get_canonical(done.window.context, done.admissions[1].chunk_id)
+    canonical = store.get_canonical(former_of(done.window).context, done.admissions[1].chunk_id)
     apart = ChunkStore.open("memory://")
     check(reuser(backbone, apart).prepare(asked), backbone, asked)
-    fresh = apart.get_canonical(done.window.context, canonical.chunk_id)
+    fresh = apart.get_canonical(former_of(done.window).context, canonical.chunk_id)
     pairs = zip(canonical.kv, fresh.kv, strict=True)
     assert all(torch.allclose(one[n], other[n], atol=1e-5) for one, other in pairs for n in one)
 

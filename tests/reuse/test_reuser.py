@@ -15,6 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.patches import later_of
 from kamera.reuse import RULES, Media, Prompt, anchors_of
+from kamera.window import sequence_of
 from tests.content import templates
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
 from tests.sessions.rig import plain_logits, speaking
@@ -131,7 +132,7 @@ def test_an_uncut_prompt_is_cut_by_content():
         wanted = plain(backbone, Prompt.of(asked.numpy()))
         assert error(logits, wanted) < 1e-4
     assert plan.prefix > 100
-    assert torch.equal(torch.cat([done.window.input_ids, done.question]), asked)
+    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), asked)
 
 
 def test_a_conversation_is_cut_as_its_template_cuts_it():
@@ -143,7 +144,7 @@ def test_a_conversation_is_cut_as_its_template_cuts_it():
         assert error(logits, plain_logits(backbone, messages)) < 1e-4
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=EXACT)
     session.next_token_logits(messages)
-    assert torch.equal(torch.cat([done.window.input_ids, done.question]), session.prompt_ids)
+    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), session.prompt_ids)
     assert "exact" in tiers(done)
 
 
@@ -245,7 +246,7 @@ def test_ids_that_would_not_retokenise_are_used_as_given():
     assert merged != parts_of
     ids = torch.tensor([*tokenizer("hello you", add_special_tokens=False)["input_ids"], *parts_of * 20])
     done, logits = answered(reuser(backbone, policy=EXACT, rule=RULES["high"]).prepare(ids))
-    assert torch.equal(torch.cat([done.window.input_ids, done.question]), ids)
+    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), ids)
     assert error(logits, plain(backbone, Prompt.of(ids.numpy()))) < 1e-4
 
 

@@ -17,6 +17,7 @@ from kamera.engines import calls_of, precedence
 from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import later_of
 from kamera.patches.identity import asking_of
+from kamera.window import sequence_of
 from tests.content.templates import screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing
@@ -211,7 +212,7 @@ def test_a_wrong_guess_serves_nothing(backbone, frames, policy):
     assert (spans, turn.text, turn.report.guarantee) == (without, want.text, want.report.guarantee)
     ignored = {"anticipated": 0, "seconds": 0.0, "first_token": 0.0}
     assert {**vars(turn.report), **ignored} == {**vars(want.report), **ignored}
-    assert torch.equal(session.window.input_ids, plain.window.input_ids)
+    assert torch.equal(sequence_of(session.window).input_ids, sequence_of(plain.window).input_ids)
 
 
 def test_a_guess_that_is_right_in_part_serves_that_part(backbone, frames):

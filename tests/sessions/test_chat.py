@@ -11,6 +11,7 @@ from kamera import ChunkStore
 from kamera.edits import policies
 from kamera.errors import EditPolicyFailed, ModalityNotSupported, ProcessorRequired, WindowFull
 from kamera.sessions import ChatSession
+from kamera.window import former_of
 from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.models import tiny
@@ -88,7 +89,9 @@ def test_amortize_relocates_survivors_and_prefills_none():
     before = chat.send(screens(3), **GREEDY).report
     edited = policies.keep_last_images(2)(screens(3), 0)
     after = chat.send(edited, **GREEDY).report
-    question = len(chat.prompt_ids) - sum(s.length for s in chat.window.slots) - chat.window.anchor.length
+    question = (
+        len(chat.prompt_ids) - sum(s.length for s in chat.window.slots) - former_of(chat.window).anchor.length
+    )
     assert before.vision_encodes == 3 and after.vision_encodes == 0
     assert after.forwards == 0 and after.left > 20 and after.prefilled == question
 

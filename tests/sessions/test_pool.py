@@ -18,6 +18,7 @@ from kamera.sessions.incoming import Incoming
 from kamera.sessions.match import best_match, candidate
 from kamera.sessions.uncached import plain_answer
 from kamera.trust import GUARANTEES
+from kamera.window import former_of
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
@@ -94,7 +95,7 @@ def test_a_system_prompt_is_prefilled_once_for_all_sessions():
         pool.send(screens(1, 5 * i), **GREEDY)
     assert pool.metrics().anchors == 1 and pool.metrics().opened == 3
     windows = [pool.session(name).window for _, name in pool._entries]
-    assert len({id(w.anchor.kv) for w in windows}) == 1
+    assert len({id(former_of(w).anchor.kv) for w in windows}) == 1
 
 
 def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():

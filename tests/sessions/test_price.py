@@ -15,7 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import StoreError
 from kamera.patches import later_of
 from kamera.store.disk import syncing
-from kamera.window import Arrange
+from kamera.window import Arrange, former_of
 from tests.models import tiny
 from tests.window.rig import watching
 
@@ -159,7 +159,7 @@ def test_an_evicted_chunk_is_archived_later_and_can_be_recalled_at_once(backbone
     assert window.recall(middle).vision_encodes == 0
     window.evict(2)
     window.flush()
-    assert store.has(window.context, middle)
+    assert store.has(former_of(window).context, middle)
 
 
 def test_what_is_to_be_archived_is_known_to_every_window_on_the_store_and_kept_when_it_closes(
@@ -176,7 +176,7 @@ def test_what_is_to_be_archived_is_known_to_every_window_on_the_store_and_kept_w
         assert other.recall(gone).vision_encodes == 0
         gate.set()
     with ChunkStore.open(tmp_path / "store") as store:
-        assert store.has(window.context, gone)
+        assert store.has(former_of(window).context, gone)
 
 
 def test_a_chunk_that_could_not_be_archived_later_is_named_in_the_next_report(backbone, frames, monkeypatch):

@@ -13,6 +13,7 @@ from kamera.engines import calls_of, precedence
 from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import later_of
 from kamera.reuse import Reuser
+from kamera.window import former_of
 from tests.sessions.rig import session, speaking
 from tests.window.rig import Seen, borne, watching
 
@@ -221,7 +222,7 @@ def test_a_turns_report_counts_a_new_system_prompt_once(backbone, frames, reuse)
             assert report.forwards == len(spans), "the last of them is the question's, with new pieces"
             assert report.tokens_recomputed == sum(spans) - len(chat.state.question)
             chat.flush()
-    anchor = chat.window.anchor.length
+    anchor = former_of(chat.window).anchor.length
     assert anchor > 0 and report.kept >= anchor
 
 
@@ -231,7 +232,7 @@ def test_the_system_prompt_of_another_session_or_of_the_store_is_kept():
     pool = SessionPool(backbone, store, policy=DEFAULT)
     first = pool.send(asked, "one", **OPTIONS)
     assert first.usage.cached_tokens == 0 and first.report.kept == 0
-    anchor = pool.session("one").window.anchor.length
+    anchor = former_of(pool.session("one").window).anchor.length
     assert first.report.forwards == 2, "the system prompt, and all that is behind it with the question"
     second = pool.send(asked, "other", **OPTIONS)
     assert second.usage.cached_tokens >= anchor and second.report.kept >= anchor

@@ -16,6 +16,7 @@ from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
+from kamera.window import sequence_of
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -193,7 +194,7 @@ class Snapshot:
         """As it is now; tensors are copied, so a write in place shows."""
         kv = tuple(kv_copy(live(window, i)) for i in range(len(window)))
         logits = window.next_token_logits(QUESTION)
-        return cls(window.slots, window.input_ids, window.position_ids, kv, logits)
+        return cls(window.slots, sequence_of(window).input_ids, sequence_of(window).position_ids, kv, logits)
 
     def matches(self, window: KameraWindow, numbers: bool = True) -> bool:
         """Bit for bit the same window (slot ``numbers`` apart, after a load)."""

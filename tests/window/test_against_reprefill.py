@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import Chunk
 from kamera.ops import relocate_kv, uniform_offset
+from kamera.window import sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import samples
 from tests.window.rig import (
@@ -84,8 +85,14 @@ def apply(window: KameraWindow, chunks: list[Chunk], operation: tuple[str, int, 
 
 
 def assert_positions_are_the_models(window: KameraWindow, chunks: list[Chunk]) -> None:
-    assert torch.equal(window.position_ids, rope_index(window.backbone, chunks_of(window, chunks)))
-    assert window.num_tokens == window.position_ids.shape[1] == window.input_ids.shape[0]
+    assert torch.equal(
+        sequence_of(window).position_ids, rope_index(window.backbone, chunks_of(window, chunks))
+    )
+    assert (
+        window.num_tokens
+        == sequence_of(window).position_ids.shape[1]
+        == sequence_of(window).input_ids.shape[0]
+    )
 
 
 def assert_exact_is_exact(window: KameraWindow, chunks: list[Chunk]) -> Prefilled:
@@ -179,7 +186,7 @@ def test_labels_are_honest_after_any_operations(family, minimum, operations):
 
 def place(window: KameraWindow, index: int) -> torch.Tensor:
     slot = window.slots[index]
-    return window.position_ids[:, slot.start : slot.start + slot.length]
+    return sequence_of(window).position_ids[:, slot.start : slot.start + slot.length]
 
 
 def compact(window: KameraWindow, chunks: list[Chunk]) -> list[torch.Tensor]:
@@ -239,7 +246,7 @@ def test_a_blind_slot_equals_a_model_masked_from_other_chunks(family):
     total, body = ids.shape[1], b.num_tokens
     mask = torch.full((total, total), float("-inf")).triu(1)
     mask[total - body :, : total - body] = float("-inf")
-    at = window.position_ids
+    at = sequence_of(window).position_ids
     with torch.no_grad():
         out = backbone.model(
             input_ids=ids,

@@ -10,7 +10,7 @@ import torch
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.patches import later_of
-from kamera.window import Append, Arrange, anticipate
+from kamera.window import Append, Arrange, anticipate, former_of, respond
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, Prefilled, Snapshot, make, rig, watching
@@ -95,8 +95,8 @@ def test_a_wrong_guess_changes_nothing(operation):
                 case "plan":
                     report = one.run(one.plan(Append(chunks[3])))
                 case _:
-                    _, report = one.respond(
-                        QUESTION, Arrange([*one.slots[1:], chunks[3]]), max_new_tokens=1, do_sample=False
+                    _, report = respond(
+                        one, QUESTION, Arrange([*one.slots[1:], chunks[3]]), max_new_tokens=1, do_sample=False
                     )
         return seen.spans, report
 
@@ -126,7 +126,7 @@ def test_what_was_prepared_in_a_context_that_is_withheld_since_serves_nothing():
     backbone, _ = rig("llama_mqa")
     chunks = texts(backbone, 4)
     window = prepared(full(backbone, chunks[:3]))
-    window.store.withheld.add(window.context, "the test withholds it")
+    window.store.withheld.add(former_of(window).context, "the test withholds it")
     again = len(SYSTEM) + 3 * chunks[0].num_tokens  # the window as it stood, apart from the store
     assert window.append(chunks[3]).tokens_recomputed == again + 3 * chunks[3].num_tokens
     assert relative(window.next_token_logits(QUESTION), Prefilled(backbone, chunks[1:]).logits) <= 1e-4

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import PolicyRefused
+from kamera.window import former_of
 from tests.engines.compare import worst
 from tests.window.rig import SYSTEM, Prefilled, rig
 
@@ -60,7 +61,7 @@ def check(window: KameraWindow, chunks: list) -> int:
     window.flush()
     stored = 0
     for chunk in chunks:
-        record = window.store.get_canonical(window.context, chunk.id)
+        record = window.store.get_canonical(former_of(window).context, chunk.id)
         if record is not None:
             stored += 1
             assert worst(record.kv, Prefilled(window.backbone, [chunk]).kv(0)) < BOUND, chunk.label

@@ -14,6 +14,7 @@ from kamera.engines.hf.witness import _few
 from kamera.errors import AuditFailed
 from kamera.ops import kernels, kv_map
 from kamera.store.metrics import Metrics
+from kamera.window import former_of
 from kamera.window.audit import AuditCandidate, Auditor, Served, _candidate, audited, auditor_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_reprefill, make, rig, watching
@@ -31,7 +32,7 @@ def fresh(family: str = "deepseek_v2") -> HfEngine:
 
 def withheld(window: KameraWindow) -> str | None:
     window.flush()
-    return window.store.withheld.reason(window.context)
+    return window.store.withheld.reason(former_of(window).context)
 
 
 # -- right KV passes ---------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def test_a_window_that_shows_a_clean_view_is_prefilled_again_too():
     window = make(backbone, None, a, b, c, policy=ALL)
     window.condition(1, False)
     window.flush()
-    window.store.withheld.add(window.context, "an audit, says the test")
+    window.store.withheld.add(former_of(window).context, "an audit, says the test")
     report = window.condition(2, True)
     assert any("an audit, says the test" in note for note in report.notes)
     assert guarantees(window) == ["exact"] * 3
@@ -258,13 +259,13 @@ def test_a_withheld_context_is_never_served_to_a_new_window_and_can_be_released(
     known = texts(backbone, 1, 2)
     store = ChunkStore.open(tmp_path / "store")
     window = make(backbone, store, *known, policy=ALL)
-    store.withheld.add(window.context, "an audit, says the test")
+    store.withheld.add(former_of(window).context, "an audit, says the test")
     with watching(backbone) as seen:
         apart = make(backbone, ChunkStore.open(tmp_path / "store"), *known, policy=ALL)
     assert seen.forwards >= 3, "the system prompt and both chunks are prefilled again"
     assert is_a_reprefill(apart, known)
     apart.flush()
-    store.withheld.release(window.context)
+    store.withheld.release(former_of(window).context)
     with watching(backbone) as seen:
         make(
             backbone, ChunkStore.open(tmp_path / "store"), known[0], policy=dataclasses.replace(ALL, audit=0)
@@ -276,11 +277,11 @@ def test_a_note_that_cannot_be_read_withholds(tmp_path):
     backbone = fresh()
     store = ChunkStore.open(tmp_path / "store")
     window = make(backbone, store, *texts(backbone, 1), policy=ALL)
-    store.withheld.add(window.context, "an audit, says the test")
+    store.withheld.add(former_of(window).context, "an audit, says the test")
     (note,) = (tmp_path / "store" / "withheld").iterdir()
     note.write_text("{")
     other = ChunkStore.open(tmp_path / "store")
-    assert "cannot be read" in other.withheld.read(window.context)
+    assert "cannot be read" in other.withheld.read(former_of(window).context)
 
 
 def test_metrics_count_audits(tmp_path):

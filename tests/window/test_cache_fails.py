@@ -14,6 +14,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import NotKept, StoreClosed, StoreError, UnknownChunk
 from kamera.store import StoreAdmin
+from kamera.window import former_of
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, make, relative, rig
 
@@ -217,7 +218,7 @@ def test_a_closed_store_says_so_by_name(tmp_path, pieces):
         store.close()
         store.close()  # twice is once
         calls = (
-            lambda s=store, w=window: s.get_canonical(w.context, chunks[0].id),
+            lambda s=store, w=window: s.get_canonical(former_of(w).context, chunks[0].id),
             lambda s=store: s.ls(),
             lambda s=store: StoreAdmin(s).stats(),
             lambda s=store: StoreAdmin(s).verify(),

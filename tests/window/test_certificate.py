@@ -18,7 +18,7 @@ from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBa
 from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
 from kamera.trust import Grounds, certified_by_default
-from kamera.window import library_versions
+from kamera.window import library_versions, terms_in_force
 from kamera.window.certified import find_certificate, folders, home
 from tests.models import samples, tiny
 from tests.window.certificates import certificate, none_safe, reseal
@@ -46,7 +46,7 @@ def fallback(backbone: HfEngine, match: str, **options) -> KameraWindow:
     """A window that says, in the words of ``match``, that it serves exact KV only."""
     with pytest.warns(UncertifiedBackbone, match=match):
         window = make(backbone, policy=CERTIFIED, **options)
-    assert window.terms.certificate is None
+    assert terms_in_force(window).certificate is None
     assert window.policy.minimum == "exact"
     return window
 
@@ -140,8 +140,8 @@ def test_under_a_certificate_edits_run_no_forward(pieces, folder, given):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UncertifiedBackbone)
         window = make(backbone, None, a, b, c, policy=CERTIFIED, **options)
-    assert window.terms.certificate == held
-    assert window.fork().terms.certificate == held
+    assert terms_in_force(window).certificate == held
+    assert terms_in_force(window.fork()).certificate == held
     window.reorder([0, 2, 1])  # its patches are formed once
     window.reorder([0, 2, 1])
     with watching(backbone) as seen:
@@ -160,7 +160,7 @@ def test_a_certificate_beside_the_store_is_found(pieces, tmp_path):
     held = certificate(backbone, RANK)
     held.write(tmp_path / "store" / "certificates")
     with ChunkStore.open(tmp_path / "store") as store:
-        assert make(backbone, store, a, b, policy=CERTIFIED).terms.certificate == held
+        assert terms_in_force(make(backbone, store, a, b, policy=CERTIFIED)).certificate == held
         assert StoreAdmin(store).verify().quarantined == ()
 
 
@@ -169,7 +169,7 @@ def test_a_probe_that_found_harm_outweighs_one_that_did_not(pieces, folder):
     certificate(backbone, RANK).write(folder)
     other = certificate(backbone, RANK, probe="pages", findings=none_safe("cannot tell", "too weak"))
     other.write(folder)
-    assert make(backbone, policy=CERTIFIED).terms.certificate is not None
+    assert terms_in_force(make(backbone, policy=CERTIFIED)).certificate is not None
     certificate(backbone, RANK, probe="pages", findings=none_safe("unsafe", "it lies")).write(folder)
     fallback(backbone, 'its verdict on "patched" is "unsafe": it lies')
 
@@ -213,7 +213,7 @@ def test_one_changed_weight_refuses_the_certificate(folder):
     chunk = samples.chunk(backbone, samples.sample(FAMILY))
     held = certificate(backbone, RANK)
     held.write(folder)
-    assert make(backbone, None, chunk, policy=CERTIFIED).terms.certificate == held
+    assert terms_in_force(make(backbone, None, chunk, policy=CERTIFIED)).certificate == held
     with torch.no_grad():
         next(backbone.model.parameters()).view(-1)[7] += 1e-3
     with pytest.raises(
@@ -277,7 +277,7 @@ def test_a_saved_window_loads_exact_without_its_certificate(pieces, folder):
     saved = Snapshot.of(window)
     window.save(folder / "window")
     again = KameraWindow.load(folder / "window", backbone, store)
-    assert again.terms.certificate is not None
+    assert terms_in_force(again).certificate is not None
     assert saved.matches(again, numbers=False)
     path.unlink()
     with pytest.warns(UncertifiedBackbone):

@@ -7,6 +7,7 @@ import pytest
 from kamera import ReusePolicy
 from kamera.errors import PolicyRefused
 from kamera.ops import relocate_kv, uniform_offset
+from kamera.window import former_of, sequence_of
 from tests.engines.compare import worst
 from tests.window.rig import (
     GREEDY,
@@ -49,8 +50,8 @@ def test_a_clean_view_is_the_canonical_at_the_slots_place():
     slot = window.condition(1, False).slot
     assert (slot.guarantee, slot.rank, slot.antecedents, slot.conditioned) == ("blind", 0, (), False)
     home = rope_index(backbone, [chunks[1]])[:, 4:]
-    offset = uniform_offset(home, window.position_ids[:, slot.start :])
-    canonical = window.store.get_canonical(window.context, chunks[1].id)
+    offset = uniform_offset(home, sequence_of(window).position_ids[:, slot.start :])
+    canonical = window.store.get_canonical(former_of(window).context, chunks[1].id)
     assert worst(live(window, 1), relocate_kv(canonical.kv, backbone.layout, offset)) <= 1e-6
 
 

@@ -18,6 +18,7 @@ from kamera.errors import (
     UnknownSlot,
     WindowFull,
 )
+from kamera.window import keep_orbit
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
@@ -78,8 +79,8 @@ CALLS = {
     "empty question to bear": (EmptyChunk, "no tokens", lambda w: w.is_load_bearing(0, [])),
     "text without a tokenizer": (ProcessorRequired, "Who", lambda w: w.generate("Who?")),
     "wrong archive": (ValueError, "'soon'.*now.*later", lambda w: w.append(None, archive="soon")),
-    "orbit of a leading chunk": (ValueError, "leading", lambda w: w.form_orbit(0)),
-    "orbit of no orderings": (ValueError, "samples 0", lambda w: w.form_orbit(2, samples=0)),
+    "orbit of a leading chunk": (ValueError, "leading", lambda w: keep_orbit(w, 0)),
+    "orbit of no orderings": (ValueError, "samples 0", lambda w: keep_orbit(w, 2, samples=0)),
     "no content": (EmptyChunk, "''", lambda w: w.append("")),
 }
 
@@ -120,7 +121,7 @@ def test_a_slot_that_left_is_refused_with_its_chunk(window):
         lambda: branch.evict(slot),
         lambda: branch.condition(slot, False),
         lambda: branch.is_load_bearing(slot, QUESTION),
-        lambda: branch.form_orbit(slot),
+        lambda: keep_orbit(branch, slot),
     ):
         assert_refused(branch, UnknownSlot, f"{slot.number}.*{slot.chunk_id[:12]}.*recall", call)
     branch.recall(slot.chunk_id)  # the same chunk, another slot
@@ -300,7 +301,7 @@ def test_weights_changed_under_a_window_make_it_refuse():
         lambda: window.evict(0),
         lambda: window.reorder([1, 0]),
         lambda: window.condition(1, False),
-        lambda: window.form_orbit(1),
+        lambda: keep_orbit(window, 1),
         lambda: window.next_token_logits(QUESTION),
         lambda: window.generate(QUESTION),
         lambda: window.is_load_bearing(0, QUESTION),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kamera import Chunk, ReusePolicy
 from kamera.errors import UnknownChunk
-from kamera.window import Event, Trace, read_trace
+from kamera.window import Event, Trace, former_of, keep_orbit, read_trace
 from tests.window.rig import QUESTION, make, rig
 
 
@@ -32,7 +32,7 @@ def test_each_operation_is_one_event_with_plan_and_report(pieces):
         assert event.operation == event.plan.operation == event.report.operation
         assert event.plan.cost.forwards == event.report.forwards
         assert event.plan.after.chunk_ids == tuple(s.chunk_id for s in event.report.slots)
-        assert event.anchor == window.anchor.digest
+        assert event.anchor == former_of(window).anchor.digest
     assert [event.before for event in heard][1:] == [event.report.slots for event in heard][:-1]
 
 
@@ -51,9 +51,9 @@ def test_an_orbit_patch_is_an_event_without_a_plan(pieces):
     backbone, (a, b, *_) = pieces
     window, heard = make(backbone, None, a, b), []
     window.on_event(heard.append)
-    window.form_orbit(1)
+    keep_orbit(window, 1)
     (event,) = heard
-    assert (event.operation, event.plan, event.report.forwards) == ("form_orbit", None, 1)
+    assert (event.operation, event.plan, event.report.forwards) == ("keep_orbit", None, 1)
 
 
 def test_a_listener_stops_and_forks_tell_it_too(pieces):
@@ -106,7 +106,7 @@ def walk(window, pieces):
     window.slide()
     window.flush()
     window.recall(a.id)
-    window.form_orbit(1)
+    keep_orbit(window, 1)
     window.evict(0)
     window.insert(0, b)
     return heard

@@ -11,6 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import StoreError
 from kamera.patches import later_of
 from kamera.store import PatchRecord
+from kamera.window import former_of
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
 PROVING = ReusePolicy(rank=64, certified=True, withheld=frozenset({"survivor"}), forms="always", audit=0.0)
@@ -124,7 +125,7 @@ def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
     window, gate = gated
     window.append(c)
     window.evict(2)
-    assert not window.store.has(window.context, c.id, [s.chunk_id for s in window.slots])
+    assert not window.store.has(former_of(window).context, c.id, [s.chunk_id for s in window.slots])
     queue = later_of(backbone)
     settle, waited = queue.settle, []
 

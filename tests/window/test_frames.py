@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.patches.chunks import compact_positions
-from kamera.window import seating
+from kamera.window import seating, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
@@ -23,7 +23,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
         patch.setattr(seating, "DRIFT", 0)
         home.slide()
     assert home._state.seats.frame == (0,) * backbone.axes
-    assert torch.equal(framed.position_ids, home.position_ids)
+    assert torch.equal(sequence_of(framed).position_ids, sequence_of(home).position_ids)
     for i in range(len(framed)):
         assert worst(live(framed, i), live(home, i)) <= 1e-5
     assert relative(framed.next_token_logits(QUESTION), home.next_token_logits(QUESTION)) <= 1e-4
@@ -55,4 +55,4 @@ def test_an_arrival_in_a_frame_is_exact_without_evictions(family):
     plain = Prefilled(backbone, chunks_of(window, chunks))
     assert relative(window.next_token_logits(QUESTION), plain.logits) <= 1e-4
     assert {s.guarantee for s in window.slots} == {"exact"}
-    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+    assert torch.equal(sequence_of(window).position_ids, rope_index(backbone, chunks_of(window, chunks)))

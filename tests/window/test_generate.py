@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import WindowFull
+from kamera.window import next_token_logits_of, sequence_of
 from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -104,7 +105,9 @@ def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
     before = Snapshot.of(window)
     answer = branch.generate(QUESTION, keep=True, max_new_tokens=4, min_new_tokens=4, **GREEDY)
     assert before.matches(window)
-    assert torch.equal(branch.input_ids, torch.cat([window.input_ids, QUESTION, answer]))
+    assert torch.equal(
+        sequence_of(branch).input_ids, torch.cat([sequence_of(window).input_ids, QUESTION, answer])
+    )
     assert len(branch) == len(window) + 1
     assert set(guarantees(branch)) == {"exact"}
     known = [*rig_chunks(window), branch.backbone.chunk_from_tensors(torch.cat([QUESTION, answer]))]
@@ -209,7 +212,9 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
         window.append(fact)
     asked = "where is the cup"
     ids = prompt(tokenizer, system, "".join(facts) + asked)
-    assert torch.equal(torch.cat([window.input_ids, window._asker().question_ids(asked)]), ids[0])
+    assert torch.equal(
+        torch.cat([sequence_of(window).input_ids, window._asker().question_ids(asked)]), ids[0]
+    )
     with torch.no_grad():
         want = backbone.model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, **GREEDY
@@ -224,7 +229,9 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
     again = "what moved"
     said = tokenizer.decode(want, skip_special_tokens=False).removesuffix("</t>").strip()
     ids = prompt(tokenizer, system, "".join(facts) + asked, said, again)
-    assert torch.equal(torch.cat([window.input_ids, window._asker().question_ids(again)]), ids[0])
+    assert torch.equal(
+        torch.cat([sequence_of(window).input_ids, window._asker().question_ids(again)]), ids[0]
+    )
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
     assert torch.allclose(window.next_token_logits(again), logits, rtol=1e-4, atol=1e-4)
@@ -245,7 +252,7 @@ def test_a_kept_answer_has_its_stop_token_once(spoken):
     length = window.num_tokens
     # a bias makes the turn end at once: </t> is token 2
     window.generate("where", keep=True, max_new_tokens=3, sequence_bias={(2,): 1e4}, **GREEDY)
-    tail = window.input_ids[length:].tolist()
+    tail = sequence_of(window).input_ids[length:].tolist()
     asked = window._asker().question_ids("where").tolist()
     assert tail == [*asked, 2, 5]  # … </t> <|user|>
 
@@ -257,6 +264,6 @@ def test_questions_of_several_lengths_share_a_forward_and_have_the_logits_of_eac
     asked = [torch.tensor(ids) for ids in ([3, 4, 5], [7], [9, 2])]
     each = torch.stack([window.next_token_logits(ids) for ids in asked])
     with watching(backbone) as seen:
-        together = window.next_token_logits_of(asked)
+        together = next_token_logits_of(window, asked)
     assert seen.forwards == 1
     assert relative(together, each) <= 1e-5

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import Chunk, ChunkStore, ReusePolicy
-from kamera.window import Arrange
+from kamera.window import Arrange, former_of
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig
@@ -68,13 +68,13 @@ def test_the_canonical_of_a_head_is_cut_out_of_the_stored_one():
     window = make(backbone, store, text(backbone, WHOLE), policy=FORM)
     new = edited(backbone, more=0)
     assert window.replace(0, new).forwards == 0
-    cut = store.get_canonical(window.context, new.id)
-    whole = store.get_canonical(window.context, text(backbone, WHOLE).id)
+    cut = store.get_canonical(former_of(window).context, new.id)
+    whole = store.get_canonical(former_of(window).context, text(backbone, WHOLE).id)
     pairs = zip(cut.kv, whole.kv, strict=True)
     assert all(torch.equal(a[n], b[n][:, :25]) for a, b in pairs for n in a)
     assert off(window, [new]) <= 1e-4
     apart = make(backbone, ChunkStore.open("memory://"), new, policy=FORM)
-    theirs = apart.store.get_canonical(apart.context, new.id).kv
+    theirs = apart.store.get_canonical(former_of(apart).context, new.id).kv
     assert all(torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(cut.kv, theirs, strict=True) for n in a)
 
 

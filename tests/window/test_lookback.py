@@ -12,6 +12,7 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, UnknownChunk
+from kamera.window import former_of, search
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make, pictures, watching
 
@@ -35,11 +36,11 @@ def test_every_family_has_embeddings_of_its_picture_tokens(family):
     chunks = pictures(backbone, family, 3)
     window = make(backbone, None, *chunks)
     for chunk in chunks:
-        held = window.store.embedding(window.context, chunk.id)
+        held = window.store.embedding(former_of(window).context, chunk.id)
         assert held is not None and held == pytest.approx(features(backbone, chunk).numpy(), abs=1e-3)
     # the picture finds itself, from the store, without the vision tower
     with watching(backbone) as seen:
-        best = window.search(chunks[1], k=3)[0]
+        best = search(window, chunks[1], k=3)[0]
     assert best.chunk_id == chunks[1].id and best.score > 0.999 and seen.encodes == seen.forwards == 0
 
 
@@ -95,7 +96,7 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
 
 def test_what_is_in_the_window_is_not_recalled_again(watched):
     window, seen = watched
-    assert window.search(painted(4))[0].chunk_id == seen[4]
+    assert search(window, painted(4))[0].chunk_id == seen[4]
     report = window.recall(like=painted(4), min_score=-1.0)
     assert report.slot.chunk_id in seen[:3] and report.vision_encodes == 0
 
@@ -103,8 +104,8 @@ def test_what_is_in_the_window_is_not_recalled_again(watched):
 def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
     window, seen = watched
     before = Snapshot.of(window)
-    hits = window.search(
-        [{"type": "image", "image": recompressed(painted(2))}, {"type": "text", "text": "x"}], 9
+    hits = search(
+        window, [{"type": "image", "image": recompressed(painted(2))}, {"type": "text", "text": "x"}], 9
     )
     assert hits[0].chunk_id == seen[2] and {hit.chunk_id for hit in hits} == set(seen)
     assert before.matches(window)
@@ -121,8 +122,8 @@ def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
         (lambda w: w.recall(), ValueError, "one of the two"),
         (lambda w: w.recall("ab", like=painted(1)), ValueError, "one of the two"),
         (lambda w: w.recall(like="the desk"), ValueError, "no picture"),
-        (lambda w: w.search("the desk"), ValueError, "no picture"),
-        (lambda w: w.search(painted(1), 0), ValueError, "k 0"),
+        (lambda w: search(w, "the desk"), ValueError, "no picture"),
+        (lambda w: search(w, painted(1), 0), ValueError, "k 0"),
     ],
 )
 def test_refusals_say_why_and_leave_the_window_as_it_was(watched, ask, error, message):

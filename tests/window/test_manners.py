@@ -11,7 +11,7 @@ import torch
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
 from kamera.patches import later_of
-from kamera.window import Report, SlotReport, Trace, WindowMemory, read_trace
+from kamera.window import Report, SlotReport, Trace, WindowMemory, former_of, keep_orbit, read_trace
 from tests.models import samples
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig, watching
 from tests.window.test_errors import assert_refused
@@ -69,9 +69,9 @@ def test_attributes_cannot_be_set(window, name):
 
 
 def test_the_context_says_what_chunks_are_stored_under(window):
-    info = window.store.info(window.context, window[0].chunk_id)
+    info = window.store.info(former_of(window).context, window[0].chunk_id)
     assert info.tokens == window[0].length
-    assert window.context.fingerprint == window.backbone.fingerprint
+    assert former_of(window).context.fingerprint == window.backbone.fingerprint
 
 
 # -- recall ----------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_whatever_concerns_a_chunk_reports_its_slot(window):
         branch.recall(window[2]),
         branch.append(branch.backbone.chunk_from_tensors([31, 32])),
         branch.slide(),
-        branch.form_orbit(2, samples=1),
+        keep_orbit(branch, 2, samples=1),
     ):
         assert isinstance(report, SlotReport) and report.slot.length
     report = branch.reorder([1, 0, 2, 3])
@@ -201,7 +201,7 @@ def test_whatever_concerns_a_chunk_reports_its_slot(window):
 
 
 def test_types_say_that_there_is_a_slot():
-    for name in ("append", "recall", "slide", "evict", "condition", "form_orbit"):
+    for name in ("append", "recall", "slide", "evict", "condition"):
         assert typing.get_type_hints(getattr(KameraWindow, name))["return"] is SlotReport
     assert typing.get_type_hints(SlotReport)["slot"].__name__ == "Slot"
 
@@ -228,7 +228,7 @@ def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
     outside = [o for w in windows for o in (w.backbone, w.store, later_of(w.backbone), w._family)]
     seen = {id(o) for o in outside}
-    todo: list = [part for w in windows for part in (w._state, w._stage.live, w.anchor)]
+    todo: list = [part for w in windows for part in (w._state, w._stage.live, former_of(w).anchor)]
     found = {}
     while todo:
         item = todo.pop()

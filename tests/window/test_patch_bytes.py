@@ -10,6 +10,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
 from kamera.ops import budget, kv_bytes
 from kamera.testbed.world import World
+from kamera.window import keep_orbit
 
 SHARE = 0.03
 POLICY = ReusePolicy(patch_bytes=SHARE, forms="always")
@@ -102,7 +103,7 @@ def test_without_patch_bytes_the_rank_alone_decides(backbone, episode):
 def test_an_orbit_patch_keeps_to_the_bytes_too(backbone, episode):
     store = ChunkStore.open("memory://")
     window = window_of(backbone, episode, store, replace(POLICY, minimum="orbit"))
-    window.form_orbit(2)
+    keep_orbit(window, 2)
     info = next(i for i in store.ls("orbit"))
     record = store.get_patch(info.context, info.chunk_id, info.antecedents, "orbit")
     canonical = store.get_canonical(info.context, info.chunk_id)

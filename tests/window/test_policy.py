@@ -14,6 +14,7 @@ from kamera.patches.orbit import balanced, how_many, orderings
 from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
 from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
+from kamera.window import former_of, keep_orbit
 from tests.engines.compare import worst
 from tests.window.rig import (
     FULL_RANK,
@@ -274,10 +275,10 @@ def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
     window = make(backbone, None, a, b, c, d)
     before = Snapshot.of(window)
     with watching(backbone) as seen:
-        window.form_orbit(3)
+        keep_orbit(window, 3)
     assert seen.encodes == 0
     assert before.matches(window)
-    context = window.context
+    context = former_of(window).context
     patch = window.store.get_patch(context, d.id, [c.id, a.id, b.id], "orbit").patch
     home = rope_index(backbone, [d])[:, 4:]
     alone = Prefilled(backbone, [d]).kv(0)
@@ -299,7 +300,7 @@ def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
 def test_reorder_takes_an_orbit_patch_only_if_admitted(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
-    make(backbone, store, a, b, c).form_orbit(2)
+    keep_orbit(make(backbone, store, a, b, c), 2)
     tight, loose = (
         make(backbone, store, b, a, policy=ReusePolicy(minimum=m, forms="always"))
         for m in ("patched", "orbit")
@@ -318,7 +319,7 @@ def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
     backbone, (a, b, c, d) = pieces
     policy = ReusePolicy(minimum="orbit", forms="always")
     store = make(backbone, None, a, b, c, d, policy=policy).store
-    make(backbone, store, a, b, c, d, policy=policy).form_orbit(3)
+    keep_orbit(make(backbone, store, a, b, c, d, policy=policy), 3)
     for order in itertools.permutations(range(3)):
         window = make(backbone, store, *[(a, b, c)[i] for i in order], policy=policy)
         with watching(backbone) as seen:
@@ -330,7 +331,7 @@ def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
 def test_minimum_survivor_equals_minimum_orbit_for_arrivals(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
-    make(backbone, store, a, b, c).form_orbit(2)
+    keep_orbit(make(backbone, store, a, b, c), 2)
     policy = ReusePolicy(minimum="survivor", max_divergence=1.0, forms="always")
     window = make(backbone, store, b, a, policy=policy)
     window.recall(c.id)
@@ -345,7 +346,7 @@ def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
     backbone, (a, b, c, _) = pieces
     policy = ReusePolicy(minimum="orbit", forms="always")
     store = make(backbone, None, a, b, c, policy=policy).store
-    make(backbone, store, a, b, c, policy=policy).form_orbit(2)
+    keep_orbit(make(backbone, store, a, b, c, policy=policy), 2)
     window = make(backbone, store, b, a, policy=policy)
     window.recall(c.id)
     window.slide()
@@ -392,7 +393,7 @@ def test_an_orbit_of_four_runs_as_many_forwards_as_it_says(pieces, samples, forw
     text = backbone.chunk_from_tensors([40, 41, 42])
     window = make(backbone, None, a, b, c, d, text)
     with watching(backbone) as seen:
-        report = window.form_orbit(4, samples=samples)
+        report = keep_orbit(window, 4, samples=samples)
     assert report.forwards == seen.forwards == forwards
     assert seen.encodes == 0
     (info,) = window.store.ls("orbit")
@@ -405,16 +406,16 @@ def test_an_orbit_over_codes_prefills_the_leading_chunk_too(pieces):
     backbone, (a, b, c, _) = pieces
     store = ChunkStore.open("memory://", kv="int8")
     window = make(backbone, store, a, b, c)
-    assert window.form_orbit(2).forwards == 2 + 2 * 2
+    assert keep_orbit(window, 2).forwards == 2 + 2 * 2
 
 
 def test_above_four_antecedents_the_asked_orderings_run(pieces):
     backbone, (a, b, c, d) = pieces
     texts = [backbone.chunk_from_tensors([40 + i, 50 + i]) for i in range(2)]
     window = make(backbone, None, a, b, c, *texts, d)
-    window.form_orbit(5, samples=3, seed=1)
+    keep_orbit(window, 5, samples=3, seed=1)
     (info,) = window.store.ls("orbit")
-    record = window.store.get_patch(window.context, d.id, info.antecedents, "orbit")
+    record = window.store.get_patch(former_of(window).context, d.id, info.antecedents, "orbit")
     assert record.info["orderings"] == 3
 
 

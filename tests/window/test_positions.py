@@ -9,7 +9,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
 from kamera.patches.chunks import compact_positions
-from kamera.window import seating
+from kamera.window import former_of, seating, sequence_of
 from kamera.window.seats import Seats
 from kamera.window.state import WindowState
 from tests.engines.compare import relative, worst
@@ -39,12 +39,12 @@ def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):
     ]
     window = make(backbone, None, *chunks)
     original = kv_copy(live(window, 9))
-    stood = window.position_ids[:, -chunks[-1].num_tokens :]
+    stood = sequence_of(window).position_ids[:, -chunks[-1].num_tokens :]
     for _ in range(9):
         window.slide()
     (slot,) = window.slots
     assert slot.guarantee == "survivor"
-    offset = uniform_offset(stood, window.position_ids[:, slot.start :])
+    offset = uniform_offset(stood, sequence_of(window).position_ids[:, slot.start :])
     assert any(offset)
     once = kv_map(original, torch.empty_like)
     serve(once, original, None, backbone.layout, offset)
@@ -61,7 +61,7 @@ def test_a_slide_moves_the_anchor_instead_of_the_survivors(family):
         report = window.slide()
         assert [addresses(window, i) for i in range(len(window))] == stood[gone:]
         assert report.bytes_rotated == 4 * phased_bytes(backbone)
-        assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+        assert torch.equal(sequence_of(window).position_ids, rope_index(backbone, chunks_of(window, chunks)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seating, "DRIFT", 0)
         report = turned.slide(3)
@@ -92,7 +92,7 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
         frames.append(window._state.seats.frame[0])
         turned.append(report.bytes_rotated > 4 * phased_bytes(backbone))
         again = window.fork()
-        state, standing = window._state, window._stage.standing
+        state, standing = window._state, window._stage.spots
         spots = standing.compact(state.facts)
         home = [seat.at(spot) for seat, spot in zip(state.seats.seats, spots, strict=True)]
         again._state = WindowState(Seats.home(home, 1), state.tensors)
@@ -103,7 +103,7 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
 
 
 def compact(window):
-    return compact_positions(window.backbone, window.anchor.input_ids, window._state.facts)
+    return compact_positions(window.backbone, former_of(window).anchor.input_ids, window._state.facts)
 
 
 def test_a_frame_never_brings_a_question_to_the_last_position():
@@ -114,7 +114,7 @@ def test_a_frame_never_brings_a_question_to_the_last_position():
         window.append(chunk)
         # 22 positions and their frame leave half of the 60 to question and answer
         assert window._state.seats.frame[0] + 21 <= 30
-        assert int(window.position_ids.max()) == 21
+        assert int(sequence_of(window).position_ids.max()) == 21
 
 
 def drifting(limit: int):
@@ -128,7 +128,9 @@ def test_slots_say_where_they_start_in_the_sequence():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks)
     for slot, chunk in zip(window.slots, chunks, strict=True):
-        assert torch.equal(window.input_ids[slot.start : slot.start + slot.length], chunk.input_ids)
-        assert slot.position == int(window.position_ids[0, slot.start])
+        assert torch.equal(
+            sequence_of(window).input_ids[slot.start : slot.start + slot.length], chunk.input_ids
+        )
+        assert slot.position == int(sequence_of(window).position_ids[0, slot.start])
         assert (slot.chunk_id, slot.label) == (chunk.id, chunk.label)
     assert Snapshot.of(window).matches(window)

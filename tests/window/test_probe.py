@@ -17,7 +17,7 @@ from kamera.patches import Worth, later_of
 from kamera.patches.identity import EVERY
 from kamera.store import Context, StoreAdmin, probe_text
 from kamera.store.probes import compare
-from kamera.window import Append
+from kamera.window import Append, expect, former_of
 from tests.engines import changes
 from tests.models import processors, samples, tiny
 from tests.window.rig import QUESTION, inventory, make, same_bits, watching
@@ -120,7 +120,7 @@ def test_an_anchor_that_is_not_stored_yet_is_shared():
     with busy(backbone), backbone.measure() as work:
         first, second = make(backbone, store), make(backbone, store)
         assert store.ls("anchor") == []
-        assert first.anchor.kv is second.anchor.kv
+        assert former_of(first).anchor.kv is former_of(second).anchor.kv
     assert work.forwards == 1 and len(store.ls("anchor")) == 1
 
 
@@ -133,7 +133,9 @@ def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
             window.append(backbone.chunk_from_tensors(torch.arange(5, 9)), archive="now")
             assert seen.forwards == 4, "the anchor, the chunk (its canonical), and two of the probe"
             assert window.usage().now.forwards == 4
-        answers = {str(store.get_canonical(window.context, window.slots[0].chunk_id).context.probe)}
+        answers = {
+            str(store.get_canonical(former_of(window).context, window.slots[0].chunk_id).context.probe)
+        }
         assert answers == {probe_text(backbone.identity.answers(), backbone.identity.tolerance)}
 
 
@@ -142,11 +144,11 @@ def test_the_probe_is_asked_again_after_a_number_of_operations():
     window = make(backbone)
     with watching(backbone, probes=True) as seen:
         for _ in range(EVERY - 1):
-            window.expect(QUESTION)
+            expect(window, QUESTION)
         later_of(backbone).flush()
         assert seen.forwards == 0
         now = window.usage().now.forwards
-        window.expect(QUESTION)
+        expect(window, QUESTION)
         later_of(backbone).flush()
         assert (seen.forwards, window.usage().now.forwards) == (2, now)
 
@@ -156,12 +158,12 @@ def test_an_operation_asks_if_later_work_has_not_come_to_it():
     window = make(backbone)
     with watching(backbone, probes=True) as seen, busy(backbone):
         for _ in range(2 * EVERY - 1):
-            window.expect(QUESTION)
+            expect(window, QUESTION)
         assert seen.forwards == 0
-        window.expect(QUESTION)
+        expect(window, QUESTION)
         assert seen.forwards == 2
         for _ in range(EVERY):
-            window.expect(QUESTION)
+            expect(window, QUESTION)
         assert seen.forwards == 2
 
 
@@ -172,13 +174,13 @@ def test_an_operation_asks_if_the_question_was_dropped():
     queue = later_of(backbone)
     with watching(backbone, probes=True) as seen, busy(backbone):
         for _ in range(EVERY):
-            window.expect(QUESTION)
+            expect(window, QUESTION)
         queue.limit = 1
         queue.add(lambda: None, Worth.PROBE, [torch.zeros(8)])
         assert seen.forwards == 0
-        window.expect(QUESTION)
+        expect(window, QUESTION)
         assert seen.forwards == 2
-        window.expect(QUESTION)
+        expect(window, QUESTION)
         assert seen.forwards == 2
 
 
@@ -191,7 +193,7 @@ def test_plans_are_no_occasion_for_a_probe():
         window.flush()
         assert seen.forwards == 0
         for _ in range(EVERY):
-            window.expect(QUESTION)
+            expect(window, QUESTION)
         window.flush()
         assert seen.forwards == 2
 
@@ -206,7 +208,7 @@ def test_what_an_operation_leaves_for_later_runs_under_its_autocast(tmp_path):
         window.slide()  # the canonical of the second is made later
         window.slide()
         window.flush()
-        kept = store.get_canonical(window.context, chunks[1].id)
+        kept = store.get_canonical(former_of(window).context, chunks[1].id)
         true = make(backbone, None, chunks[1], policy=ReusePolicy.exact())
         assert same_bits(kept.kv, true._state.residents[0].copy.kv)
 

@@ -15,6 +15,7 @@ from kamera.ops import kv_copy, patch_of
 from kamera.patches import Prover, later_of, prefill_anchor, proving
 from kamera.trust import Proof
 from kamera.trust.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
+from kamera.window import expect, next_token_logits_of
 from lab.paper.draw import HELD_OUT, MAIN, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.window.rig import guarantees, make, rig
@@ -64,7 +65,7 @@ def expecting(untold, store, **changes) -> KameraWindow:
     for _ in range(2):
         window = KameraWindow(bare, store, system, policy=replace(PROVING, **changes))
         for question in alike:
-            window.expect(ask(question))
+            expect(window, ask(question))
         for chunk in chunks:
             window.append(chunk)
         window.flush()
@@ -92,7 +93,7 @@ def test_the_default_rank_proves_itself_on_them_by_its_kv(untold):
     for chunk in chunks:
         prefilled.append(chunk)
     asked = [ask(q) for q in questions if q.hops > 1]
-    mine, plain = (w.next_token_logits_of(asked).argmax(-1) for w in (window, prefilled))
+    mine, plain = (next_token_logits_of(w, asked).argmax(-1) for w in (window, prefilled))
     assert torch.equal(mine, plain)
 
 
@@ -164,20 +165,20 @@ def test_a_question_unlike_the_proofs_has_them_proved_again(shipped, monkeypatch
     assert guarantees(window) == ["exact", "patched", "patched"]
     with shipped.measure() as work:
         report = window.reorder([0, 1, 2])
-        window.expect("value of tag 17?")
+        expect(window, "value of tag 17?")
     assert (report.forwards, work.forwards) == (0, 0), "no question waits for it"
     window.flush()
     assert [proof.questions for proof in made] == [7, 7]
     assert [row.proof.questions for row in rows(window.store)] == [7, 7]
     assert all(proof.holds_at(0.05) for proof in made)
-    window.expect("value of tag 18?")  # like the one before
+    expect(window, "value of tag 18?")  # like the one before
     window.flush()
     assert len(made) == 2
 
 
 def test_a_proof_near_exact_is_not_doubted(shipped, monkeypatch):
     window, made = half_proved(shipped, monkeypatch, kv=NEAR_EXACT)
-    window.expect("value of tag 17?")
+    expect(window, "value of tag 17?")
     window.flush()
     assert made == []
 
@@ -186,8 +187,8 @@ def test_one_such_work_goes_on_at_a_time(shipped, monkeypatch):
     window, made = half_proved(shipped, monkeypatch, kv=0.22)
     opened = threading.Event()
     later_of(shipped).add(lambda: opened.wait(60) and None, reads=())
-    window.expect("value of tag 17?")
-    window.expect("first colour of glyph psi?")
+    expect(window, "value of tag 17?")
+    expect(window, "first colour of glyph psi?")
     opened.set()
     window.flush()
     assert len(made) == 2
@@ -197,7 +198,7 @@ def test_a_patch_that_fails_when_proved_again_is_not_placed_any_more(shipped, mo
     window, made = half_proved(shipped, monkeypatch, kv=0.22)
     frames = [frame.image for frame in testbed.World(seed=0).episode(0, legends=2).frames]
     monkeypatch.setattr(proving, "kv_error", lambda *_: 0.3)
-    window.expect("value of tag 17?")
+    expect(window, "value of tag 17?")
     window.flush()
     assert not any(proof.holds_at(0.05) for proof in made)
     report = window.reorder([0, 1, 2])

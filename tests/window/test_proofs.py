@@ -16,7 +16,7 @@ from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
 from kamera.patches import Prover, prefill_anchor
 from kamera.patches.proving import DOUBLINGS
 from kamera.trust.proof import KV_BOUND
-from kamera.window import Append
+from kamera.window import Append, expect, next_token_logits_of, shown_spans
 from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.engines.compare import worst
@@ -82,7 +82,7 @@ def test_proved_patches_serve_a_model_nobody_certified(shipped):
     for i in (1, 2, 3, 0):
         prefilled.append(frames[i])
     asked = [q.text for q in testbed.World(seed=0).episode(0, legends=3).questions[:8]]
-    mine, plain = (w.next_token_logits_of(asked) for w in (window, prefilled))
+    mine, plain = (next_token_logits_of(w, asked) for w in (window, prefilled))
     assert [c.chunk_id for c in prefilled.slots] == [c.chunk_id for c in window.slots]
     assert torch.equal(mine.argmax(-1), plain.argmax(-1))
 
@@ -107,7 +107,7 @@ def test_an_announced_question_is_asked_of_what_is_formed_after(pieces):
     window.append(a)
     window.append(b)
     window.flush()
-    window.expect(QUESTION)
+    expect(window, QUESTION)
     window.append(c)
     window.flush()
     assert [row.proof.questions for row in rows(store)] == [0, 1]
@@ -330,7 +330,7 @@ def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
         window.append(chunk, archive="later")
     window.evict(1)  # the text moves up and survives
     window.flush()
-    stood = window.shown()[2].kv
+    stood = shown_spans(window)[2].kv
     true_form = Prover.form
 
     def form(self, budget, deltas, canonical, true, facts, before):
@@ -356,7 +356,7 @@ def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):
     with backbone.measure() as work:
         again = KameraWindow.load(tmp_path / "saved", backbone, store)
     assert work.forwards == 0 and guarantees(again) == ["exact", "patched", "patched"]
-    assert all(same_bits(again.shown()[i + 1].kv, window.shown()[i + 1].kv) for i in range(3))
+    assert all(same_bits(shown_spans(again)[i + 1].kv, shown_spans(window)[i + 1].kv) for i in range(3))
     proofs = [seat.source.proof for seat in again._state.seats.seats]
     assert proofs == [seat.source.proof for seat in window._state.seats.seats] and proofs[1] is not None
 

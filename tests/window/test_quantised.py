@@ -11,6 +11,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import PolicyRefused
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import Context, StoreAdmin
+from kamera.window import former_of, keep_orbit
 from kamera.window.file import read_saved
 from lab.testbed import load
 from tests.engines.compare import relative, worst
@@ -61,7 +62,7 @@ def test_decoded_kv_is_patched_at_best_and_a_patch_repairs_it(family, codec):
     assert (seen.forwards, seen.encodes) == (0, 0)
     assert guarantees(window) == ["patched", "patched"]
     plain = Prefilled(backbone, chunks[:2])
-    loss = store.get_canonical(window.context, chunks[0].id).loss.relative
+    loss = store.get_canonical(former_of(window).context, chunks[0].id).loss.relative
     off = worst(live(window, 0), plain.kv(0))
     assert loss / 5 < off < 5 * loss
     assert worst(live(window, 1), plain.kv(1)) < 1e-4 < loss
@@ -74,7 +75,7 @@ def test_an_orbit_patch_is_formed_against_decoded_kv(pieces, codec):
     store = opened(codec)
     policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None, forms="always")
     window = make(backbone, store, *chunks[:2], policy=policy)
-    window.form_orbit(1)
+    keep_orbit(window, 1)
     (patch,) = store.ls("exact")
     StoreAdmin(store).delete(patch.key)
     window = make(backbone, store, policy=policy)
@@ -147,7 +148,7 @@ def test_a_patch_of_one_form_never_fits_another_forms_canonical(pieces, tmp_path
     for kv, behind in (("int8", []), ("int4", ["int8"])):
         store = opened(kv, tmp_path)
         window = make(backbone, store)
-        context = window.context
+        context = former_of(window).context
         assert context == replace(Context(backbone.fingerprint, context.anchor), kv=kv)
         with watching(backbone) as seen:
             window.recall(chunks[0].id)
@@ -201,7 +202,7 @@ def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
         window.evict(2)
         window.recall(chunks[2].id)
         assert guarantees(window) == ["exact", "exact", "patched"]
-        record = window.store.get_canonical(window.context, chunks[2].id)
+        record = window.store.get_canonical(former_of(window).context, chunks[2].id)
         lost = 0.0 if record.loss is None else max(record.loss.channels.values())
         off[kv] = worst(live(window, 2), truth)
         # what the patch leaves out, and of what the codes lost no more than there was

@@ -16,6 +16,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, StaleRecipe
 from kamera.ops import apply_patch, digest, relocate_kv
 from kamera.patches import later_of
+from kamera.window import former_of, keep_kv, sequence_of, shown_spans
 from tests.engines.compare import relative, worst
 from tests.killing import in_child
 from tests.models import tiny
@@ -46,10 +47,13 @@ def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
     window.reorder([1, 0, 2])
     window.slide()
     recipe = window.recipe()
-    assert recipe.ids == tuple(window.input_ids.tolist())
-    assert len(recipe.anchor_ids) == window.anchor.length and recipe.context == window.context
+    assert recipe.ids == tuple(sequence_of(window).input_ids.tolist())
+    assert (
+        len(recipe.anchor_ids) == former_of(window).anchor.length
+        and recipe.context == former_of(window).context
+    )
     assert recipe.borders == (*(slot.start for slot in window), len(recipe.ids))
-    places = window.position_ids
+    places = sequence_of(window).position_ids
     for part, slot in zip(recipe.parts, window.slots, strict=True):
         assert (part.chunk_id, part.guarantee) == (slot.chunk_id, slot.guarantee)
         assert (part.start, part.stop, part.length) == (slot.start, slot.start + slot.length, slot.length)
@@ -68,10 +72,12 @@ def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     part = recipe.parts[1]
     canonical = window.store.get_canonical(recipe.context, part.chunk_id)
     stored = window.store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
-    frame = int(window.shown()[2].positions.amin()) - min(part.position)  # the live cache may stand moved
+    frame = int(shown_spans(window)[2].positions.amin()) - min(
+        part.position
+    )  # the live cache may stand moved
     offset = tuple(step + frame for step in part.offset)
-    assert worst(window.shown()[2].kv, apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
-    assert worst(window.shown()[2].kv, apply_patch(canonical.kv, None, layout, offset)) > 1e-3
+    assert worst(shown_spans(window)[2].kv, apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
+    assert worst(shown_spans(window)[2].kv, apply_patch(canonical.kv, None, layout, offset)) > 1e-3
 
 
 def test_sequences_of_other_kv_have_other_salts(window):
@@ -132,7 +138,7 @@ def test_exact_windows_of_two_tenants_never_meet_in_a_prefix_cache():
 
 
 def test_a_recipe_comes_back_from_its_json(window):
-    for recipe in (window.recipe(), returned(window).recipe(), window.keep()):
+    for recipe in (window.recipe(), returned(window).recipe(), keep_kv(window)):
         again = Recipe.from_json(recipe.to_json())
         assert again == recipe and again.salt == recipe.salt and again.to_json() == recipe.to_json()
         with pytest.raises(InvalidRecipe):
@@ -219,12 +225,12 @@ def test_kv_that_stands_under_no_key_is_named_until_it_is_kept(window):
     recipe = window.recipe()
     assert [bool(part.missing) for part in recipe.parts] == [False, True, True]
     assert [part.kv is None for part in recipe.parts] == [False, True, True]
-    assert len(recipe.missing) == 2 and all("keep()" in line for line in recipe.missing)
+    assert len(recipe.missing) == 2 and all("keep_kv(window)" in line for line in recipe.missing)
     assert [part.chunk_id for part in recipe.leading.parts] == [window[0].chunk_id]
     with pytest.raises(NotTransferable, match="keep"):
         LiveExecutor(window.backbone, window.store).show(recipe)
     before, slots = window.usage(), window.slots
-    kept = window.keep()
+    kept = keep_kv(window)
     assert kept.missing == () and [part.base for part in kept.parts] == [
         "canonical",
         "conditioned",
@@ -236,12 +242,12 @@ def test_kv_that_stands_under_no_key_is_named_until_it_is_kept(window):
 
 def test_kept_kv_is_named_by_its_content(window):
     """A chunk prefilled again behind the same antecedents, with other KV, is another object."""
-    kept, salts = window.keep(), set()
+    kept, salts = keep_kv(window), set()
     keys = {part.kv.key for part in kept.parts}
     other = make(window.backbone, window.store, policy=ReusePolicy(rank=1, forms="always"))
     for slot in window:
         other.recall(slot.chunk_id)
-    again = other.keep()
+    again = keep_kv(other)
     assert [part.antecedents for part in again.parts] == [part.antecedents for part in kept.parts]
     assert {part.kv.key for part in again.parts} != keys
     salts |= {kept.salt, again.salt}
@@ -249,7 +255,7 @@ def test_kept_kv_is_named_by_its_content(window):
 
 
 def test_a_repaired_chunk_no_longer_stands_under_its_old_key(window):
-    window.keep()
+    keep_kv(window)
     assert window.recipe().missing == ()
     window.insert(0, window.backbone.chunk_from_tensors(torch.arange(20, 25)), on_leave="exact")
     assert [bool(part.missing) for part in window.recipe().parts[1:]] == [True] * 3
@@ -257,7 +263,7 @@ def test_a_repaired_chunk_no_longer_stands_under_its_old_key(window):
 
 def test_survivors_are_kept_with_what_they_still_know(window):
     window.slide()
-    kept = window.keep()
+    kept = keep_kv(window)
     assert [part.guarantee for part in kept.parts] == ["survivor", "survivor"]
     assert [part.made for part in kept.parts] == ["exact", "exact"]
     assert shows_the_same(window, kept)
@@ -266,7 +272,7 @@ def test_survivors_are_kept_with_what_they_still_know(window):
 def test_forgetting_a_chunk_forgets_kept_kv_that_absorbed_it(window):
     from kamera.store import StoreAdmin
 
-    kept = window.keep()
+    kept = keep_kv(window)
     gone = StoreAdmin(window.store).forget(window[0].chunk_id)
     assert {kept.parts[1].kv.key, kept.parts[2].kv.key} <= set(gone.removed)
     with pytest.raises(StaleRecipe, match="not in the store"):
@@ -281,7 +287,7 @@ def shows_the_same(window: KameraWindow, recipe: Recipe) -> bool:
     executor, layout = LiveExecutor(window.backbone, window.store), window.backbone.layout
     executor.show(recipe)
     back = tuple(-step for step in window._state.seats.frame)
-    spans = enumerate(window.shown()[1:], start=1)
+    spans = enumerate(shown_spans(window)[1:], start=1)
     pairs = [(relocate_kv(span.kv, layout, back), executor.live.read(i)) for i, span in spans]
     return len(recipe.parts) == len(pairs) and max(worst(own, shown) for own, shown in pairs) < 1e-5
 
@@ -294,7 +300,7 @@ def test_a_recipe_is_shown_as_its_window_shows_it(family):
         window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
         window.append(chunks[3]), window.append(chunks[2])
         window.evict(0)
-        recipe = window.keep()
+        recipe = keep_kv(window)
         assert {part.base for part in recipe.parts} == {"canonical", "conditioned"}
         with watching(backbone) as seen:
             assert shows_the_same(window, Recipe.from_json(recipe.to_json()))
@@ -339,7 +345,7 @@ def test_another_process_shows_the_same_window(family, tmp_path):
             window.append(chunks[3])
             wanted = window.next_token_logits(QUESTION).tolist()
             place = int(window._asker().question_positions(QUESTION)[0, 0])
-            tell(json.dumps([window.keep().to_json(), wanted, place]).encode())
+            tell(json.dumps([keep_kv(window).to_json(), wanted, place]).encode())
 
     recipe, wanted, place = json.loads(in_child(kept).told)
     fresh = HfEngine(tiny.build(family))  # it has seen nothing

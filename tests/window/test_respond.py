@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kamera import Chunk, KameraWindow, ReusePolicy
 from kamera.errors import NonFiniteKV, WindowFull
-from kamera.window import Arrange
+from kamera.window import Arrange, former_of, respond
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -55,7 +55,7 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     backbone, chunks = rig(family)
     window = make(backbone, policy=EXACT)
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
+        answer, report = respond(window, QUESTION, Arrange(chunks[:3]), **OPTIONS)
     plain = Prefilled(backbone, chunks[:3])
     assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()
     assert seen.forwards == report.forwards + NEW - (1 if backbone.facts.joins else 0)
@@ -66,7 +66,7 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     text = said_by(window)
     following = [text, chunks[3]]
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, Arrange([*window.slots, *following]), **OPTIONS)
+        answer, report = respond(window, QUESTION, Arrange([*window.slots, *following]), **OPTIONS)
     rest = text.num_tokens - (len(QUESTION) + NEW - 1) + chunks[3].num_tokens
     assert report.tokens_recomputed == rest
     assert sum(seen.spans) == rest + len(QUESTION) + NEW - 1
@@ -83,7 +83,7 @@ def test_an_answer_in_other_ways_than_token_by_token_takes_a_forward_of_its_own(
     given = {**OPTIONS, **options}
     both = make(backbone, policy=EXACT), make(backbone, policy=EXACT)
     torch.manual_seed(0)
-    answer, report = both[0].respond(QUESTION, Arrange(chunks), **given)
+    answer, report = respond(both[0], QUESTION, Arrange(chunks), **given)
     both[1].run(Arrange(chunks))
     torch.manual_seed(0)
     assert answer.tolist() == both[1].generate(QUESTION, **given).tolist()
@@ -96,7 +96,7 @@ def test_a_response_is_one_answer():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
     with watching(backbone) as seen, pytest.raises(ValueError, match="num_return_sequences=2"):
-        window.respond(QUESTION, Arrange(chunks), num_return_sequences=2, num_beams=2)
+        respond(window, QUESTION, Arrange(chunks), num_return_sequences=2, num_beams=2)
     assert (seen.forwards, len(window)) == (0, 0)
 
 
@@ -104,7 +104,7 @@ def test_an_unchanged_window_answers_without_a_prefill_and_goes_on_from_what_was
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks, policy=EXACT)
     with watching(backbone) as seen:
-        answer, report = window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
+        answer, report = respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
     assert (report.forwards, report.tokens_recomputed) == (0, 0)
     assert seen.spans == [len(QUESTION), *[1] * (NEW - 1)]
     assert answer.tolist() == window.generate(QUESTION, **OPTIONS).tolist()
@@ -131,9 +131,9 @@ def test_an_answer_that_breaks_off_leaves_the_window_as_it_was():
             pass
 
     with pytest.raises(OSError, match="the client is gone"):
-        window.respond(QUESTION, Arrange([*window.slots, *chunks[1:]]), streamer=Torn(), **OPTIONS)
+        respond(window, QUESTION, Arrange([*window.slots, *chunks[1:]]), streamer=Torn(), **OPTIONS)
     assert before.matches(window)
-    answer, _ = window.respond(QUESTION, Arrange([*window.slots, *chunks[1:]]), **OPTIONS)
+    answer, _ = respond(window, QUESTION, Arrange([*window.slots, *chunks[1:]]), **OPTIONS)
     assert answer.tolist() == Prefilled(backbone, chunks).generate(**OPTIONS)[0].tolist()
 
 
@@ -150,11 +150,11 @@ def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_
             pass
 
     bad = [*window.slots, backbone.chunk_from_tensors([9, OVERFLOWS, 10])]
-    assert_refused(window, lambda: window.respond(QUESTION, Arrange(bad), streamer=Streamer(), **OPTIONS))
+    assert_refused(window, lambda: respond(window, QUESTION, Arrange(bad), streamer=Streamer(), **OPTIONS))
     assert len(heard) == len(SYSTEM) + 3 + 3 + len(QUESTION), "the prompt, and no token of an answer"
     with pytest.raises(NonFiniteKV):
         window.append(backbone.chunk_from_tensors([9, OVERFLOWS]))
-    window.respond(torch.tensor([9, OVERFLOWS]), Arrange(window.slots), **OPTIONS)
+    respond(window, torch.tensor([9, OVERFLOWS]), Arrange(window.slots), **OPTIONS)
     assert window._state.said is None
 
 
@@ -162,7 +162,7 @@ def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_
 def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
     backbone, chunks = rig("llama_mqa")
     window = make(backbone, policy=EXACT if change != "condition" else None)
-    window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
+    respond(window, QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
     given = {
         "slide": (),
@@ -185,7 +185,7 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
     room = len(SYSTEM) + sum(c.num_tokens for c in chunks[:3]) + 2
     lax = ReusePolicy(minimum="survivor", rank=64)
     window = make(backbone, policy=lax, max_tokens=room, on_leave="keep")
-    window.respond(QUESTION, Arrange(chunks[:3]), **OPTIONS)
+    respond(window, QUESTION, Arrange(chunks[:3]), **OPTIONS)
     text = said_by(window)
     spot = window._state.seats.said.spot.low
     report = window.append(text)
@@ -198,7 +198,7 @@ def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_
 def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
-    window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
+    respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
     without = window.fork()
     without._state = dataclasses.replace(without._state, seats=without._state.seats.saying(None))
     held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
@@ -216,9 +216,9 @@ def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
 def test_a_withheld_context_takes_over_nothing_that_was_said_before():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
-    window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
+    respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
     text = said_by(window)
-    window.store.withheld.add(window.context, "an audit, says the test")
+    window.store.withheld.add(former_of(window).context, "an audit, says the test")
     assert window.append(text).tokens_recomputed >= text.num_tokens
     assert off(window, [*chunks[:2], text]) <= ROUNDING
 
@@ -227,7 +227,7 @@ def test_a_window_that_is_full_refuses_before_anything_runs():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT, max_tokens=len(SYSTEM) + chunks[0].num_tokens)
     with watching(backbone) as seen, pytest.raises(WindowFull):
-        window.respond(QUESTION, Arrange(chunks[:2]), **OPTIONS)
+        respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
     assert (seen.forwards, len(window)) == (0, 0)
 
 
@@ -236,7 +236,7 @@ def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_
     lax = ReusePolicy(minimum="survivor", rank=64)
     window = make(backbone, None, *chunks[:3], policy=lax)
     window.slide()
-    window.respond(QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
+    respond(window, QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
     text, apart = said_by(window), window.fork()
     apart._state = dataclasses.replace(apart._state, seats=apart._state.seats.saying(None))
     assert window.append(text).tokens_recomputed == 2
@@ -271,7 +271,7 @@ def test_any_turns_and_edits_equal_a_reprefill(data):
         given_ = [held.pop(c.id, c) for c in order]
         planned = window.plan(Arrange(given_))
         question = samples.text_ids(data.draw(st.integers(1, 3)), seed=data.draw(st.integers(20, 23)))
-        answer, report = window.respond(question, Arrange(given_), **OPTIONS)
+        answer, report = respond(window, question, Arrange(given_), **OPTIONS)
         assert (report.forwards, report.tokens_recomputed) == (planned.cost.forwards, planned.cost.tokens)
         plain = Prefilled(backbone, order, question)
         assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()

@@ -13,7 +13,7 @@ from kamera.engines import Sampling, Span
 from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
-from kamera.window import Append, Arrange
+from kamera.window import Append, Arrange, sequence_of
 from kamera.window.audit import Served, audited
 from kamera.window.steps import Plan, Sample
 from lab.placement import assembled
@@ -42,7 +42,7 @@ def test_chunks_that_stay_are_sampled_in_one_forward_from_the_kv_that_they_have(
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks, policy=POLICY)
     held = [live(window, i) for i in range(4)]
-    stood = window.position_ids
+    stood = sequence_of(window).position_ids
     plan = window.plan_slide()
     with watching(backbone) as seen:
         report = window.slide()
@@ -55,7 +55,7 @@ def test_chunks_that_stay_are_sampled_in_one_forward_from_the_kv_that_they_have(
     ]
     assert all(0.0 < slot.error < 1.0 for slot in window.slots)
     # by hand: the same bases, moved to their new places, and one call of the engine
-    now = window.position_ids
+    now = sequence_of(window).position_ids
     engine, anchor = backbone, window._stage.former.anchor
     spans, parts, start, old = [Span(anchor.kv, None, (0,) * backbone.axes)], [], anchor.length, 0
     old = anchor.length + chunks[0].num_tokens

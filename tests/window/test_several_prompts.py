@@ -11,7 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
-from kamera.window import Append
+from kamera.window import Append, former_of
 from kamera.window.steps import Cost, Harvest, Place
 from tests.models import tiny
 from tests.store.builders import file_of, flip
@@ -194,9 +194,8 @@ def test_a_prompt_is_prefilled_once_a_store(kv, pieces, tmp_path):
         with backbone.measure() as work:
             again = window(backbone, store, PLANNER)
         assert work.forwards == 0
-        assert all(
-            torch.equal(a[n], b[n]) for a, b in zip(first.anchor.kv, again.anchor.kv, strict=True) for n in a
-        )
+        kvs = (former_of(made).anchor.kv for made in (first, again))
+        assert all(torch.equal(a[n], b[n]) for a, b in zip(*kvs, strict=True) for n in a)
         assert [i.context.kv for i in store.ls("anchor")] == ["as-is"]
         again.append(chunks[0])
         assert torch.equal(logits(again), unshared(backbone, PLANNER, chunks[0]))

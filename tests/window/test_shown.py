@@ -6,6 +6,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.ops import KV
+from kamera.window import sequence_of, shown_spans
 from tests.reuse.rig import FULL, HEAD, family, words
 
 
@@ -19,10 +20,10 @@ def test_shown_spans_are_the_window_in_order():
     for seed in (1, 2, 3):
         window.append(backbone.chunk_from_tensors(words(seed, 9 + seed)))
     window.slide(1)  # the frame moves with the survivors
-    spans = window.shown()
-    assert torch.equal(torch.cat([s.encoded.input_ids for s in spans]), window.input_ids)
+    spans = shown_spans(window)
+    assert torch.equal(torch.cat([s.encoded.input_ids for s in spans]), sequence_of(window).input_ids)
     positions = torch.cat([s.positions for s in spans], dim=1)
-    assert len({int(d) for d in (positions - window.position_ids).flatten()}) == 1
+    assert len({int(d) for d in (positions - sequence_of(window).position_ids).flatten()}) == 1
     assert all(same(span.kv, window._stage.live.read(i)) for i, span in enumerate(spans))
     fresh = backbone.prefill(spans[0].encoded, spans[0].positions)
     assert all(
@@ -35,7 +36,7 @@ def test_writing_to_a_shown_span_changes_no_answer():
     window = KameraWindow(backbone, ChunkStore.open("memory://"), HEAD, policy=FULL)
     window.append(backbone.chunk_from_tensors(words(1, 9)))
     before = window.next_token_logits(words(5, 4))
-    for span in window.shown():
+    for span in shown_spans(window):
         for layer in span.kv:
             for tensor in layer.values():
                 tensor.zero_()

@@ -9,7 +9,7 @@ from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.ops import kv_concat, kv_slice, kv_tokens, relocate_kv
-from kamera.window import Arrange, Plan
+from kamera.window import Arrange, Plan, former_of, respond
 from tests.engines.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, GREEDY, QUESTION, guarantees, live, make, rig
@@ -54,7 +54,7 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
     moved = relocate_kv(old[2], layout, (home + len(FIRST) - starts[2],) * axes)
     taken = kv_concat([old[0], moved])
     assert worst(kv_slice(made, 0, kv_tokens(taken)), taken) <= 1e-5
-    engine, anchor = window.backbone, window.anchor
+    engine, anchor = window.backbone, former_of(window).anchor
     cache = engine.live()
     cache.show([Span(anchor.kv, None, (0,) * axes), Span(taken, None, (0,) * axes)], room=len(MORE))
     places = torch.arange(home + kv_tokens(taken), home + new.num_tokens).expand(axes, -1)
@@ -66,7 +66,7 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
     window, chunks = opened(family)
-    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
+    respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said
     spoken = text(window.backbone, said.facts.encoded.input_ids, MORE)
     there = window.slots[-1].position, said.copy.positions
@@ -127,10 +127,10 @@ def test_a_text_that_begins_alike_does_not_hide_the_answer_behind_it():
     """The step that leaves has an answer, too, in the form of the next one."""
     backbone, (a, *_) = rig("llama_mqa")
     window = make(backbone, None, text(backbone, FIRST), a, policy=LAX)
-    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
+    respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said.facts.encoded.input_ids
     window = make(backbone, None, text(backbone, FIRST), text(backbone, said[:5], MORE), a, policy=LAX)
-    window.respond(QUESTION, Arrange(window.slots), **OPTIONS)
+    respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
     spoken = window._state.said.facts.encoded.input_ids
     new = text(backbone, spoken, MORE)
     for stays in ([], [window[2]]):  # behind the new text: nothing, or what was in front of the answer

@@ -10,7 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.hooks import hooked
-from kamera.window import Arrange, Reorder
+from kamera.window import Arrange, Reorder, former_of
 from tests.engines.compare import worst
 from tests.window.rig import SYSTEM, borne, rig, watching
 
@@ -37,7 +37,7 @@ def window_of(backbone, contents, system=SYSTEM) -> KameraWindow:
 
 
 def canonicals(window, ids) -> list:
-    return [window.store.get_canonical(window.context, chunk_id).kv for chunk_id in ids]
+    return [window.store.get_canonical(former_of(window).context, chunk_id).kv for chunk_id in ids]
 
 
 @contextmanager

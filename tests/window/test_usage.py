@@ -12,7 +12,17 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.hooks import hooked
 from kamera.patches import later_of, proving
-from kamera.window import Append, Arrange, Reorder
+from kamera.window import (
+    Append,
+    Arrange,
+    Reorder,
+    expect,
+    former_of,
+    keep_orbit,
+    next_token_logits_of,
+    respond,
+    search,
+)
 from tests.window.rig import QUESTION, SYSTEM, borne, rig, watching
 
 DEFAULT = ReusePolicy(certified=True)
@@ -77,16 +87,16 @@ def test_questions_and_orbits(shipped, frames):
         window = KameraWindow(shipped, ChunkStore.open("memory://"), testbed.SYSTEM, policy=DEFAULT)
         for frame in frames[:3]:
             window.append(frame)
-        window.form_orbit(1)
+        keep_orbit(window, 1)
         window.insert(1, "a note of the guard")
         window.replace(1, "another note of the guard")
         window.plan(Append(frames[3]))
         window.run(window.plan(Reorder([3, 2, 1, 0])))
         window.evict(0)
-        window.search(frames[0])
+        search(window, frames[0])
         window.is_load_bearing(1, "What is the value of tag 3?", max_new_tokens=2)
-        window.next_token_logits_of(["which?", "where?"])
-        window.respond("And now?", Arrange([*window.slots, frames[3]]), **OPTIONS)
+        next_token_logits_of(window, ["which?", "where?"])
+        respond(window, "And now?", Arrange([*window.slots, frames[3]]), **OPTIONS)
         window.generate("What is new?", keep=True, **OPTIONS)
         window.flush()
     assert borne(seen, window.usage())
@@ -118,7 +128,7 @@ def test_a_window_that_goes_on_apart_and_one_that_begins_apart():
         window = KameraWindow(own, store, SYSTEM, policy=DEFAULT)
         for chunk in chunks[:2]:
             window.append(chunk)
-        store.withheld.add(window.context, "an audit, says the test")
+        store.withheld.add(former_of(window).context, "an audit, says the test")
         window.reorder([1, 0])
         window.flush()
     assert borne(seen, window.usage())
@@ -140,7 +150,7 @@ def test_a_question_has_proofs_made_again_on_its_own_account(shipped, frames, mo
         window.flush()
         branch = window.fork()
         with watching(shipped, probes=True) as seen:
-            branch.expect(f"value of tag 17, {time}?")
+            expect(branch, f"value of tag 17, {time}?")
             window.flush()
         assert borne(seen, branch.usage())
     assert seen.forwards > 0, "patches out of the store are doubted"

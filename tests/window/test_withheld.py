@@ -10,7 +10,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, UncertifiedBackbone
-from kamera.window import Arrange
+from kamera.window import Arrange, keep_orbit
 from tests.window.certificates import ALL_SAFE, but, certificate, finding
 from tests.window.rig import guarantees, is_a_reprefill, make, rig
 
@@ -137,7 +137,7 @@ def test_orbit_and_near_patches_obey_a_finding_of_their_own(pieces, guarantee):
         for chunk in (a, b, c):
             window.append(chunk)
         if guarantee == "orbit":
-            window.form_orbit(2)
+            keep_orbit(window, 2)
         else:
             window.evict(1)
         window.reorder([1, 0, 2] if guarantee == "orbit" else [0, 1])

@@ -108,7 +108,7 @@ class LookBack:
         if vector is None:
             raise UnknownChunk(
                 f"no embedding of chunk {chunk[:12]!r} is stored in this context: it is not there, or holds "
-                "no picture; give a stored picture's chunk, or ask window.search, which encodes"
+                "no picture; give a stored picture's chunk, or ask kamera.window.search, which encodes"
             )
         return [hit for hit in self._nearest(context, vector, k + 1) if hit.chunk_id != chunk][:k]
 

@@ -15,6 +15,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.vllm import scheduler as scheduling
 from kamera.ops import PatchBudget
 from kamera.store.admin.admin import StoreAdmin
+from kamera.window import former_of
 from tests.engines.vllm.engine import (
     PICTURES,
     apart,
@@ -163,7 +164,7 @@ def test_an_object_that_is_not_as_its_row_said_is_computed(bed, how, monkeypatch
     if how == "lost":
         StoreAdmin(bed.store).delete(part.kv.key)
     elif how == "formed again":
-        record = bed.store.get_patch(scene.window.context, part.chunk_id, part.patch.antecedents)
+        record = bed.store.get_patch(former_of(scene.window).context, part.chunk_id, part.patch.antecedents)
         StoreAdmin(bed.store).delete(part.patch.key)
         time.sleep(0.01)
         bed.store.put(record)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from kamera.window import former_of, sequence_of
 from lab.speed.forks import forks, storage_bytes
 from lab.speed.moves import Deck
 from lab.speed.stock import Stock
@@ -87,7 +88,7 @@ def test_moves_match_their_names_and_start_from_one_window():
     for move in of.moves() * 2:
         of.ready(of.chunks + move.start)
         assert all(s.conditioned for s in of.window.slots)
-        assert torch.equal(of.window.position_ids, fresh_positions(of))
+        assert torch.equal(sequence_of(of.window).position_ids, fresh_positions(of))
         before = [s.chunk_id for s in of.window.slots]
         done = move.prepare(of)()
         after = [s.chunk_id for s in of.window.slots]
@@ -110,7 +111,7 @@ def fresh_positions(of: Deck) -> torch.Tensor:
     window = of.window
     chunks = {of.stock.chunk(i).id: of.stock.chunk(i) for i in range(10)}
     held = [chunks[s.chunk_id] for s in window.slots]
-    anchor = window.anchor.input_ids
+    anchor = former_of(window).anchor.input_ids
     return of.stock.backbone.positions(
         [anchor, *[c.input_ids for c in held]], [{}, *[c.position_inputs() for c in held]]
     )

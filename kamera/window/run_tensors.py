@@ -16,7 +16,9 @@ from kamera.patches import (
     Owed,
     Worth,
     archive_later,
+    keep_patch,
     later_of,
+    owed_patch,
     patch_dropped,
 )
 from kamera.window.seats import Seat, Seats
@@ -30,7 +32,7 @@ class RowLied(Exception):
 
 
 @dataclass
-class Keeping:
+class RunTensors:
     """The KV that a run of a plan has at hand by number of its seat, and the parts of it that are kept.
 
     ``tensors`` are those of chunks, ``rows`` what their copies were computed behind, and ``stood`` the seats
@@ -58,7 +60,7 @@ class Keeping:
         if number in self.unarchived:
             return
         kept, sample = self.tensors[number], self.rows[number].source.sample
-        if not self.former.keep_patch(kept.facts, kept.copy, self._stood(number), base, sample):
+        if not keep_patch(self.former, kept.facts, kept.copy, self._stood(number), base, sample):
             raise RowLied
 
     def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
@@ -82,7 +84,7 @@ class Keeping:
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return former.owed_patch(facts, copy, before, base, sample)
+                return owed_patch(former, facts, copy, before, base, sample)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
         later_of(former.backbone).add(

@@ -1,4 +1,4 @@
-"""Lookback by likeness: the archived chunk that looks most like a picture (`docs/search.md`)."""
+"""Archived chunks by the beginning of their id, or by their likeness to a picture (`docs/search.md`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk, quote
-from kamera.patches import Former, settle
+from kamera.patches import Former, await_archives
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.report import Tally
-from kamera.window.requests import Lookback
+from kamera.window.requests import Lookalike
 from kamera.window.state import Slot
 
 
@@ -21,11 +21,11 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError` for
     content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
     """
-    settle(former)
+    await_archives(former)
     return former.store.search(_features(former, like), k, context=former.context)
 
 
-def named(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str:
+def whole_chunk_id(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str:
     """The id of a chunk given by a slot, by itself, or by the beginning of its id; ``here`` are known ids.
 
     Raises AmbiguousId for the beginning of several ids, UnknownChunk for that of none.
@@ -36,7 +36,7 @@ def named(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str
         raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
     if is_key(chunk):
         return chunk  # looked up, never listed
-    settle(former)
+    await_archives(former)
     own, rest = set(here), set[str]()  # chunks of this backbone come first
     for info in former.store.ls("canonical"):
         (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
@@ -44,7 +44,7 @@ def named(former: Former, here: Sequence[str], chunk: str | Slot | Chunk) -> str
     return whole_id(chunk, own if mine else rest, "chunk")
 
 
-def found(former: Former, here: Sequence[str], search: Lookback, tally: Tally) -> str:
+def most_alike(former: Former, here: Sequence[str], search: Lookalike, tally: Tally) -> str:
     """The id of the chunk that a search selects; a note tells it.
 
     Of the chunks that are not ``here`` it is the one that looks most like it. Raises UnknownChunk if there is

@@ -32,7 +32,7 @@ class _PlaceInRow(NamedTuple):
     end: Offset
 
 
-class Standing:
+class Spots:
     """Spots behind one anchor. Safe to use from several threads: its only state is a cache."""
 
     def __init__(self, backbone: Engine, anchor: Anchor) -> None:

@@ -1,0 +1,140 @@
+"""What is asked of a window beside its operations: functions, so that the window itself stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kamera.content import Chunk, Content, Encoded
+from kamera.engines import Recipe
+from kamera.ops import kv_copy
+from kamera.patches import Former, form_orbit, later_of
+from kamera.store import Hit
+from kamera.trust import Terms
+from kamera.window.asking import ANSWER, Inquiry, Question, Response
+from kamera.window.contents import serial
+from kamera.window.lookalikes import candidates
+from kamera.window.recipe import recipe_of, stored_state
+from kamera.window.report import SlotReport, Tally
+from kamera.window.requests import Request
+from kamera.window.state import ShownSpan, Slot, moved
+from kamera.window.steps import Plan
+from kamera.window.window import KameraWindow
+
+
+class TokenSequence(NamedTuple):
+    """A window's whole sequence: token ids, int64 ``[tokens]``, and positions, int64 ``[axes, tokens]``."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+
+
+def sequence_of(window: KameraWindow) -> TokenSequence:
+    """The token sequence of a window, its system prompt included."""
+    asker = window._asker()
+    return TokenSequence(asker.window_ids(), asker.window_positions())
+
+
+def former_of(window: KameraWindow) -> Former:
+    """What stores and forms for a window: its system prompt (``anchor``), and the ``context`` of its KV."""
+    return window._stage.former
+
+
+def terms_in_force(window: KameraWindow) -> Terms:
+    """The policy that a window was opened with, the one it serves, and the certificate that permits it."""
+    return window._terms
+
+
+@serial
+def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
+    """The anchor and each slot as the live cache shows them, in order."""
+    window._check_backbone()
+    stage, state = window._stage, window._state
+    stage.show(state, Tally())
+    anchor = stage.former.anchor
+    parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, state.seats.frame))]
+    parts += zip([facts.encoded for facts in state.facts], state.positions, strict=True)
+    return tuple(
+        ShownSpan(encoded, positions, kv_copy(stage.live.read(i)))
+        for i, (encoded, positions) in enumerate(parts)
+    )
+
+
+@serial
+def search(window: KameraWindow, like: Content | Chunk, k: int = 5) -> list[Hit]:
+    """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
+    window._check_backbone()
+    return candidates(window._stage.former, like, k)
+
+
+@serial
+def keep_kv(window: KameraWindow) -> Recipe:
+    """Store the KV that every slot shows; returns the recipe of the window, which misses nothing then.
+
+    Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or sampled
+    behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
+    """
+    window._check_backbone()
+    later_of(window.backbone).flush()
+    window._state, window._plans = stored_state(window._stage.former, window._state), ()
+    return recipe_of(window._stage.former, window._state)
+
+
+@serial
+def keep_orbit(
+    window: KameraWindow, slot: Slot | int, *, samples: int | None = None, seed: int = 0
+) -> SlotReport:
+    """Form and store the orbit patch of a chunk over orderings of the chunks before it.
+
+    By default over a small balanced set of orderings; ``samples`` asks for more, or fewer (`orderings`). The
+    window itself does not change.
+    """
+    index, chunks = window._state.index(slot), window._state.facts
+    with window._counting() as tally:
+        form_orbit(window._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
+    report = tally.report("keep_orbit", window.slots[index], window.slots)
+    window._tell(None, report, window.slots, {})
+    assert isinstance(report, SlotReport)
+    return report
+
+
+@serial
+def expect(window: KameraWindow, question: Question) -> None:
+    """Announce a question before it is asked: patches formed from now on have to prove themselves on it.
+
+    The last four that were announced or asked count (docs/proofs.md); no forward runs here.
+    """
+    window._check_backbone()
+    window._stage.hear(window._asker().question_ids(question), window._state)
+
+
+@serial
+def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) -> torch.Tensor:
+    """`KameraWindow.next_token_logits` of each, ``[questions, vocabulary]``; they share forwards."""
+    window._check_backbone()
+    return window._asker().logits_of(questions)
+
+
+@serial
+def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
+    """`KameraWindow.run`, and the answer to a question behind it: new chunks share its forward.
+
+    The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
+    `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
+    `generate`.
+    """
+    backbone = window.backbone
+    backbone.check_sampling(options)
+    several = options.get("num_return_sequences")
+    if several not in (None, 1):
+        raise ValueError(f"num_return_sequences={several}: a response is one answer")
+    ids = window._asker().question_ids(question)
+    inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
+    report, rows = window._answered(request, inquiry)
+    assert rows is not None, "an inquiry is answered"
+    window._stage.hear(ids, window._state)
+    window._audit_one()
+    text = backbone.detokenize(rows[0])
+    return Response(rows[0] if text is None else text, report)
