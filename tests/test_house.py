@@ -34,8 +34,6 @@ MANY_METHODS = {
     "HfEngine": 35,
     "KameraWindow": 29,
     "Engine": 25,
-    "Questions": 29,
-    "Contents": 18,
     "Model": 19,
     "DiskTier": 20,
     "Catalogue": 18,
