@@ -40,6 +40,12 @@ def bound(name: str) -> float:
     return 5e-5 if name.startswith("gemma4") else 1e-5
 
 
+@pytest.mark.parametrize("name", SERVED)
+def test_equal_layers_are_one_object(name):
+    layout = backbone(name).layout
+    assert len({id(spec) for spec in layout}) == len(set(layout))
+
+
 @pytest.mark.parametrize(("name", "kind"), moves())
 def test_relocation_equals_prefill_at_the_new_position(name, kind):
     b, offset = backbone(name), move(name, kind)

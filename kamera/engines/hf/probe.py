@@ -175,7 +175,8 @@ def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache)
         else:
             layouts.append(attention_layout(keys[1], config.num_attention_heads, keys[-1], values[-1], rope))
     layouts += [LayerLayout("NONE", ())] * (config.num_hidden_layers - len(layouts))
-    return layouts
+    equal = {one: one for one in layouts}
+    return [equal[one] for one in layouts]  # equal layers are one object: each call of `serve` compares them
 
 
 def _indexer_rope(rope: RopeSpec) -> RopeSpec:
