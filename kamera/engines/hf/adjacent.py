@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -28,10 +28,11 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
         return Encoded(ids, {}, {})
     if not model.facts.joins:
         return None
-    rows = [
-        dict(span.tensors) if span.tensors else _as_pictured(model, span, places)
-        for span, places in zip(spans, positions, strict=True)
-    ]
+    with torch.no_grad(), model.turns.alone():  # texts as the outer model gives them beside pictures
+        rows = [
+            span.tensors or text_tensors(model.model, model.door, span.input_ids, places)
+            for span, places in zip(spans, positions, strict=True)
+        ]
     names = dict.fromkeys(name for row in rows for name in row)
     like = {name: tensor for row in rows for name, tensor in row.items()}
     tensors: dict[str, torch.Tensor] = {}
@@ -50,12 +51,6 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
         device = parts[0].device
         tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
     return Encoded(ids, {}, tensors)
-
-
-def _as_pictured(model: Model, text: Encoded, positions: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The decoder's arguments for a text at ``positions``, as its outer model makes them beside pictures."""
-    with torch.no_grad(), model.turns.alone():
-        return text_tensors(model.model, model.door, text.input_ids, positions)
 
 
 def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:

@@ -46,14 +46,15 @@ def answer(
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
     whole = joined(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
-    kvs: tuple[KV, ...] = ()
-    if whole is None:
-        kvs = _one_by_one(model, spans, parts, past, keeps=not alone)
+    kvs: list[KV] = []
+    for span, places in zip(spans, parts, strict=False) if whole is None else ():
+        kv, _ = model.run(span, places, past)
+        kvs += [] if alone else [kv_copy(kv)]
     watch = _FirstLogits()
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     if not alone:
         tokens = model.generate(ids, positions, past, **options)
-        return Continuation(tokens, kvs, None, len(spans), watch.time)
+        return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
     loop = partial(_tokens, model, row, positions, past, whole, stop, sampling.get("streamer"))
     with nullcontext() if model.quiet else model.turns.alone():
         tokens = model.generate(
@@ -155,18 +156,3 @@ def _sound(kv: KV) -> KV | None:
     except NonFiniteKV:
         return None
     return kv
-
-
-def _one_by_one(
-    model: Model,
-    spans: Sequence[Encoded],
-    positions: Sequence[torch.Tensor],
-    past: model_cache.ModelCache,
-    keeps: bool,
-) -> tuple[KV, ...]:
-    """Run spans, each of which extends ``past``; copies of their KV if it ``keeps`` them."""
-    kvs: list[KV] = []
-    for span, places in zip(spans, positions, strict=False):
-        kv, _ = model.run(span, places, past)
-        kvs += [kv_copy(kv)] if keeps else []
-    return tuple(kvs)

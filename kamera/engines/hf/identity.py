@@ -90,7 +90,9 @@ class ModelIdentity:
             first, apart = self._prober.compared(fingerprint, now)
             if not apart:
                 return first
-            self.digest_anew()
+            with self._lock:  # all tensors are digested again at the next access
+                self._seen = self._tensors = None
+                (_steady.get() or {}).pop(self, None)
             if self.fingerprint() == fingerprint:
                 raise ComputationChanged(apart)
         raise ComputationChanged(
@@ -113,12 +115,6 @@ class ModelIdentity:
     def unread(self) -> tuple[str, ...]:
         """What of the model cannot be digested, a line each: its fingerprints hold in this process alone."""
         return self._witness.computed.unread
-
-    def digest_anew(self) -> None:
-        """Digest all tensors again at the next access, whatever the witness sees."""
-        with self._lock:
-            self._seen = self._tensors = None
-            (_steady.get() or {}).pop(self, None)
 
     @contextmanager
     def steady(self) -> Iterator[None]:

@@ -22,26 +22,23 @@ from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import KV, Layout, PatchBudget, deficit, digest, kv_bytes, uniform_offset
 from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor
-from kamera.trust import Guarantee, at_least
+from kamera.trust import at_least, guarantee_named
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Ripe:
-    """A chunk whose KV stands in pages: tokens ``start`` up to ``stop`` of a request.
+    """A chunk whose KV stands in a request's pages: tokens ``ids`` from ``start`` on.
 
-    ``antecedents`` as in `kamera.engines.Part`, ``formed`` is the weakest guarantee among them.
-    ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. The ``kind`` is "anchor",
-    "canonical" or, behind antecedents, "exact". ``media`` are the engine's names of its pictures.
+    ``row`` is the object that comes of it: an anchor, a canonical right behind that, or behind others an
+    exact patch. ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. ``media`` are the
+    engine's names of its pictures.
     """
 
-    kind: str
-    chunk_id: str
+    row: RowKey
+    ids: tuple[int, ...]
     start: int
-    stop: int
-    antecedents: tuple[str, ...]
-    formed: Guarantee
     positions: torch.Tensor
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     media: tuple[str, ...] = ()
@@ -51,7 +48,6 @@ class Ripe:
 class PageHarvest:
     """What of a request's pages is to be read back."""
 
-    recipe: Recipe
     block_ids: tuple[int, ...]
     chunks: tuple[Ripe, ...]
 
@@ -71,15 +67,6 @@ def name_behind(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, .
     return survivor(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
 
 
-@dataclass
-class Waiting:
-    """A chunk's KV, read from pages."""
-
-    ripe: Ripe
-    recipe: Recipe
-    kv: KV
-
-
 class Harvester:
     """Makes records of KV in a thread of its own.
 
@@ -89,23 +76,23 @@ class Harvester:
 
     def __init__(self, stores: Stores, layout: Layout, budget: PatchBudget, limit: int) -> None:
         self._stores, self._layout, self._budget, self._limit = stores, layout, budget, limit
-        self._arrived: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
-        self._waiting: OrderedDict[tuple[Context, str], Waiting] = OrderedDict()
+        self._arrived: queue.SimpleQueue[tuple[Ripe, KV] | None] = queue.SimpleQueue()
+        self._waiting: OrderedDict[tuple[Context, str], tuple[Ripe, KV]] = OrderedDict()
         self._bytes = self._kept = 0
         self._lock = threading.Lock()
         self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
         self._thread.start()
 
-    def take(self, waiting: Waiting) -> None:
+    def take(self, ripe: Ripe, kv: KV) -> None:
         """Make what can be made of KV that was read; returns at once. Over the bound it is dropped."""
-        size = kv_bytes(waiting.kv)
+        size = kv_bytes(kv)
         with self._lock:
             if self._bytes + size > self._limit:
                 self.counts.add("dropped_bytes", "arriving", size)
                 return
             self._bytes += size
-        self._arrived.put(waiting)
+        self._arrived.put((ripe, kv))
 
     def close(self) -> None:
         """Make what has arrived, then end."""
@@ -116,54 +103,55 @@ class Harvester:
 
     def _work(self) -> None:
         while (arrived := self._arrived.get()) is not None:
+            ripe, kv = arrived
             try:
-                self._make(arrived)
+                self._make(ripe, kv)
             except (KameraError, ValueError, RuntimeError) as error:
-                logger.warning("chunk %s was not harvested: %s", arrived.ripe.chunk_id[:12], error)
+                logger.warning("chunk %s was not harvested: %s", ripe.row.chunk_id[:12], error)
             with self._lock:
-                self._bytes -= kv_bytes(arrived.kv)
+                self._bytes -= kv_bytes(kv)
 
-    def _make(self, arrived: Waiting) -> None:
+    def _make(self, ripe: Ripe, kv: KV) -> None:
         """Store what follows from a chunk's KV, or keep it until its canonical comes."""
-        ripe, context = arrived.ripe, arrived.recipe.context
-        store = self._stores.of(context.tenant)
-        if ripe.kind != "exact":
-            own = RowKey.of(context, ripe.kind, ripe.chunk_id).context
-            if not store.has(own, ripe.chunk_id, (), ripe.kind):
-                self._put(store, _canonical(arrived, own))
-            if late := self._leave(context, ripe.chunk_id):
-                self._patch(store, late)
-        elif not self._patch(store, arrived):
-            self._leave(context, ripe.chunk_id)
-            self._waiting[context, ripe.chunk_id] = arrived
-            self._kept += kv_bytes(arrived.kv)
+        row, chunk = ripe.row, (ripe.row.context, ripe.row.chunk_id)
+        store = self._stores.of(row.context.tenant)
+        if row.kind != "exact":
+            if not store.has(*chunk, (), row.kind):
+                self._put(store, _canonical(ripe, kv))
+            for late in self._leave(chunk):
+                self._patch(store, *late)
+        elif not self._patch(store, ripe, kv):
+            self._leave(chunk)
+            self._waiting[chunk] = ripe, kv
+            self._kept += kv_bytes(kv)
             while self._kept > self._limit:
-                oldest = self._leave(*next(iter(self._waiting)))
-                self.counts.add("dropped_bytes", "waiting", 0 if oldest is None else kv_bytes(oldest.kv))
+                for _, oldest in self._leave(next(iter(self._waiting))):
+                    self.counts.add("dropped_bytes", "waiting", kv_bytes(oldest))
 
-    def _leave(self, context: Context, chunk_id: str) -> Waiting | None:
-        """The KV of a chunk that waits no longer."""
-        waiting = self._waiting.pop((context, chunk_id), None)
-        self._kept -= 0 if waiting is None else kv_bytes(waiting.kv)
-        return waiting
+    def _leave(self, chunk: tuple[Context, str]) -> list[tuple[Ripe, KV]]:
+        """The KV of a chunk that waits no longer; empty for none."""
+        left = [self._waiting.pop(chunk)] if chunk in self._waiting else []
+        self._kept -= sum(kv_bytes(kv) for _, kv in left)
+        return left
 
-    def _patch(self, store: ChunkStore, arrived: Waiting) -> bool:
+    def _patch(self, store: ChunkStore, ripe: Ripe, kv: KV) -> bool:
         """Store a chunk's patch. False without its canonical."""
-        ripe, context = arrived.ripe, arrived.recipe.context
-        canonical = store.get_canonical(context, ripe.chunk_id)
+        row, formed = ripe.row, guarantee_named(ripe.row.formed)
+        canonical = store.get_canonical(row.context, row.chunk_id)
         if canonical is None:
             return False
-        row = store.info(context, ripe.chunk_id, ripe.antecedents, "exact")
+        there = store.info(row.context, row.chunk_id, row.antecedents, "exact")
         offset = uniform_offset(canonical.positions, ripe.positions)
-        if not at_least(ripe.formed, "survivor") or offset is None:
+        if not at_least(formed, "survivor") or offset is None:
             return True
-        if row is not None and row.budget is not None and self._budget.met_by(row.budget, canonical.tokens):
+        if there and there.budget and self._budget.met_by(there.budget, canonical.tokens):
             return True
-        deltas = deficit(arrived.kv, canonical.kv, self._layout, offset)
+        deltas = deficit(kv, canonical.kv, self._layout, offset)
         (patch, energy), filled = self._budget.form(deltas, self._layout, canonical.kv)
         info = {"energy": energy, **filled.to_info()}
-        record = PatchRecord(ripe.chunk_id, context, ripe.antecedents, "exact", patch, ripe.formed, info)
-        self._put(store, record)
+        self._put(
+            store, PatchRecord(row.chunk_id, row.context, row.antecedents, "exact", patch, formed, info)
+        )
         return True
 
     def _put(self, store: ChunkStore, record: CanonicalRecord | PatchRecord) -> None:
@@ -172,20 +160,18 @@ class Harvester:
         self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
-def _canonical(arrived: Waiting, own: Context) -> CanonicalRecord:
-    ripe, recipe = arrived.ripe, arrived.recipe
-    ids = torch.tensor(recipe.ids[ripe.start : ripe.stop], dtype=torch.int64)
-    behind = 0 if ripe.kind == "anchor" else len(recipe.anchor_ids)
+def _canonical(ripe: Ripe, kv: KV) -> CanonicalRecord:
+    row, ids = ripe.row, torch.tensor(ripe.ids, dtype=torch.int64)
     # with every rotary layout that the connector takes, a text goes on behind the highest position
     advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()
     return CanonicalRecord(
-        ripe.chunk_id,
-        own,
+        row.chunk_id,
+        row.context,
         ids,
         ripe.positions,
-        arrived.kv,
+        kv,
         ripe.inputs,
-        behind=behind,
-        kind=ripe.kind,
+        behind=ripe.start,  # tokens of the anchor
+        kind=row.kind,
         outline=Outline.of(ids, ripe.positions, advance, ripe.media),
     )

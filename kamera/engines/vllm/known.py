@@ -37,10 +37,8 @@ class _Patch(NamedTuple):
     budget: PatchBudget | None
 
 
-class _Choice(NamedTuple):
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    patch: RowKey | None
+_Choice = tuple[Guarantee, tuple[str, ...], RowKey | None]
+"""What a chunk is served with: a guarantee, the antecedents it is made behind, and a patch."""
 
 
 class _Behind:
@@ -82,7 +80,7 @@ class _Behind:
             if shown:
                 chosen = self._behind(row, shown, names, worth, least)
             else:
-                chosen = None if any(offset) else _Choice("exact", (), None)
+                chosen = None if any(offset) else ("exact", (), None)
             if chosen is None or not outline.advance:
                 break
             guarantee, behind, patch = chosen
@@ -111,10 +109,10 @@ class _Behind:
             return None
         for behind in (shown,) if names == shown else (shown, names):
             if (key := self._patch(row, behind, weakest((worth, "patched")))) is not None:
-                return _Choice("patched", behind, key)
+                return "patched", behind, key
         for behind in self._wider(row.chunk_id, shown) if least == "survivor" else ():
             if (key := self._patch(row, behind, "survivor")) is not None:
-                return _Choice("survivor", behind, key)
+                return "survivor", behind, key
         return None
 
     def _patch(self, row: ObjectInfo, behind: tuple[str, ...], enough: Guarantee) -> RowKey | None:

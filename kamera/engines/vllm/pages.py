@@ -8,7 +8,7 @@ own layers use, and the places of its numbers in a block are found by writing nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,11 +20,8 @@ _DIGIT = 128
 """Numbers that tell a place are written digit by digit, each exact in any float of 8 bits or more."""
 
 
-class LayerInputs(NamedTuple):
-    """What a layer's write takes, ``[tokens, heads, dim]`` each: keys and values, or latents and keys."""
-
-    first: torch.Tensor
-    second: torch.Tensor
+LayerInputs = tuple[torch.Tensor, torch.Tensor]
+"""What a layer's write takes, ``[tokens, heads, dim]`` each: keys and values, or latents and keys."""
 
 
 class EnginePages:
@@ -102,11 +99,11 @@ class EnginePages:
         first, second = (channels[name].transpose(0, 1) for name in self._names)
         if not self._layout.mla:
             mine = slice(self._head, self._head + self._heads)
-            return LayerInputs(first[:, mine].contiguous(), second[:, mine].contiguous())
+            return first[:, mine].contiguous(), second[:, mine].contiguous()
         if self._layout.paired:
             halves = second.unflatten(-1, (2, -1))
             second = halves.transpose(-1, -2).flatten(-2)
-        return LayerInputs(first[:, 0].contiguous(), second.contiguous())
+        return first[:, 0].contiguous(), second.contiguous()
 
     def _update(self, layer: Any, cache: torch.Tensor, written: LayerInputs, slots: torch.Tensor) -> None:
         """The write of the layer's own attention backend."""
@@ -131,10 +128,9 @@ class EnginePages:
                 digits = ((numbers + 1) // weight % _DIGIT).to(block.dtype)
                 one, two = (d.view(shape) for d, shape in zip(digits.split(sizes), shapes, strict=True))
                 block.zero_()
-                written = LayerInputs(one[:, 0] if self._layout.mla else one, two)
-                self._update(
-                    layer, block, LayerInputs(*(x.contiguous() for x in written)), torch.arange(self._block)
-                )
+                one = one[:, 0] if self._layout.mla else one
+                written = one.contiguous(), two.contiguous()
+                self._update(layer, block, written, torch.arange(self._block))
                 told += block.flatten().cpu().long() * weight
                 weight *= _DIGIT
             places = torch.full((sum(sizes) + 1,), -1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kamera.engines.recipe import Part, Recipe
+from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder
 from kamera.engines.vllm.counts import Counts, origins
 from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
@@ -155,7 +155,7 @@ class SchedulerSide:
                 chunks = _ripe(known, self.positions.of(known.request))
                 if chunks:
                     (block_ids,) = pages.get_block_ids(request_id)
-                    found.append(PageHarvest(known.recipe, tuple(block_ids), chunks))
+                    found.append(PageHarvest(tuple(block_ids), chunks))
         return tuple(found)
 
     def loaded(self, request_ids: Collection[str]) -> None:
@@ -228,18 +228,22 @@ def _ripe(known: _Request, positions: torch.Tensor) -> tuple[Ripe, ...]:
     """The chunks of a request that vLLM computed, if they are what their ids say."""
     recipe, stop = known.recipe, known.local if known.load is None else known.load.stop
     supplied = sum(part.stop <= stop for part in recipe.leading.parts)
-    names, found, length = names_of(recipe, supplied), list[Ripe](), len(recipe.anchor_ids)
+    own, names, found, length = (
+        recipe.context,
+        names_of(recipe, supplied),
+        list[Ripe](),
+        len(recipe.anchor_ids),
+    )
     if stop < length:
-        found.append(Ripe("anchor", recipe.context.anchor, 0, length, (), "exact", positions[:, :length]))
+        row = RowKey.of(own, "anchor", own.anchor)
+        found.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length]))
     for i, part in enumerate(recipe.parts[supplied:], supplied):
         if part.start < stop or (seen := _inputs(known.request, recipe, part)) is None:
             continue
-        inputs, media = seen
         worths = [p.guarantee for p in recipe.parts[:supplied]]
         formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
-        kind, places = "exact" if i else "canonical", positions[:, part.start : part.stop]
-        ripe = Ripe(kind, part.chunk_id, part.start, part.stop, names[:i], formed, places, inputs, media)
-        found.append(ripe)
+        row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", formed)
+        found.append(Ripe(row, part.ids, part.start, positions[:, part.start : part.stop], *seen))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.engines.materials import read_anchor, read_part
-from kamera.engines.vllm.harvest import Harvester, PageHarvest, Waiting
+from kamera.engines.vllm.harvest import Harvester, PageHarvest
 from kamera.engines.vllm.layout import EngineLayout
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.serving import PageLoad
@@ -56,9 +56,10 @@ class WorkerSide:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
         for one in harvests:
             for ripe in one.chunks:
-                kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, ripe.stop))
+                stop = ripe.start + len(ripe.ids)
+                kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, stop))
                 if self._harvester is not None:
-                    self._harvester.take(Waiting(ripe, one.recipe, kv))
+                    self._harvester.take(ripe, kv)
 
     # -- inside --------------------------------------------------------------------------------
 
