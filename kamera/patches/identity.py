@@ -73,15 +73,17 @@ class Asking:
         else:
             self._ask_later(backbone)
 
-    def check(self, backbone: Engine) -> None:
-        """An operation: ask if that is due."""
+    def check(self, backbone: Engine) -> bool:
+        """An operation: ask if that is due. True if the model was asked now."""
         with self._lock:
             self._calls += 1
             calls, pending = self._calls, self._pending
         if self._doubted or backbone.identity.moves != self._moves or calls >= 2 * EVERY:
             self.ask(backbone)
-        elif calls >= EVERY and not pending:
+            return True
+        if calls >= EVERY and not pending:
             self._ask_later(backbone)
+        return False
 
     def _ask_later(self, backbone: Engine) -> None:
         engine = weakref.ref(backbone)
@@ -135,9 +137,10 @@ class StoredIdentity(NamedTuple):
         With ``ask`` the model is asked the probe if that is due (`Asking`); ComputationChanged if it answers
         otherwise than at first.
         """
-        if ask and backbone.fingerprint == self.fingerprint:
-            asking_of(backbone).check(backbone)  # the probe may see more than the witness
-        if backbone.fingerprint != self.fingerprint:
+        same = backbone.fingerprint == self.fingerprint
+        if same and ask and asking_of(backbone).check(backbone):  # the probe may see more than the witness
+            same = backbone.fingerprint == self.fingerprint
+        if not same:
             raise IncompatibleChunk(
                 "the backbone's weights have changed since this window was made, or its code, settings, "
                 "hooks or autocast: its KV is stale; undo that, or make a new window"
