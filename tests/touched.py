@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import grimp
@@ -22,6 +22,7 @@ from tests import costs
 
 TOP = Path(__file__).parents[1]
 EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py")
+_QUOTED = re.compile(r"""["'](\w+(?:\.\w+)+)[:"']""")
 READERS = ("tests.test_house",)
 """Tests that read every file."""
 
@@ -92,14 +93,13 @@ def _graph() -> grimp.ImportGraph:
 
 
 def _imports(module: str) -> list[ast.ImportFrom]:
-    return [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom) and not node.level]
+    tree = ast.parse(_text(module))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
 
 
-def _quoted(module: str) -> Iterator[str]:
+def _quoted(module: str) -> list[str]:
     """Texts that may be names of modules: ``"lab.speed"``, ``"kamera.cli.store:ls"``."""
-    for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
-            yield node.value.partition(":")[0]
+    return _QUOTED.findall(_text(module))
 
 
 def _is_test(module: str) -> bool:
@@ -120,11 +120,6 @@ def _path(module: str) -> str:
     return (
         (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).relative_to(TOP).as_posix()
     )
-
-
-@functools.cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(_text(module))
 
 
 def _text(module: str) -> str:

@@ -11,8 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf.witness import Witness
 from kamera.errors import ComputationChanged, IncompatibleChunk
-from kamera.patches import later_of
-from kamera.patches.identity import EVERY
+from kamera.patches import identity, later_of
 from tests.engines import changes
 from tests.engines.compare import relative
 from tests.models import samples, tiny
@@ -91,8 +90,9 @@ def test_what_no_look_sees_the_probe_finds(change, found, monkeypatch):
     if found == "a new window":
         make(backbone, store)
     else:
+        monkeypatch.setattr(identity, "EVERY", 8)
         with suppress(IncompatibleChunk):  # by the last of them later work may have come to it
-            for _ in range(EVERY):
+            for _ in range(8):
                 window.next_token_logits(QUESTION)
     window.flush()  # it is asked again, as later work
     assert backbone.fingerprint != before
@@ -112,8 +112,9 @@ def test_a_kernel_that_computes_otherwise_is_refused_by_name(found, monkeypatch)
     if found == "a new window":
         make(backbone, store)
     else:
+        monkeypatch.setattr(identity, "EVERY", 8)
         with suppress(ComputationChanged):
-            for _ in range(EVERY):
+            for _ in range(8):
                 window.next_token_logits(QUESTION)
     window.flush()
     for use in (lambda: window.next_token_logits(QUESTION), lambda: make(backbone, store)):

@@ -51,7 +51,7 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
     process, url = started("--store", str(store))
     with process:
         answer = asked(url, first)["choices"][0]["message"]
-        body = {"model": "testbed", "max_tokens": 400, "stream": True, "messages": [user("value of tag 37?")]}
+        body = {"model": "testbed", "max_tokens": 150, "stream": True, "messages": [user("value of tag 37?")]}
         with httpx.stream("POST", url + CHAT, json=body, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)

@@ -155,8 +155,14 @@ def test_exact_and_fully_patched_slots_answer_as_a_reprefill(family, operations)
 EVERYTHING = ("append", "append", "later", "recall", "slide", "evict", "reorder", "condition", "condition")
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25", "llava"])
-@pytest.mark.parametrize("minimum", ["patched", "orbit", "blind"])
+@pytest.mark.parametrize(
+    ("minimum", "family"),
+    [
+        *(("patched", family) for family in ("qwen2_5_vl", "kimi_k25", "llava")),
+        *(("orbit", family) for family in ("qwen2_5_vl", "kimi_k25")),
+        *(("blind", family) for family in ("kimi_k25", "llava")),
+    ],
+)
 @settings(max_examples=4, phases=QUICK)
 @given(operations=sequences(*EVERYTHING, least=5, most=9))
 def test_labels_are_honest_after_any_operations(family, minimum, operations):

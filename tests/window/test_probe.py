@@ -13,8 +13,7 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import ComputationChanged
-from kamera.patches import Worth, later_of
-from kamera.patches.identity import EVERY
+from kamera.patches import Worth, identity, later_of
 from kamera.store import Context, StoreAdmin, probe_text
 from kamera.store.probes import compare
 from kamera.window import Append, expect, former_of
@@ -24,6 +23,15 @@ from tests.window.rig import QUESTION, inventory, make, same_bits, watching
 
 FAMILY = "qwen2_5_vl"
 SECRET = b"a secret of 32 bytes, or nearly."
+EVERY = 8
+"""Operations from one probe to the next, in tests that are `often` asked."""
+
+often = pytest.mark.usefixtures("often")
+
+
+@pytest.fixture(name="often")
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "EVERY", EVERY)
 
 
 @pytest.fixture
@@ -139,6 +147,7 @@ def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
         assert answers == {probe_text(backbone.identity.answers(), backbone.identity.tolerance)}
 
 
+@often
 def test_the_probe_is_asked_again_after_a_number_of_operations():
     backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
@@ -153,6 +162,7 @@ def test_the_probe_is_asked_again_after_a_number_of_operations():
         assert (seen.forwards, window.usage().now.forwards) == (2, now)
 
 
+@often
 def test_an_operation_asks_if_later_work_has_not_come_to_it():
     backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
@@ -167,6 +177,7 @@ def test_an_operation_asks_if_later_work_has_not_come_to_it():
         assert seen.forwards == 2
 
 
+@often
 def test_an_operation_asks_if_the_question_was_dropped():
     backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)
@@ -184,6 +195,7 @@ def test_an_operation_asks_if_the_question_was_dropped():
         assert seen.forwards == 2
 
 
+@often
 def test_plans_are_no_occasion_for_a_probe():
     backbone = HfEngine(tiny.build(FAMILY))
     window = make(backbone)

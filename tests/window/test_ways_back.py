@@ -1,8 +1,9 @@
 """Whatever a chunk comes back through, prefilling it again is what the plain model computes.
 
-A family of each kind × {saved window, archive, saved session, copied store, remote}, and with ``-m slow``
-every tiny family × {saved window, remote}: two pictures of different sizes come back with no vision tower,
-are prefilled behind other company, and are held against one call of the plain model over the whole prompt.
+Some families × {saved window, archive, saved session, copied store, remote}, and with ``-m slow`` every tiny
+family × {saved window, remote} and one of each kind × the others: two pictures of different sizes come back
+with no vision tower, are prefilled behind other company, and are held against one call of the plain model
+over the whole prompt.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ KINDS = (
     *("idefics3", "gemma3", "gemma4_shared", "mistral_sliding", "dynamic_ntk", DEEP),
 )
 """A family of each kind of state and of encoding: what a file or a store writes depends on no more."""
+
+ALWAYS = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "deepseek_v32", "gemma4_shared", "mistral_sliding", DEEP)
+"""Families that run without ``-m slow``."""
 
 
 @functools.cache
@@ -138,7 +142,7 @@ def in_orders(tried: Sequence[str]) -> pytest.MarkDecorator:
 
 
 def _by_hand(family: str) -> Sequence[pytest.MarkDecorator]:
-    return () if family in KINDS else (pytest.mark.slow,)
+    return () if family in ALWAYS else (pytest.mark.slow,)
 
 
 # -- a saved window --------------------------------------------------------------------------------
@@ -238,7 +242,7 @@ def test_a_reopened_directory_gives_what_the_plain_model_computes(family: str, t
         assert_recalled_in_new_company(store, backbone, chunks)
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [pytest.param(family, marks=_by_hand(family)) for family in KINDS])
 def test_a_copied_store_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
     source, target = ChunkStore.open("memory://"), ChunkStore.open("memory://")

@@ -29,6 +29,7 @@ def _agent(name: str):
     return next(a for a in AGENTS if a.name == name)
 
 
+@pytest.mark.slow
 def test_forty_images_of_which_three_stay_are_37_rewrites(backbone):
     agent, conversations = _agent("cua"), Conversations(backbone.processor)
     turns = list(agent.script(random.Random(0), 40))
@@ -49,6 +50,7 @@ def test_amortize_rewrites_nothing_and_encodes_once(backbone):
     assert costs["Kamera amortize"]["prefilled"] < costs["prefix cache"]["prefilled"]
 
 
+@pytest.mark.slow
 def test_kronk_rebuilds_for_each_picture_and_appends_texts(backbone):
     conversations = Conversations(backbone.processor)
     system = {"role": "system", "content": "You use a computer. " + "Look well at it. " * 20}

@@ -13,6 +13,7 @@ from tests.cli.run import run
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_roc_lists_every_channel_of_every_layer(capsys, tmp_path):
     plot = tmp_path / "roc.png"
     done = run(capsys, main, "roc", "testbed", "--blocks", 2, "--format", "json", "--plot", plot)
@@ -23,6 +24,7 @@ def test_roc_lists_every_channel_of_every_layer(capsys, tmp_path):
     assert plot.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
     done = run(capsys, main, "sink", "testbed", "--segments", 1, "--plot", tmp_path / "s.png")
     assert done.code == 0 and "KL (nats)" in done.out
@@ -33,6 +35,7 @@ def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
     assert refused.code == 2 and "give a longer text" in refused.err
 
 
+@pytest.mark.slow
 def test_shift_predicts_per_service(capsys, tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace(seed=1, requests=4, only=("metadata", "sysvar"))))
