@@ -51,15 +51,15 @@ shrinks; the goal of `KameraWindow` is 24, and of every other class but an engin
 
 LINES = {
     "ops": (3_750, 3_400),
-    "trust": (1_050, 800),
-    "content": (3_600, 2_500),
+    "trust": (1_000, 800),
+    "content": (3_500, 2_500),
     "store": (8_400, 7_200),
     "engines": (9_150, 4_600),
     "patches": (2_600, 1_800),
     "window": (7_000, 3_400),
     "reuse": (1_700, 2_000),
     "edits": (1_350, 1_200),
-    "sessions": (4_250, 2_200),
+    "sessions": (4_150, 2_200),
     "certify": (1_650, 1_100),
     "compile": (1_250, 1_300),
     "serve": (1_250, 1_200),

@@ -33,18 +33,18 @@ def frames() -> list:
 def seen(monkeypatch) -> dict[str, list[Plan]]:
     """The plans that windows make, and those that are run; both still do what they do."""
     made, ran = list[Plan](), list[Plan]()
-    planned, acted = stage.planned, run.run
+    planned, acted = stage.planned, run._PlanRun.done
 
     def making(request, view):
         made.append(planned(request, view))
         return made[-1]
 
-    def running(plan, *rest):
-        ran.append(plan)
-        return acted(plan, *rest)
+    def running(of):
+        ran.append(of.plan)
+        return acted(of)
 
     monkeypatch.setattr(stage, "planned", making)
-    monkeypatch.setattr(run, "run", running)
+    monkeypatch.setattr(run._PlanRun, "done", running)
     return {"made": made, "ran": ran}
 
 

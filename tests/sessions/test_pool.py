@@ -151,6 +151,13 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     assert pool.session(name).messages[-2]["content"] == "slow" and pool.metrics().forked == 1
 
 
+def test_a_store_of_another_tenant_is_refused():
+    pool = _pool(store=lambda tenant: ChunkStore.open("memory://", tenant="ann"))
+    with pytest.raises(ValueError, match="the store for tenant 'bob' is of 'ann'"):
+        pool.send("hello", tenant="bob", **GREEDY)
+    assert pool.send("hello", tenant="ann", **GREEDY).session_id is not None and len(pool) == 1
+
+
 def test_a_failed_request_publishes_nothing():
     pool = _pool()
     name = pool.send("hello", **GREEDY).session_id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kamera.errors import InvalidCertificate
@@ -57,6 +59,12 @@ def test_without_a_certificate_that_permits_anything_all_is_exact(files, reason)
     told = terms(*files)
     assert (told.certificate, told.served.minimum) == (None, "exact")
     assert reason in told.warning
+
+
+def test_patches_of_some_layers_are_other_grounds():
+    some = replace(GROUNDS, budget=replace(GROUNDS.budget, layers=(0, 1)))
+    assert "corrects some of them" in certificate(patched="safe").difference(some)
+    assert certificate(patched="safe").difference(GROUNDS) is None
 
 
 def test_a_patch_that_proves_itself_needs_no_certificate_unless_one_found_harm():
