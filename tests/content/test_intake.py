@@ -16,6 +16,7 @@ from kamera import ChunkStore, KameraWindow
 from kamera.content import load_image
 from kamera.errors import ModalityNotSupported, UnreadableMedia
 from kamera.reuse import Reuser
+from kamera.window import search
 from tests.content.templates import picture
 from tests.content.test_chunks import write_video
 from tests.sessions.rig import EXACT, seeing, session
@@ -99,7 +100,7 @@ def test_a_data_url_is_the_picture_in_it():
 )
 def test_a_string_that_looks_like_a_picture_is_never_text(name, says):
     held = window()
-    for take in (held.append, lambda given: held.insert(0, given), lambda given: held.search(given)):
+    for take in (held.append, lambda given: held.insert(0, given), lambda given: search(held, given)):
         with pytest.raises(UnreadableMedia, match=says.replace("\\", ".")) as caught:
             take(name)
         assert "\n" not in str(caught.value)
@@ -186,7 +187,7 @@ def test_a_window_takes_a_picture_in_every_form(form):
     assert held.append(given).slot.chunk_id == wanted
     held.evict(0)
     assert held.recall(like=given).slot.chunk_id == wanted
-    assert held.search(given)[0].chunk_id == wanted
+    assert search(held, given)[0].chunk_id == wanted
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -220,7 +220,7 @@ def test_a_question_is_taken_as_messages(backbone):
 def test_a_question_of_several_turns_is_the_templates(backbone):
     asked = window(backbone)
     talk = [say("user", "Why?"), say("assistant", "Clouds."), say("tool", "4 C"), say("user", "Sure?")]
-    ids = torch.cat([asked.input_ids, asked._asker().question_ids(talk)])
+    ids = torch.cat([sequence_of(asked).input_ids, asked._asker().question_ids(talk)])
     whole = [say("user", "It rains. Why?"), *talk[1:]]
     rendered = backbone.processor.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
     assert spelt(backbone, ids) == rendered
@@ -250,7 +250,7 @@ def test_a_system_prompt_is_taken_as_messages(backbone):
     made = window(backbone, shots)
     whole = [*shots, say("user", "It rains. Why?")]
     rendered = backbone.processor.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
-    ids = torch.cat([made.input_ids, made._asker().question_ids("Why?")])
+    ids = torch.cat([sequence_of(made).input_ids, made._asker().question_ids("Why?")])
     assert spelt(backbone, ids) == rendered
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kamera.window import shown_spans
 from tests.content.templates import screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, seeing, session
@@ -33,7 +34,7 @@ def test_scratch_is_attended_and_leaves_no_trace(mode):
     assert torch.equal(with_it.next_token_logits(after), without.next_token_logits(after))
     one, two = with_it.window, without.window
     assert [s.chunk_id for s in one.slots] == [s.chunk_id for s in two.slots]
-    for mine, theirs in zip(one.shown()[1:], two.shown()[1:], strict=True):
+    for mine, theirs in zip(shown_spans(one)[1:], shown_spans(two)[1:], strict=True):
         for a, b in zip(mine.kv, theirs.kv, strict=True):
             assert all(torch.equal(a[name], b[name]) for name in a)
 
