@@ -17,7 +17,8 @@ from kamera.window.beside import (
 )
 from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
-from kamera.window.dialogue import Dialogue, DialogueWindow
+from kamera.window.dialogue import DialogueWindow
+from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed

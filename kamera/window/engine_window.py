@@ -6,36 +6,30 @@ prompt with a recipe of what is stored, and the engine computes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
-from PIL import Image
 
-from kamera.content import Chunk, ChunkBuilder, Content, Seams
-from kamera.engines import Completes, EnginePrompt, PromptPicture, Recipe, joined
-from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull, quote
+from kamera.content import Chunk, Content, Seams
+from kamera.engines import Completes, Engine, EnginePrompt, PositionLimits, Recipe, joined
+from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
-from kamera.store import ChunkStore, Context, Outline
+from kamera.store import ChunkStore, Context
 from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
-from kamera.window.offers import Offers
+from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk
+from kamera.window.placer import Placer
 from kamera.window.recipe import RecipeFacts, recipe
-from kamera.window.requests import Newcomer
+from kamera.window.requests import Restore
+from kamera.window.seating import canonical_at, overflow
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
+from kamera.window.steps import Limits
 
 Origin = Literal["canonical", "stored", "survivor", "computed"]
 """Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
 one stored for what stood before it once; or a prefill by the engine."""
-
-
-class EngineContents(Protocol):
-    """Makes chunks and token ids of content: an `Engine` whose model is never run."""
-
-    @property
-    def builder(self) -> ChunkBuilder: ...
-    def chunk(self, content: Content) -> Chunk: ...
 
 
 @dataclass(frozen=True)
@@ -74,19 +68,10 @@ class EngineUsage:
     later_tokens: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class HeldChunk:
-    """A chunk with what a prompt shows of it."""
-
-    chunk_id: str
-    ids: tuple[int, ...]
-    parts: tuple[Mapping[str, Any], ...]
-    images: tuple[Image.Image, ...]
-
-
 class EngineWindow:
     """A window over an engine; see `KameraWindow` for its operations.
 
+    ``contents`` makes chunks and token ids of content; its model is never run.
     ``fingerprint`` is that of the model that the engine runs (`kamera.engines.checkpoint_fingerprint`).
     The ``policy`` decides which stored KV is served, as in a `KameraWindow`. The engine computes the first
     chunk that it does not admit, and all behind it. One thread uses it.
@@ -95,7 +80,7 @@ class EngineWindow:
     def __init__(
         self,
         engine: Completes,
-        contents: EngineContents,
+        contents: Engine,
         store: ChunkStore,
         *,
         fingerprint: str,
@@ -105,7 +90,7 @@ class EngineWindow:
     ) -> None:
         self.policy = ReusePolicy.streaming() if policy is None else policy
         self.usage = EngineUsage()
-        self.engine, self._contents, self._store, self._system = engine, contents, store, system
+        self.engine, self.backbone, self._store = engine, contents, store
         self._max_tokens = max_tokens
         self._seams = (
             Seams("", "", "") if isinstance(system, torch.Tensor) else contents.builder.seams(system)
@@ -113,9 +98,10 @@ class EngineWindow:
         self._anchor = tuple(contents.builder.anchor_ids(system).tolist())
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
-        self._held: dict[str, HeldChunk] = {}
-        self._outlines: dict[str, Outline] = {}
-        self._seats: tuple[Seat, ...] = ()
+        self._places = RowPlaces(len(self._anchor), {}, {})
+        self._seats = Seats((), (0,))
+        said = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
+        self._head = Dialogue(torch.empty(0, dtype=torch.int64), said)  # what later prompts begin with
         if self.policy.certified and self.policy.minimum != "exact":
             raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")
 
@@ -127,45 +113,47 @@ class EngineWindow:
 
         Raises WindowFull for one larger than the window.
         """
-        chunk = content if isinstance(content, Chunk) else self._contents.chunk(content)
-        return self._bring(_held(chunk, content))
+        chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
+        return self._bring(prompt_chunk(chunk, content))
 
     def recall(self, chunk_id: str) -> tuple[EngineSlot, ...]:
         """A chunk that has been in this window, as by `append`. Raises UnknownChunk for another."""
-        if chunk_id not in self._held:
+        if chunk_id not in self._places.chunks:
             raise UnknownChunk(f"no chunk {quote(chunk_id)} was in this window: append its content")
-        return self._bring(self._held[chunk_id])
+        return self._bring(self._places.chunks[chunk_id])
 
     def slide(self, n: int = 1) -> tuple[EngineSlot, ...]:
         """The ``n`` oldest leave; the others move up. Raises ValueError for more than there are."""
-        if not 0 <= n <= len(self._seats):
-            raise ValueError(f"n={quote(n)}: the window has {len(self._seats)} chunks")
-        return self._arrange(self._seats[n:])
+        if not 0 <= n <= len(self._seats.seats):
+            raise ValueError(f"n={quote(n)}: the window has {len(self._seats.seats)} chunks")
+        return self._arrange(self._seats.seats[n:])
 
     def evict(self, index: int) -> tuple[EngineSlot, ...]:
         """The chunk at ``index`` leaves. Raises UnknownSlot for none."""
-        count = len(self._seats)
+        count = len(self._seats.seats)
         if not -count <= index < count:
             raise UnknownSlot(f"no slot {quote(index)}: the window has {count} chunks")
-        return self._arrange([seat for i, seat in enumerate(self._seats) if i != index % count])
+        return self._arrange([seat for i, seat in enumerate(self._seats.seats) if i != index % count])
 
     def reorder(self, permutation: Sequence[int]) -> tuple[EngineSlot, ...]:
         """The chunks in another order."""
-        if sorted(permutation) != list(range(len(self._seats))):
-            raise InvalidPermutation(f"{quote(permutation)} is no order of {len(self._seats)} chunks")
-        return self._arrange([self._seats[i].chunk_id for i in permutation])
+        here = self._seats.chunk_ids
+        if sorted(permutation) != list(range(len(here))):
+            raise InvalidPermutation(f"{quote(permutation)} is no order of {len(here)} chunks")
+        return self._arrange([here[i] for i in permutation])
 
     def look(self) -> tuple[EngineSlot, ...]:
         """The chunks as they are, on what is stored by now."""
-        return self._arrange(self._seats)
+        return self._arrange(self._seats.seats)
 
     def generate(self, question: str, max_new_tokens: int = 64) -> EngineAnswer:
         """Answer a question behind the chunks; the window is as it was."""
         slots = self.look()
-        asked = tuple(self._contents.builder.question_ids(question, self._seams.tail).tolist())
-        chunks = [self._held[seat.chunk_id] for seat in self._seats]
-        prompt = self._prompt(self.recipe(), chunks, question, asked, max_new_tokens)
-        done = joined(self.engine.stream(prompt))
+        ids = self.backbone.builder.question_ids(question, self._seams.tail)
+        parts = [part for one in self._shown(self._seats) for part in one.parts]
+        user = message("user", *parts, *([question] if question else []))
+        messages = (*self._head.messages, user)
+        done = joined(self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)))
         computed = done.prompt_tokens - done.cached_tokens
         self.usage.answers += 1
         self.usage.tokens += computed + max(0, len(done.token_ids) - 1)
@@ -179,7 +167,7 @@ class EngineWindow:
         """
         missing = self._unstored()
         for chunk_id in missing:
-            self._run_later((self._computed(self._held[chunk_id], self._behind(())),))
+            self._run_later(Seats((self._computed(chunk_id, Seats((), (0,))),), (0,)))
         return len(missing)
 
     def anticipate(self, leaving: int = 1) -> int:
@@ -188,8 +176,8 @@ class EngineWindow:
         An engine that harvests then has patches for them, and a `slide` of as many finds no survivor. Returns
         the number of prompts, as `keep`: 0 if all of it is stored.
         """
-        seats = self._placed([seat.chunk_id for seat in self._seats[leaving:]])
-        if all(seat.source.canonical for seat in seats):
+        seats = self._placed(self._seats.chunk_ids[leaving:])
+        if all(seat.source.canonical for seat in seats.seats):
             return 0
         self._run_later(seats)
         return 1
@@ -198,7 +186,7 @@ class EngineWindow:
     def slots(self) -> tuple[EngineSlot, ...]:
         """The chunks in order, as the last operation placed them."""
         start, found = len(self._anchor), []
-        for seat, worth in zip(self._seats, self._behind(self._seats).worths, strict=True):
+        for seat, worth in zip(self._seats.seats, self._seats.worths, strict=True):
             named = seat.source.antecedent_ids
             found.append(EngineSlot(seat.chunk_id, start, seat.length, worth, named, _origin(seat)))
             start += seat.length
@@ -210,75 +198,75 @@ class EngineWindow:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _bring(self, held: HeldChunk) -> tuple[EngineSlot, ...]:
-        staying = list(self._seats)
-        if any(seat.chunk_id == held.chunk_id for seat in staying):
-            return self._arrange(staying)
-        while staying and self._over(staying, len(held.ids)):
-            del staying[0]
-        if self._over(staying, len(held.ids)):
-            raise WindowFull(f"chunk {held.chunk_id[:12]} has {len(held.ids)} tokens: raise max_tokens")
-        self._held[held.chunk_id] = held
-        return self._arrange([*staying, held.chunk_id])
+    @property
+    def _limits(self) -> Limits:
+        lossy = self._context.lossy
+        return Limits(len(self._anchor), PositionLimits(), self._max_tokens, lossy, self._places)
+
+    def _bring(self, chunk: PromptChunk) -> tuple[EngineSlot, ...]:
+        if chunk.chunk_id in self._seats.chunk_ids:
+            return self._arrange(self._seats.seats)
+        leaving = overflow(self._limits, self._seats, chunk.newcomer)
+        self._places.chunks[chunk.chunk_id] = chunk
+        return self._arrange([*self._seats.seats[leaving:], chunk.chunk_id])
 
     def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
         self._seats = self._placed(wanted)
         return self.slots
 
-    def _placed(self, wanted: Sequence[Seat | str]) -> tuple[Seat, ...]:
+    def _placed(self, wanted: Sequence[Seat | str]) -> Seats:
         """Chunks one after another: on what is stored, up to the first that has to be computed."""
+        before = Seats((), (0,))
         with self._rows.operation():
             own = replace(self._context, kv="as-is")
             supplied = not self._anchor or self._store.has(own, own.anchor, None, "anchor")
-            before = self._behind(())
             for item in wanted:
                 was = item if isinstance(item, Seat) else None
-                held = self._held[item.chunk_id if isinstance(item, Seat) else item]
-                seat = self._stored(held, was, before) if supplied else None
+                chunk_id = item.chunk_id if isinstance(item, Seat) else item
+                seat = self._stored(chunk_id, was, before) if supplied else None
                 supplied = seat is not None
-                before = before.joined(seat or self._computed(held, before))
-        return before.seats
+                before = before.joined(seat or self._computed(chunk_id, before))
+        return before
 
     def _unstored(self) -> list[str]:
         """Ids of the window's chunks whose canonicals are not stored."""
-        return sorted({s.chunk_id for s in self._seats if not self._rows.has_canonical(s.chunk_id)})
+        return sorted({name for name in self._seats.chunk_ids if not self._rows.has_canonical(name)})
 
-    def _run_later(self, seats: Sequence[Seat]) -> None:
-        """Have the engine prefill chunks for what it then stores."""
-        chunks = [self._held[seat.chunk_id] for seat in seats]
-        done = joined(self.engine.stream(self._later_prompt(self._recipe(seats), chunks)))
+    def _run_later(self, seats: Seats) -> None:
+        """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""
+        shown = self._shown(seats)
+        user = message("user", *(part for one in shown for part in one.parts))
+        messages = (*self._head.messages, user) if any(one.images for one in shown) else ()
+        prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
+        done = joined(self.engine.stream(replace(prompt, later=True)))
         self.usage.later_forwards += 1
         self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
 
-    def _stored(self, held: HeldChunk, was: Seat | None, before: Seats) -> Seat | None:
+    def _stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
-        outline = self._outline(held.chunk_id)
-        if outline is None:
-            return None
-        home, lossy = Spot(outline.low, outline.high), self._context.lossy
-        spot = home.moved([to - at for to, at in zip(self._end(before), self._start(), strict=True)])
-        clean = Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
-        if not before.seats:
-            return Seat(held.chunk_id, len(held.ids), spot, clean, clean.guarantee)
-        newcomer = Newcomer(held.chunk_id, len(held.ids))
-        exact = self.policy.minimum == "exact"
-        offer = None if exact else Offers(self._rows, self.policy, {}).best(newcomer, before, None)
-        if offer is not None:
-            return Seat(held.chunk_id, len(held.ids), spot, clean.with_patch(offer), offer.guarantee)
-        if was is not None and not exact and self.policy.on_leave == "keep":
-            survivor = self._survivor(was, clean, before)
-            if survivor is not None and survivor.guarantee not in self.policy.withheld:
+        row = self._rows.canonical(chunk_id)
+        if row is None or row.outline is None or not row.outline.advance:
+            return None  # it is not stored, or positions behind it are no sum
+        self._places.outlines[chunk_id] = row.outline
+        limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
+        placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
+        source, spot = placer.best_source(newcomer, before, None), self._spot(chunk_id, before)
+        if (source is None or source.guarantee == "blind") and was is not None and before.seats:
+            survivor = self._survivor(was, canonical_at(limits, chunk_id), before)
+            if survivor is not None:
                 return survivor.at(spot)
-        if self.policy.admits("blind") or self.policy.on_miss == "blind":
-            return Seat(held.chunk_id, len(held.ids), spot, replace(clean, guarantee="blind"), "blind")
-        return None
+        if source is None:
+            return None
+        return Seat(chunk_id, newcomer.length, spot, source, source.guarantee)
 
     def _survivor(self, was: Seat, clean: Source, before: Seats) -> Seat | None:
         """A chunk that stays, on the patch of what stood before it; None without one, or for less."""
-        source = was.source
+        source, policy = was.source, self.policy
+        if policy.on_leave != "keep":
+            return None
         if not source.canonical:  # the engine computed it, and has stored its patch since
-            budget, behind = self.policy.budget, source.antecedents
-            row = self._rows.patch_within(was.chunk_id, was.length, behind, "exact", budget)
+            behind = source.antecedents
+            row = self._rows.patch_within(was.chunk_id, was.length, behind, "exact", policy.budget)
             if row is None:
                 return None
             patch = Offer("patched", behind, "exact", row.formed, created=row.created)
@@ -286,43 +274,23 @@ class EngineWindow:
         elif not source.patch:
             return None
         seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
-        return seat if at_least(seat.guarantee, "survivor") else None
+        return seat if at_least(seat.guarantee, "survivor") and policy.keeps(seat.guarantee) else None
 
-    def _computed(self, held: HeldChunk, before: Seats) -> Seat:
+    def _computed(self, chunk_id: str, before: Seats) -> Seat:
         """A chunk that the engine prefills behind ``before``."""
-        low = self._end(before)
-        spot = Spot(low, tuple(at + len(held.ids) - 1 for at in low))
-        worth = prefilled_behind(footing(before))
-        source = Source(spot, before.lineage, worth, canonical=False)
-        return Seat(held.chunk_id, len(held.ids), spot, source, worth, footing(before))
+        spot, state = self._spot(chunk_id, before), footing(before)
+        source = Source(spot, before.lineage, prefilled_behind(state), canonical=False)
+        length = len(self._places.chunks[chunk_id].ids)
+        return Seat(chunk_id, length, spot, source, source.guarantee, state)
 
-    def _behind(self, seats: Sequence[Seat]) -> Seats:
-        return Seats.home(seats, len(self._start()))
+    def _spot(self, chunk_id: str, before: Seats) -> Spot:
+        return self._places.compact([*before.chunk_ids, chunk_id])[-1]
 
-    def _start(self) -> tuple[int, ...]:
-        """Where the first chunk begins, per axis."""
-        axes = next((len(outline.low) for outline in self._outlines.values()), 1)
-        return (len(self._anchor),) * axes
+    def _shown(self, seats: Seats) -> list[PromptChunk]:
+        return [self._places.chunks[name] for name in seats.chunk_ids]
 
-    def _end(self, before: Seats) -> tuple[int, ...]:
-        """Where the next chunk begins, per axis: by what is stored of those before it."""
-        at = self._start()
-        for seat in before.seats:
-            known = self._outlines.get(seat.chunk_id)
-            advance = (seat.length,) * len(at) if known is None else known.advance
-            at = tuple(a + b for a, b in zip(at, advance, strict=True))
-        return at
-
-    def _outline(self, chunk_id: str) -> Outline | None:
-        """What a chunk's row says of its positions; None if it is not stored, or they are no sum."""
-        row = self._rows.canonical(chunk_id)
-        if row is None or row.outline is None or not row.outline.advance:
-            return None
-        self._outlines[chunk_id] = row.outline
-        return row.outline
-
-    def _recipe(self, seats: Sequence[Seat]) -> Recipe:
-        ids = {seat.chunk_id: self._held[seat.chunk_id].ids for seat in seats}
+    def _recipe(self, seats: Seats) -> Recipe:
+        ids = {one.chunk_id: one.ids for one in self._shown(seats)}
         plain = replace(self._context, kv="as-is")
         told = RecipeFacts(
             self._context,
@@ -334,50 +302,14 @@ class EngineWindow:
             self._seams.tail,
             self._seams.reopen,
         )
-        return recipe(self._behind(seats), self._rows, told)
+        return recipe(seats, self._rows, told)
 
-    def _prompt(
-        self,
-        shown: Recipe,
-        chunks: Sequence[HeldChunk],
-        question: str,
-        asked: tuple[int, ...],
-        tokens: int,
-    ) -> EnginePrompt:
-        said = [part for held in chunks for part in held.parts]
-        user = {
-            "role": "user",
-            "content": [*said, *([{"type": "text", "text": question}] if question else [])],
-        }
-        system = (
-            [{"role": "system", "content": [{"type": "text", "text": self._system}]}] if self._system else []
-        )
-        pictures = [picture for held in chunks for picture in _pictures(held)]
-        return EnginePrompt((*shown.ids, *asked), (*system, user), tuple(pictures), shown, tokens)
-
-    def _later_prompt(self, shown: Recipe, chunks: Sequence[HeldChunk]) -> EnginePrompt:
-        """A prompt that no answer waits for: it has an engine prefill chunks."""
-        return replace(self._prompt(shown, chunks, "", (), 1), later=True)
-
-    def _over(self, seats: Sequence[Seat], more: int) -> bool:
-        whole = len(self._anchor) + sum(seat.length for seat in seats) + more
-        return self._max_tokens is not None and whole > self._max_tokens
-
-
-def _held(chunk: Chunk, content: Content | Chunk) -> HeldChunk:
-    """What a prompt shows of a chunk."""
-    parts: list[Any] = list(content) if isinstance(content, list | tuple) else []
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else parts
-    if isinstance(content, Image.Image):
-        parts = [{"type": "image", "image": content}]
-    images = tuple(part["image"] for part in parts if part["type"] == "image")
-    return HeldChunk(chunk.id, tuple(chunk.input_ids.tolist()), tuple(parts), images)
-
-
-def _pictures(held: HeldChunk) -> list[PromptPicture]:
-    """The pictures of a chunk under its id; several are numbered."""
-    names = [held.chunk_id, *(f"{held.chunk_id}/{n}" for n in range(1, len(held.images)))]
-    return [PromptPicture(name, image) for name, image in zip(names, held.images, strict=False)]
+    def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:
+        """The prompt of a dialogue behind chunks, for an answer of ``tokens`` tokens."""
+        shown, ids = self._recipe(seats), tuple(dialogue.question.tolist())
+        pictures = tuple(picture for one in self._shown(seats) for picture in one.pictures)
+        made = EnginePrompt((*shown.ids, *ids), dialogue.messages, pictures, shown, tokens)
+        return replace(made, tools=dialogue.tools)
 
 
 def _origin(seat: Seat) -> Origin:

@@ -91,7 +91,7 @@ class Placer:
         ``was`` is its present seat if it is in the window: KV prefilled behind the very same exact
         antecedents is reused as it is, and a clean view stays one. ``archived``: what is known of a newcomer.
         """
-        found = self._best(chunk, before, was)
+        found = self.best_source(chunk, before, was)
         number = new_number() if was is None else was.number
         if found is not None and self._needs_missing_canonical(chunk, found, was):
             found = None  # a few of its tokens cost less than its canonical
@@ -133,8 +133,8 @@ class Placer:
     def _offers(self) -> Offers:
         return Offers(self.rows, self.policy, self._formed)
 
-    def _best(self, chunk: Newcomer | Seat, before: Seats, was: Seat | None) -> Source | None:
-        """The best KV that is admitted: that of ``was``, or a canonical; None if a forward is needed."""
+    def best_source(self, chunk: Newcomer | Seat, before: Seats, was: Seat | None) -> Source | None:
+        """The best KV that is admitted: of ``was``, or a canonical; None if a forward is needed."""
         base, glue = self.base(chunk.chunk_id), chunk.chunk_id in self.limits.glue
         glue &= base is None and (
             self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
@@ -159,7 +159,7 @@ class Placer:
         return None
 
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
-        """Why no stored KV serves a chunk behind ``before``; the rows are those that `_best` looked at."""
+        """Why no stored KV serves a chunk behind ``before``; of the rows that `best_source` looked at."""
         policy, rows = self.policy, self.rows
         if policy.minimum == "exact" or not (policy.patches or policy.moves):
             return "policy"
@@ -285,7 +285,7 @@ class Placer:
         """A text on the KV of texts that left in its place, unless it is stored."""
         taken = taken_over(self.before, chunk, before, spot, self.policy)
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-        if taken is None or (stored and self._best(chunk, before, None) is not None):
+        if taken is None or (stored and self.best_source(chunk, before, None) is not None):
             return None
         self.steps.append(taken)
         self.price.ran(chunk, taken.held)

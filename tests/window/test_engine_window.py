@@ -174,3 +174,14 @@ def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_
     asked = [prompt.recipe.parts[0].chunk_id for prompt in engine.prompts]
     assert sorted(asked) == sorted(chunk.id for chunk in chunks)
     assert window.keep() == 0 and len(engine.prompts) == 3
+
+
+def test_the_minimum_of_a_policy_holds_for_a_leading_chunk_in_codes():
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
+    store, frame = ChunkStore.open("memory://", kv="int8"), World(7).episode(1, layout="LIL").frames[0]
+    theirs = KameraWindow(bed, store, policy=POLICY)
+    theirs.append(frame.content)
+    theirs.flush()
+    for policy, origin in ((POLICY, "canonical"), (replace(POLICY, minimum="exact"), "computed")):
+        mine = EngineWindow(NoEngine(), bed, store, fingerprint=bed.fingerprint, policy=policy)
+        assert [slot.origin for slot in mine.append(frame.content)] == [origin]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, StalePlan, UnknownChunk, UnknownSlot
-from kamera.window import Append, Arrange, Evict, Plan, Reorder, Slide, requests
+from kamera.window import Append, Arrange, Evict, Plan, Reorder, Slide, requests, shown_spans
 from tests.engines.compare import worst
 from tests.window.rig import FULL_RANK, QUESTION, make
 from tests.window.test_planned import OPERATIONS, POLICIES, asked, pieces
@@ -63,7 +63,7 @@ def test_a_plan_that_is_run_leaves_what_its_operation_leaves(name, operations, w
             report.notes,
         )
     for i in range(len(here)):
-        assert worst(here.shown()[i + 1].kv, there.shown()[i + 1].kv) == 0.0
+        assert worst(shown_spans(here)[i + 1].kv, shown_spans(there)[i + 1].kv) == 0.0
     asks = torch.equal(here.next_token_logits(QUESTION), there.next_token_logits(QUESTION))
     assert asks
 

@@ -11,6 +11,7 @@ import torch
 from kamera.ops import apply_patch, kv_slice
 from kamera.ops.kernels import Path
 from kamera.ops.kernels import serve as fused
+from kamera.window import former_of
 from lab.speed import apply, serve
 from lab.speed.content import noise_kv, noise_patch
 from lab.speed.presets import TINY
@@ -114,7 +115,7 @@ def test_the_others_run_what_they_are_said_to_run(scene):
 
 def test_the_one_forward_of_the_others_gives_the_window_s_logits(scene):
     alone = scene.holding(scene.segment)  # behind the system prompt alone its canonical is exact
-    cache = scene.backbone.cache([alone.anchor.kv])
+    cache = scene.backbone.cache([former_of(alone).anchor.kv])
     wanted = alone.next_token_logits(scene.question)
     torch.testing.assert_close(scene.after_anchor(cache), wanted, rtol=1e-4, atol=1e-5)
 
