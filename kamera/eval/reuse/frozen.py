@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from PIL import Image
 from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
-from kamera.eval.tasks.sample import Passage, Picture
+from kamera.eval.tasks.sample import Part, Picture
 
-FORMAT, VERSION = "kamera-reuse-benchmark", 2
+FORMAT, VERSION = "kamera-reuse-benchmark", 3
 FILE, MEDIA = "benchmark.json", "media"
 
 
@@ -35,9 +35,9 @@ class Benchmark:
     digest: str
     folder: Path
 
-    def media(self, part: Passage | Picture) -> Passage | Picture:
+    def media(self, part: Part) -> Part:
         """A picture with its path. Raises TaskDataError if it is missing or was changed."""
-        if isinstance(part, Passage):
+        if not isinstance(part, Picture):
             return part
         path = self.folder / MEDIA / part.source
         if not path.is_file():
@@ -57,9 +57,9 @@ def freeze(
     kept = []
     for item in items:
         item.check()
-        units = {name: _written(part, folder) for name, part in item.units.items()}
-        live = tuple(_written(part, folder) for part in item.live)
-        kept.append(replace(item, units=units, live=live))
+        parts = tuple(_written(part, folder) for part in item.sample.parts)
+        others = tuple(_written(part, folder) for part in item.sample.others)
+        kept.append(replace(item, sample=replace(item.sample, parts=parts, others=others, where="")))
     if not kept:
         raise TaskDataError("no item shows four visual units: nothing to freeze")
     body = {
@@ -67,7 +67,7 @@ def freeze(
         "version": VERSION,
         "system": system,
         "origin": dict(origin),
-        "items": [item.document() for item in kept],
+        "items": [asdict(item) for item in kept],
     }
     text = json.dumps(body | {"digest": _digest(body)}, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def load(folder: Path) -> Benchmark:
     digest = body.pop("digest", None)
     if digest != _digest(body):
         raise TaskDataError(f"{path}: changed after it was frozen (digest {digest}): freeze it again")
-    items = tuple(Item.of(item) for item in body["items"])
+    items = tuple(Item.read(item) for item in body["items"])
     for item in items:
         item.check()
     return Benchmark(items, body["system"], body["origin"], digest, folder)
@@ -106,9 +106,9 @@ def _name(picture: Image.Image) -> str:
     return hashlib.sha256(pixels).hexdigest() + ".png"
 
 
-def _written(part: Passage | Picture, folder: Path) -> Passage | Picture:
+def _written(part: Part, folder: Path) -> Part:
     """The unit with its picture in ``media/``, by the digest of its pixels."""
-    if isinstance(part, Passage):
+    if not isinstance(part, Picture):
         return part
     picture = load_image(part.source)
     name = _name(picture)

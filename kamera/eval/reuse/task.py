@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kamera.eval.reuse.frozen import Benchmark, load
-from kamera.eval.reuse.item import Item, WindowTrace
+from kamera.eval.reuse.item import Item
 from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.traces import TRACES
 from kamera.eval.tasks.sample import (
@@ -45,7 +46,7 @@ class ReuseBench:
         benchmark = load(data)
         for item in benchmark.items[:limit]:
             for trace in item.traces:
-                if trace.name in self.subtasks and wanted(f"{item.id}/{trace.name}"):
+                if trace in self.subtasks and wanted(f"{item.sample.id}/{trace}"):
                     yield _sample(benchmark, item, trace)
 
     def max_new_tokens(self, sample: TaskSample) -> int:
@@ -75,23 +76,18 @@ class ReuseBench:
         return [write_lines(folder / "reuse.jsonl", lines)]
 
 
-def _sample(benchmark: Benchmark, item: Item, trace: WindowTrace) -> TaskSample:
-    """The published window as parts; units of earlier windows that are not in it beside them."""
-    *before, last = trace.windows
-    others = dict.fromkeys(name for window in before for name in window if name not in last)
-    names = [*last, *(f"live {i}" for i in range(len(item.live))), *others]
-    return TaskSample(
-        id=f"{item.id}/{trace.name}",
-        task=trace.name,
-        parts=(
-            *(benchmark.media(item.units[name]) for name in last),
-            *map(benchmark.media, item.live),
-        ),
-        question=item.question,
-        answer=item.answer,
-        choices=item.choices,
-        meta={**item.meta, "item": item.id, "max_new_tokens": item.max_new_tokens},
-        where=f"{benchmark.folder}: {item.id}",
-        others=tuple(benchmark.media(item.units[name]) for name in others),
-        before=tuple(tuple(names.index(name) for name in window) for window in before),
+def _sample(benchmark: Benchmark, item: Item, trace: str) -> TaskSample:
+    """The item behind a trace, with those of its other units that earlier windows show."""
+    sample, (*before, _) = item.sample, item.traces[trace]
+    size = len(sample.parts)
+    shown = [*range(size), *dict.fromkeys(i for window in before for i in window if i >= size)]
+    return replace(
+        sample,
+        id=f"{sample.id}/{trace}",
+        task=trace,
+        parts=tuple(map(benchmark.media, sample.parts)),
+        meta={**sample.meta, "item": sample.id},
+        where=f"{benchmark.folder}: {sample.id}",
+        others=tuple(benchmark.media(sample.others[i - size]) for i in shown[size:]),
+        before=tuple(tuple(map(shown.index, window)) for window in before),
     )

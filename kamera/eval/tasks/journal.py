@@ -45,9 +45,7 @@ class SampleRow:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> SampleRow:
         """The row whose fields are ``document``."""
-        told = {**document["sample"], "parts": (), "others": (), "before": ()}
-        sample = TaskSample(**{**told, "choices": tuple(told["choices"])})
-        return cls(document["at"], document["digest"], sample)
+        return cls(**{**document, "sample": TaskSample.read(document["sample"])})
 
 
 class Journal:

@@ -87,6 +87,14 @@ class TaskSample:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
         return "".join(map(_written, self.parts)) + self.question
 
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> TaskSample:
+        """The sample whose fields, as JSON values, are ``document``."""
+        values = dict(document)
+        values |= {name: tuple(map(_part, values[name])) for name in ("parts", "others")}
+        before = tuple(map(tuple, values["before"]))
+        return cls(**{**values, "choices": tuple(values["choices"]), "before": before})
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -202,6 +210,10 @@ def digest(sample: TaskSample) -> str:
     texts = [_written(part) for part in sample.others]
     fields = [sample.id, sample.prompt, repr(sample.answer), [*map(_name, parts)], texts, sample.before]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
+
+
+def _part(fields: Mapping[str, Any]) -> Part:
+    return (Passage if "text" in fields else Picture if "caption" in fields else Video)(**fields)
 
 
 def _written(part: Part) -> str:
