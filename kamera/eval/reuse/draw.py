@@ -13,7 +13,7 @@ from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import LEAST, Item, context
 from kamera.eval.reuse.sources import NAMES, SOURCES, TESTBED, world
 from kamera.eval.reuse.traces import draw_traces
-from kamera.eval.tasks.sample import Part, Passage, Picture, Problem, TaskSample
+from kamera.eval.tasks.sample import Part, Passage, Picture, Problem, TaskSample, distinct
 
 UNITS = 8
 """Frames, pages or screenshots of a window, where the set leaves the choice."""
@@ -57,20 +57,13 @@ def _draw_samples(
     """The ``count`` samples of lowest digest, by id, and the problems of all."""
     kept: list[tuple[int, str, TaskSample]] = []
     problems: list[Problem] = []
-    seen: set[str] = set()
-    for sample in samples:
+    for sample in distinct(samples):
         if isinstance(sample, Problem):
             problems.append(sample)
-            continue
-        if sample.id in seen:
-            problems.append(Problem(sample.id, "occurs twice"))
-            continue
-        seen.add(sample.id)
-        if sum(map(_is_picture, context(sample))) < LEAST:
-            continue
-        heapq.heappush(kept, (-_lot(f"{seed}:{sample.id}"), sample.id, sample))
-        if len(kept) > count:
-            heapq.heappop(kept)
+        elif sum(map(_is_picture, context(sample))) >= LEAST:
+            heapq.heappush(kept, (-_lot(f"{seed}:{sample.id}"), sample.id, sample))
+            if len(kept) > count:
+                heapq.heappop(kept)
     return [sample for _, _, sample in sorted(kept, key=itemgetter(1))], problems
 
 

@@ -35,17 +35,6 @@ class Benchmark:
     digest: str
     folder: Path
 
-    def media(self, part: Part) -> Part:
-        """A picture with its path. Raises TaskDataError if it is missing or was changed."""
-        if not isinstance(part, Picture):
-            return part
-        path = self.folder / MEDIA / part.source
-        if not path.is_file():
-            raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
-        if _name(load_image(path)) != path.name:
-            raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
-        return replace(part, source=str(path))
-
 
 def freeze(
     items: Iterable[Item], folder: Path, *, system: str | None, origin: Mapping[str, Any]
@@ -90,10 +79,24 @@ def load(folder: Path) -> Benchmark:
     digest = body.pop("digest", None)
     if digest != _digest(body):
         raise TaskDataError(f"{path}: changed after it was frozen (digest {digest}): freeze it again")
-    items = tuple(Item.read(item) for item in body["items"])
+    for item in body["items"]:
+        for part in (*item["sample"]["parts"], *item["sample"]["others"]):
+            if "source" in part:
+                part["source"] = str(folder / MEDIA / part["source"])
+    items = tuple(map(Item.read, body["items"]))
     for item in items:
         item.check()
     return Benchmark(items, body["system"], body["origin"], digest, folder)
+
+
+def check_picture(part: Part) -> None:
+    """Raise TaskDataError for a picture of a frozen benchmark that is missing or was changed."""
+    if isinstance(part, Picture):
+        path = Path(part.source)
+        if not path.is_file():
+            raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
+        if _name(load_image(path)) != path.name:
+            raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from kamera.eval.reuse.frozen import Benchmark, load
+from kamera.eval.reuse.frozen import check_picture, load
 from kamera.eval.reuse.item import Item
 from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.traces import TRACES
-from kamera.eval.tasks.sample import (
-    Answered,
-    Problem,
-    Summary,
-    TaskSample,
-    Wanted,
-    every,
-    grouped,
-)
+from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, TaskSample, grouped
 from kamera.eval.tasks.set_files import write_lines
 
 
-class ReuseBench:
-    """``subtasks`` names the traces to ask behind (default: all). Raises ValueError for an unknown one."""
+class ReuseBench(Task):
+    """``subtasks`` are the traces to ask behind (default: all)."""
 
     name = "reuse"
-    overlong: Literal["left", "refuse"] = "refuse"
+    offered = TRACES
 
-    def __init__(self, subtasks: Sequence[str] = ()) -> None:
-        if unknown := sorted(set(subtasks) - set(TRACES)):
-            raise ValueError(f"trace {unknown[0]!r} is none of {', '.join(TRACES)}")
-        self.subtasks = tuple(subtasks or TRACES)
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """One file, of which each item is a record; errors as in `frozen.load`."""
+        yield (
+            _sample(item, trace, f"{data}: {item.sample.id}")
+            for item in load(data).items
+            for trace in item.traces
+            if trace in (self.subtasks or TRACES)
+        )
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """No settings."""
-        return {}
-
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """The samples of the first ``limit`` items; see `Task.load`; errors as in `frozen.load`."""
-        benchmark = load(data)
-        for item in benchmark.items[:limit]:
-            for trace in item.traces:
-                if trace in self.subtasks and wanted(f"{item.sample.id}/{trace}"):
-                    yield _sample(benchmark, item, trace)
+    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+        """The sample, if its pictures are those that were frozen."""
+        for part in (*sample.parts, *sample.others):
+            check_picture(part)
+        yield sample
 
     def max_new_tokens(self, sample: TaskSample) -> int:
         """The item's."""
@@ -76,7 +62,7 @@ class ReuseBench:
         return [write_lines(folder / "reuse.jsonl", lines)]
 
 
-def _sample(benchmark: Benchmark, item: Item, trace: str) -> TaskSample:
+def _sample(item: Item, trace: str, where: str) -> TaskSample:
     """The item behind a trace, with those of its other units that earlier windows show."""
     sample, (*before, _) = item.sample, item.traces[trace]
     size = len(sample.parts)
@@ -85,9 +71,8 @@ def _sample(benchmark: Benchmark, item: Item, trace: str) -> TaskSample:
         sample,
         id=f"{sample.id}/{trace}",
         task=trace,
-        parts=tuple(map(benchmark.media, sample.parts)),
         meta={**sample.meta, "item": sample.id},
-        where=f"{benchmark.folder}: {sample.id}",
-        others=tuple(benchmark.media(sample.others[i - size]) for i in shown[size:]),
+        where=where,
+        others=tuple(sample.others[i - size] for i in shown[size:]),
         before=tuple(tuple(map(shown.index, window)) for window in before),
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.milebench_files import quantity, write_predictions
@@ -25,12 +25,12 @@ from kamera.eval.tasks.sample import (
     Picture,
     Problem,
     Summary,
+    Task,
     TaskSample,
-    Wanted,
-    every,
     grouped,
     mean,
 )
+from kamera.eval.tasks.set_files import lacking
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -52,75 +52,31 @@ _CODE_OF = {name: code for code, names in CODES.items() for name in names}
 _PLACEHOLDER = re.compile(r"\{(?:image|table)#(\d+)\}")
 
 
-class MileBench:
-    """All existing datasets, or ``subtasks`` (dataset names or codes such as ``T-1``).
-
-    Raises ValueError for a subtask that does not exist.
-    """
+class MileBench(Task):
+    """All existing datasets, or ``subtasks`` (dataset names or codes such as ``T-1``)."""
 
     name = "milebench"
-    overlong: Literal["left", "refuse"] = "left"
+    offered = (*SUBTASKS, *CODES)
+    overlong = "left"
 
-    def __init__(self, subtasks: Sequence[str] = ()) -> None:
-        for name in subtasks:
-            if name not in _CODE_OF and name not in CODES:
-                raise ValueError(
-                    f"MileBench has no dataset {name!r}: {', '.join(SUBTASKS)}; or a code: {', '.join(CODES)}"
-                )
-        self.subtasks = tuple(dict.fromkeys(n for name in subtasks for n in CODES.get(name, (name,))))
+    def __init__(self, subtasks: Sequence[str] | None = None) -> None:
+        super().__init__(subtasks)
+        self.subtasks = tuple(dict.fromkeys(n for name in self.subtasks for n in CODES.get(name, (name,))))
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """No settings."""
-        return {}
-
-    # -- loading -------------------------------------------------------------------------------
-
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each dataset; see `Task.load`."""
-        roots = [root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)]
-        if not roots:
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """One of each dataset."""
+        root = next((root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)), None)
+        if root is None:
             raise TaskDataError(
                 f"no MileBench datasets in {str(data)!r}: expected TQA/TQA.json and the like, or a folder "
                 "MileBench of them"
             )
-        there = _datasets(roots[0])
-        unknown = [name for name in there if name not in SUBTASKS]
-        yield from (Problem(str(roots[0] / name), "unknown task") for name in unknown)
+        yield [Problem(str(root / name), "unknown task") for name in _datasets(root) if name not in SUBTASKS]
+        files = {name: root / name / f"{name}.json" for name in SUBTASKS}
         for name in self.subtasks or SUBTASKS:
-            if name in there:
-                yield from self._read(roots[0] / name, limit, wanted)
-            elif self.subtasks:
-                yield Problem(str(roots[0] / name / f"{name}.json"), "no such file")
-        absent = [name for name in SUBTASKS if name not in there]
-        if absent and not self.subtasks:
-            yield Problem(str(roots[0]), f"not there: {', '.join(absent)}", skipped=False)
-
-    def _read(self, folder: Path, limit: int | None, wanted: Wanted) -> Iterator[TaskSample | Problem]:
-        file = folder / f"{folder.name}.json"
-        document = _document(file)
-        if isinstance(document, Problem):
-            yield document
-            return
-        head = document["meta_data"]
-        try:
-            metric = metric_of(folder.name, head.get("question_type"))
-        except ValueError as error:
-            yield Problem(str(file), str(error))
-            return
-        taken = 0
-        for number, record in enumerate(document["data"]):
-            if taken == limit:
-                return
-            made = _sample(folder, f"{file}:data[{number}]", record, head["task_instruction"], metric)
-            for item in made:
-                taken += isinstance(item, TaskSample)
-                if not isinstance(item, TaskSample) or wanted(item.id):
-                    yield item
-
-    # -- answering and scoring -----------------------------------------------------------------
+            if files[name].is_file():
+                yield _samples(files[name])
+        yield lacking(files, self.subtasks, root)
 
     def max_new_tokens(self, sample: TaskSample) -> int:
         """512, as in the official configuration."""
@@ -157,6 +113,21 @@ class MileBench:
 
 def _datasets(root: Path) -> list[str]:
     return sorted(file.parent.name for file in root.glob("*/*.json") if file.stem == file.parent.name)
+
+
+def _samples(file: Path) -> Iterator[TaskSample | Problem]:
+    document = _document(file)
+    if isinstance(document, Problem):
+        yield document
+        return
+    head = document["meta_data"]
+    try:
+        metric = metric_of(file.stem, head.get("question_type"))
+    except ValueError as error:
+        yield Problem(str(file), str(error))
+        return
+    for number, record in enumerate(document["data"]):
+        yield from _sample(file.parent, f"{file}:data[{number}]", record, head["task_instruction"], metric)
 
 
 def _document(file: Path) -> dict[str, Any] | Problem:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, HeatBin, bin_scores, decide, place, score_response
@@ -21,13 +21,12 @@ from kamera.eval.tasks.sample import (
     Picture,
     Problem,
     Summary,
+    Task,
     TaskSample,
-    Wanted,
-    every,
     grouped,
     mean,
 )
-from kamera.eval.tasks.set_files import write_json, write_lines
+from kamera.eval.tasks.set_files import lacking, write_json, write_lines
 
 SUBTASKS = (
     *("retrieval-text", "retrieval-image", "counting-text", "counting-image"),
@@ -45,23 +44,20 @@ _LETTER = "\nAnswer with the option's letter from the given choices directly."
 _PHRASE = "\nAnswer the question using a single word or phrase."
 
 
-class MMNiah:
+class MMNiah(Task):
     """The benchmark's ``split``, with all existing subtasks or ``subtasks``.
 
     ``bare`` omits the answer instruction, for models that do not follow any; such scores are not comparable
-    with published ones. Raises ValueError for a split or subtask that does not exist.
+    with published ones.
     """
 
     name = "mm-niah"
-    overlong: Literal["left", "refuse"] = "refuse"  # official runs answer "None" when out of memory
+    offered = SUBTASKS  # overlong: official runs answer "None" when out of memory
 
     def __init__(self, subtasks: Sequence[str] = (), split: str = "val", bare: bool = False) -> None:
         if split not in ("val", "test"):
             raise ValueError(f"MM-NIAH has no split {split!r}: val or test")
-        for name in subtasks:
-            if name not in SUBTASKS:
-                raise ValueError(f"MM-NIAH has no subtask {name!r}: {', '.join(SUBTASKS)}")
-        self.subtasks = tuple(subtasks)
+        super().__init__(subtasks)
         self.split = split
         self.bare = bare
 
@@ -70,37 +66,23 @@ class MMNiah:
         """Split and prompt."""
         return {"split": self.split, "bare": self.bare}
 
-    # -- loading -------------------------------------------------------------------------------
-
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each subtask; see `Task.load`."""
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """One of each subtask."""
         folder = data / f"mm_niah_{self.split}" / "annotations"
         files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
         if not any(file.is_file() for file in files.values()):
             names = ", ".join(file.name for file in files.values())
             raise TaskDataError(f"no MM-NIAH annotations in {str(folder)!r}: expected {names}")
-        for other in sorted(folder.glob("*.jsonl")):
-            if other.stem not in SUBTASKS:
-                yield Problem(str(other), "unknown subtask")
+        others = (file for file in sorted(folder.glob("*.jsonl")) if file.stem not in SUBTASKS)
+        yield [Problem(str(file), "unknown subtask") for file in others]
         for name, file in files.items():
             if file.is_file():
-                yield from self._read(data, name, file, limit, wanted)
-            elif self.subtasks:
-                yield Problem(str(file), "no such file")
-        absent = [name for name, file in files.items() if not file.is_file()]
-        if absent and not self.subtasks:
-            yield Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)
+                yield self._samples(data, name, file)
+        yield lacking(files, self.subtasks, folder)
 
-    def _read(
-        self, data: Path, name: str, file: Path, limit: int | None, wanted: Wanted
-    ) -> Iterator[TaskSample | Problem]:
+    def _samples(self, data: Path, name: str, file: Path) -> Iterator[TaskSample | Problem]:
         images: Path | None = None
-        taken = unlabelled = 0
         for number, line in _lines(file):
-            if taken == limit:
-                break
             where = f"{file}:{number}"
             record = _parsed(line, name)
             if isinstance(record, str):
@@ -115,16 +97,7 @@ class MMNiah:
                 continue
             if _only_first_is_pattern(name, record["images_list"]):
                 yield Problem(where, "the pattern is first in images_list, not last", skipped=False)
-            taken += 1
-            unlabelled += record.get("answer") is None
-            if wanted(self._id(name, record)):
-                yield self._sample(name, record, images, where)
-        if unlabelled:
-            what = f"{unlabelled} samples have private labels: predictions only"
-            yield Problem(str(file), what, skipped=False)
-
-    def _id(self, name: str, record: Mapping[str, Any]) -> str:
-        return f"{name}-{self.split}/{record['id']}"
+            yield self._sample(name, record, images, where)
 
     def _images(self, data: Path, first: str) -> Path | None:
         """The image folder; the val tarball extracts to ``mm_niah_dev``, in any folder."""
@@ -142,7 +115,7 @@ class MMNiah:
         live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
         *parts, question = [*context, *(replace(part, live=True) for part in live)]
         return TaskSample(
-            id=self._id(name, record),
+            id=f"{subtask}/{record['id']}",
             task=subtask,
             parts=tuple(parts),
             question=question.text if isinstance(question, Passage) else "",
@@ -163,8 +136,6 @@ class MMNiah:
         lettered = "".join(f"\n{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))
         instruction = "" if self.bare else _LETTER if options else _PHRASE
         return f"{record['question']}{lettered}{instruction}"
-
-    # -- answering and scoring -----------------------------------------------------------------
 
     def max_new_tokens(self, sample: TaskSample) -> int:
         """32 for lists of counts, else 16."""

@@ -6,7 +6,7 @@ own, or lmms-eval's (``form="lmms-eval"``), each with its own answer extraction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from kamera.eval.tasks.sample import (
     Problem,
     Summary,
     TaskSample,
-    Wanted,
-    every,
     mean,
 )
 from kamera.eval.tasks.set_files import picture, rows, write_lines
@@ -54,18 +52,16 @@ class MuirBench(LetterTask):
     """``subtasks`` names the tasks to ask (default all 12), ``form`` the prompt and its extraction."""
 
     name = "muirbench"
+    offered = TASKS
 
     def __init__(
         self,
         subtasks: Sequence[str] | None = None,
         form: Literal["official", "lmms-eval"] = "official",
     ) -> None:
-        unknown = sorted(set(subtasks or ()) - set(TASKS))
-        if unknown:
-            raise ValueError(f"task {unknown} is none of MuirBench's: {', '.join(TASKS)}")
+        super().__init__(subtasks or TASKS)
         if form not in ("official", "lmms-eval"):
             raise ValueError(f"form {form!r} is none of official, lmms-eval")
-        self.subtasks = tuple(subtasks or TASKS)
         self.form = form
 
     @property
@@ -73,31 +69,13 @@ class MuirBench(LetterTask):
         """Source of the prompt."""
         return {"form": self.form}
 
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, ``limit`` over all shards. See `Task.load`."""
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """All shards as one file."""
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
             raise TaskDataError(f"{data}: no data/test-*.parquet: give the MuirBench folder as published")
-        seen: set[str] = set()
-        left = limit
-        for shard in shards:
-            for number, row in rows(shard, _COLUMNS):
-                if left == 0:
-                    return
-                made = self._sample(row, f"{shard}:row {number}")
-                if isinstance(made, TaskSample):
-                    if made.task not in self.subtasks:
-                        continue
-                    if made.id in seen:
-                        yield Problem(made.where, f"idx {made.meta['idx']!r} occurs twice")
-                        continue
-                    seen.add(made.id)
-                    left = None if left is None else left - 1
-                    if not wanted(made.id):
-                        continue
-                yield made
+        made = (self._sample(row, f"{shard}:row {n}") for shard in shards for n, row in rows(shard, _COLUMNS))
+        yield (item for item in made if isinstance(item, Problem) or item.task in self.subtasks)
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
         """By the rule of the form."""
@@ -151,14 +129,14 @@ class MuirBench(LetterTask):
         meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
         meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
         return TaskSample(
-            f"muirbench/{row['idx']}",
-            row["task"],
-            tuple(parts),
-            pieces[-1],
-            row["answer"],
-            options,
-            meta,
-            where,
+            id=f"muirbench/{row['idx']}",
+            task=row["task"],
+            parts=tuple(parts),
+            question=pieces[-1],
+            answer=row["answer"],
+            choices=options,
+            meta=meta,
+            where=where,
         )
 
     def _prompt(self, question: str, options: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
-from kamera.eval.tasks.sample import Answered, Problem, Task, TaskSample
+from kamera.eval.tasks.sample import Answered, Problem, Task
 from kamera.eval.tasks.selection import Chooser, Selection
 from kamera.eval.tasks.shrink import Shrink
 from kamera.window import library_versions
@@ -88,7 +88,7 @@ def run_task(
         chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []
-        for item in _once(task.load(data, limit, chooser.wanted)):
+        for item in task.load(data, limit, chooser.wanted):
             if isinstance(item, Problem):
                 problems.append(item)
                 continue
@@ -130,14 +130,3 @@ def finish(
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
     return collect(task, answered, trials, remarks)
-
-
-def _once(items: Iterator[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, TaskSample):
-            if item.id in seen:
-                yield Problem(item.where, f"{item.id} occurs twice")
-                continue
-            seen.add(item.id)
-        yield item

@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -158,50 +159,101 @@ class Summary:
         return cls(overall if official is None else official, how, overall, len(scores), tuple(groups))
 
 
-class Task(Protocol):
-    """A benchmark in its published layout. Options (split, subtasks) are arguments of its constructor."""
+class Task:
+    """A benchmark in its published layout.
 
-    name: str
-    overlong: Literal["left", "refuse"]
+    Options (split, subtasks) are arguments of its constructor. Raises ValueError for a subtask that is not
+    ``offered``.
+    """
+
+    name: ClassVar[str]
+    offered: ClassVar[Sequence[str]]
+    overlong: ClassVar[Literal["left", "refuse"]] = "refuse"
     """Treatment of a prompt longer than the window: drop parts after the head, or answer "None"."""
+
+    def __init__(self, subtasks: Sequence[str] | None = None) -> None:
+        self.subtasks = tuple(subtasks or ())
+        for name in self.subtasks:
+            if name not in self.offered:
+                raise ValueError(f"{self.name} has no subtask {name!r}: {', '.join(self.offered)}")
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The options that determine prompts, as JSON values; arguments of `make_task`."""
-        ...
+        return {}
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
     ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``; and
-        problems of the data.
+        """Samples in file order, those of at most ``limit`` records of each annotation file, of these the
+        ``wanted``; and problems of the data.
 
         Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
         """
-        ...
+        for item in distinct(chain.from_iterable(_first(items, limit) for items in self.files(data))):
+            if isinstance(item, Problem):
+                yield item
+            elif wanted(item.id):
+                yield from self.shown(item)
+
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """Samples and problems of each annotation file."""
+        raise NotImplementedError
+
+    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+        """A wanted sample with its media, if they were not read by `files`; or their problem."""
+        yield sample
 
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """Most tokens of an answer."""
-        ...
+        """Most tokens of an answer: 16, as in lmms-eval, where the benchmark publishes no limit."""
+        return 16
 
     def score(self, response: str, sample: TaskSample) -> float:
         """Score from 0.0 to 1.0 by the benchmark's own scorer. Only called with a label."""
-        ...
+        raise NotImplementedError
 
     def decision(self, response: str, sample: TaskSample) -> str:
         """The scorer's reading of a response: responses with equal decisions have equal scores.
 
         The option if one is found, else the answer in the scorer's normal form. Needs no label.
         """
-        ...
+        raise NotImplementedError
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """One arm's results, in the benchmark's groups."""
-        ...
+        raise NotImplementedError
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """Write one arm's responses in the benchmark's own prediction format; returns the files."""
-        ...
+        raise NotImplementedError
+
+
+def distinct(items: Iterable[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
+    """The items; a sample with the id of an earlier one is a problem."""
+    seen: set[str] = set()
+    for item in items:
+        if isinstance(item, TaskSample):
+            if item.id in seen:
+                yield Problem(item.where, f"{item.id} occurs twice")
+                continue
+            seen.add(item.id)
+        yield item
+
+
+def _first(items: Iterable[TaskSample | Problem], limit: int | None) -> Iterator[TaskSample | Problem]:
+    """Items up to the ``limit``-th record that gives samples, and a remark if some have no label."""
+    records: set[str] = set()
+    unlabelled, where = 0, ""
+    for item in items:
+        if len(records) == limit and item.where not in records:
+            break
+        if isinstance(item, TaskSample):
+            records.add(item.where)
+            if item.answer is None:
+                unlabelled, where = unlabelled + 1, item.where.rpartition(":")[0]
+        yield item
+    if unlabelled:
+        yield Problem(where, f"{unlabelled} samples have private labels: predictions only", skipped=False)
 
 
 def digest(sample: TaskSample) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from kamera.errors import TaskDataError
 from kamera.eval.reuse import Item, freeze, load
-from kamera.eval.reuse.frozen import FILE
+from kamera.eval.reuse.frozen import FILE, check_picture
 from kamera.eval.tasks.sample import Passage, Picture, TaskSample
 from tests.eval.reuse.rig import small
 
@@ -34,8 +35,8 @@ def test_what_was_frozen_is_read_back(frozen, tmp_path):
     assert again == frozen and again.items[0].sample.answer
     other = small(tmp_path / "again")
     assert other.digest == frozen.digest  # equal seeds, equal digests
-    shown = again.media(again.items[0].sample.parts[0])
-    with Image.open(shown.source) as picture:
+    check_picture(again.items[0].sample.parts[0])
+    with Image.open(again.items[0].sample.parts[0].source) as picture:
         assert picture.size[0] > 0
 
 
@@ -43,8 +44,8 @@ def test_every_live_part_is_read_back(frozen, tmp_path):
     item, shown = frozen.items[0], Image.new("RGB", (16, 16), (1, 2, 3))
     choices = (Picture(shown, True), Picture(shown.rotate(90), True, "\nB: "))
     live = (Passage("A: ", True), *choices)
-    parts, others = (tuple(map(frozen.media, part)) for part in (item.sample.parts, item.sample.others))
-    sample, window = replace(item.sample, parts=(*parts, *live), others=others), tuple(range(len(parts)))
+    parts = item.sample.parts
+    sample, window = replace(item.sample, parts=(*parts, *live)), tuple(range(len(parts)))
     item = replace(item, sample=sample, traces={"published": (window, window)})
     again = freeze([item], tmp_path, system=None, origin={}).items[0].sample.parts[len(parts) :]
     assert [(type(part), part.live) for part in again] == [(type(part), True) for part in live]
@@ -70,18 +71,18 @@ def test_a_changed_file_is_refused(copied, change):
 
 
 def test_a_changed_or_missing_picture_is_refused(copied):
-    benchmark = load(copied)
-    content = benchmark.items[0].sample.parts[0]
-    path = copied / "media" / content.source
+    content = load(copied).items[0].sample.parts[0]
+    path = Path(content.source)
+    check_picture(content)
     with Image.open(path) as picture:
         changed = picture.convert("RGB")
     changed.putpixel((0, 0), (1, 2, 3))
     changed.save(path)
     with pytest.raises(TaskDataError, match="picture was changed"):
-        benchmark.media(content)
+        check_picture(content)
     path.unlink()
     with pytest.raises(TaskDataError, match="no such picture"):
-        benchmark.media(content)
+        check_picture(content)
 
 
 @pytest.mark.parametrize(
