@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,18 +121,15 @@ class Journal:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder, created if missing. Raises TaskDataError, naming the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = files.locked(folder, seconds=0.0)
-    try:
-        lock.__enter__()
-    except TimeoutError as error:
-        raise TaskDataError(
-            f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each run a "
-            "folder of its own and join them with kamera eval merge"
-        ) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(folder, seconds=0.0))
+        except TimeoutError as error:
+            raise TaskDataError(
+                f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each "
+                "run a folder of its own and join them with kamera eval merge"
+            ) from None
         yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 def read_header(folder: Path) -> dict[str, Any]:

@@ -156,26 +156,20 @@ class MMNiah(Task):
         placed = _placed(answered)
         bins = {task: bin_scores((at, score) for at, score in scored) for task, scored in placed.items()}
         overall = [mean(column) for column in zip(*bins.values(), strict=True)]
-        count = Counter(at.column for scored in placed.values() for at, _ in scored)
-        by_cell: dict[HeatBin, list[float]] = defaultdict(list)
-        for scored in placed.values():
-            for at, score in scored:
-                by_cell[at].append(score)
-        labelled = [(a.sample.task, a.score) for a in answered if a.score is not None]
+        scored = sorted((at, score) for pairs in placed.values() for at, score in pairs)
+        count = Counter(at.column for at, _ in scored)
         lengths = [
             Cell("context length (official)", LABELS[i], score, count[i])
             for i, score in enumerate(overall)
             if count[i]
         ]
-        places = [
-            Cell("length and depth", _cell(at), mean(scores), len(scores))
-            for at, scores in sorted(by_cell.items())
-        ]
+        places = grouped("length and depth", ((_cell(at), score) for at, score in scored))
+        subtasks = grouped("subtask", ((task, score) for task in placed for _, score in placed[task]))
         short = sum(n for column, n in count.items() if column < 0)
         how = "mean of 11 length bins, each of 5 depth rows; empty rows count 0"
         how += f"; {short} below 1k tokens do not count" if short else ""
         official = mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan")
-        return Summary.of(answered, how, (*grouped("subtask", labelled), *lengths, *places), official)
+        return Summary.of(answered, how, (*subtasks, *lengths, *places), official)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``{arm}_{subtask}.jsonl`` as the official scorer reads them, and its ``scores_{split}.json``."""

@@ -15,7 +15,7 @@ from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Problem, Task
-from kamera.eval.tasks.selection import Chooser, Selection
+from kamera.eval.tasks.selection import Selection, select
 from kamera.eval.tasks.shrink import Shrink
 from kamera.window import library_versions
 
@@ -85,15 +85,14 @@ def run_task(
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = TaskAsker(engine, task, system, limit_tokens, reuse, shrink)
-        chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []
-        for item in task.load(data, limit, chooser.wanted):
+        for place, item in select(selection, task, data):
             if isinstance(item, Problem):
                 problems.append(item)
                 continue
             missing = journal.missing(item, makers)
-            journal.add_row(SampleRow.of(item, chooser.places[item.id]))
+            journal.add_row(SampleRow.of(item, place))
             for trial in asking.trials(item, missing, journal.first_token(item.id)) if missing else ():
                 journal.add(trial)
             ids.append(item.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -45,14 +45,6 @@ class Video:
 
 
 Part = Passage | Picture | Video
-
-Wanted = Callable[[str], bool]
-"""Predicate of ids of wanted samples, called once each, in file order, before their media are read."""
-
-
-def every(id: str) -> bool:
-    """Wants every sample."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -182,26 +174,24 @@ class Task:
         """The options that determine prompts, as JSON values; arguments of `make_task`."""
         return {}
 
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, those of at most ``limit`` records of each annotation file, of these the
-        ``wanted``; and problems of the data.
+    def load(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
+        """Samples with their media in file order, and problems of the data; see `listed`."""
+        for item in self.listed(data, limit):
+            yield from [item] if isinstance(item, Problem) else self.shown(item)
+
+    def listed(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
+        """The samples of at most ``limit`` records of each annotation file, as `files` has them.
 
         Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
         """
-        for item in distinct(chain.from_iterable(_first(items, limit) for items in self.files(data))):
-            if isinstance(item, Problem):
-                yield item
-            elif wanted(item.id):
-                yield from self.shown(item)
+        return distinct(chain.from_iterable(_first(items, limit) for items in self.files(data)))
 
     def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
         """Samples and problems of each annotation file."""
         raise NotImplementedError
 
     def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
-        """A wanted sample with its media, if they were not read by `files`; or their problem."""
+        """The sample with its media, if `files` did not read them; or their problem."""
         yield sample
 
     def max_new_tokens(self, sample: TaskSample) -> int:
