@@ -135,7 +135,6 @@ class Desk:
         return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
 
     def tokens(self, order: Sequence[str]) -> int:
-        """Tokens of these units."""
         return sum(self.chunks[name].num_tokens for name in order)
 
 
@@ -163,7 +162,6 @@ class Placing:
             self.desk.canonical(unit.name)
 
     def place(self, order: Sequence[str]) -> None:
-        """The window's spans."""
         self.recomputed, self.forwards = 0.0, 0
         self.order = tuple(order)
         self.shown = self.spans(self.order)
@@ -173,7 +171,6 @@ class Placing:
         raise NotImplementedError
 
     def ask(self, query: ArmQuestion) -> Reply:
-        """Answer behind the spans."""
         assert self.shown is not None, "place a window first"
         answer = self.desk.answer(self.order, self.shown, self.live, query)
         return Reply(*answer, self.recomputed, self.kept, self.desk.tokens(self.order), self.forwards)

@@ -41,7 +41,6 @@ class Trial:
     ttft_seconds: float = 0.0
     error: str = ""
     note: str = ""
-    digest: str = ""
     question_tokens: int = 0
     live_tokens: int = 0
     live_forwards: int = 0
@@ -51,16 +50,10 @@ class Trial:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Trial:
-        """The trial whose fields are ``document``."""
         values = dict(document)
         if (first := values.pop("first_token", None)) is not None:
             values["first_token"] = FirstToken(tuple(first["ids"]), tuple(first["log_probs"]), first["rest"])
         return cls(**values)
-
-    @property
-    def tokens(self) -> int:
-        """Those of the whole prompt behind the anchor."""
-        return self.window_tokens + self.live_tokens + self.question_tokens
 
     @property
     def computed_tokens(self) -> int:

@@ -21,11 +21,9 @@ class Exact(Placing):
     stores_canonicals = True
 
     def place(self, order: Sequence[str]) -> None:
-        """Note the order."""
         self.order, self.shown = tuple(order), None
 
     def ask(self, query: ArmQuestion) -> Reply:
-        """Prefill the window, then answer."""
         started = time.perf_counter()
         super().place(self.order)
         spent = time.perf_counter() - started

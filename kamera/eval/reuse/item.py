@@ -47,7 +47,6 @@ class Item:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Item:
-        """The item whose fields are ``document``."""
         traces = {name: tuple(map(tuple, windows)) for name, windows in document["traces"].items()}
         return cls(TaskSample.read(document["sample"]), traces)
 

@@ -36,19 +36,15 @@ class ReuseBench(Task):
         yield sample
 
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """The item's."""
         return int(sample.meta["max_new_tokens"])
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """By the rule that the item names."""
         return score(response, sample)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """By the same rule."""
         return decision(response, sample)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        """The mean over items and traces, and by trace."""
         scored = [(a.sample.task, a.score) for a in answered if a.score is not None]
         return Summary.of(answered, "mean over items and traces", grouped("trace", scored))
 

@@ -13,7 +13,7 @@ from kamera.eval.adapter import ArmQuestion, Unit
 from kamera.eval.arms import Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Part, Task, TaskSample, digest
+from kamera.eval.tasks.sample import Part, Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Case, Trial, trials
 from kamera.patches import anchor_ids
@@ -47,7 +47,7 @@ class TaskAsker:
         self, sample: TaskSample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
     ) -> Iterator[Trial]:
         """One trial for each arm (`kamera.eval.trial.trials`). Errors are in them, never raised."""
-        desk, blank = self._desk.cleared(), Trial(sample.id, "", digest=digest(sample))
+        desk, blank = self._desk.cleared(), Trial(sample.id, "")
         try:
             case = self._fitted(desk, sample, blank)
         except Exception as error:

@@ -44,7 +44,6 @@ class VideoTask(LetterTask):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Sampling of frames, and the number of chunks."""
         return {"num_frames": self.num_frames, "fps": self.fps, "clips": self.clips}
 
     def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:

@@ -31,11 +31,9 @@ class EgoSchema(VideoTask):
     offered = SUBTASKS
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
-        """The first of several."""
         return first_letter(response, sample.choices)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        """Accuracy over the samples with public answers."""
         scores = [a.score for a in answered if a.score is not None]
         groups = (Cell("task", "subset", mean(scores), len(scores)),) if scores else ()
         return Summary.of(answered, "accuracy on the public subset", groups + self.unread(answered))

@@ -23,7 +23,7 @@ from kamera.eval.trial import Trial
 
 Line = TypeVar("Line", Trial, "SampleRow")
 
-FORM = 5
+FORM = 6
 """Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
@@ -39,12 +39,10 @@ class SampleRow:
 
     @classmethod
     def of(cls, sample: TaskSample, at: int) -> SampleRow:
-        """The row of a sample with its parts."""
         return cls(at, digest(sample), replace(sample, parts=(), others=(), before=()))
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> SampleRow:
-        """The row whose fields are ``document``."""
         return cls(**{**document, "sample": TaskSample.read(document["sample"])})
 
 

@@ -36,11 +36,9 @@ class LetterTask(Task):
         raise NotImplementedError
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """1.0 if the extracted option is the answer; a response without one is wrong."""
         return float(self.letter(response, sample) == sample.answer)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """The extracted letter, or the whole response if there is none."""
         return decided(self.letter(response, sample), response)
 
     def unread(self, answered: Sequence[Answered]) -> tuple[Cell, ...]:

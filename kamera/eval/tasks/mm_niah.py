@@ -63,11 +63,9 @@ class MMNiah(Task):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Split and prompt."""
         return {"split": self.split, "bare": self.bare}
 
     def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
-        """One of each subtask."""
         folder = data / f"mm_niah_{self.split}" / "annotations"
         files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
         if not any(file.is_file() for file in files.values()):
@@ -138,15 +136,12 @@ class MMNiah(Task):
         return f"{record['question']}{lettered}{instruction}"
 
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """32 for lists of counts, else 16."""
         return 32 if sample.task.startswith("counting") else 16
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """The benchmark's own score of a response."""
         return score_response(response, sample.answer)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """The choice, the list of counts, or the words in normal form."""
         # labels of test are private: the kind of answer does not depend on them
         kind = int if sample.choices else list if sample.task.startswith("counting") else str
         return decide(response, kind if sample.answer is None else type(sample.answer))
@@ -200,7 +195,6 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(line: str, name: str) -> dict[str, Any] | str:
-    """The record of a line, or its error."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

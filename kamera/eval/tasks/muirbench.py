@@ -66,11 +66,9 @@ class MuirBench(LetterTask):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Source of the prompt."""
         return {"form": self.form}
 
     def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
-        """All shards as one file."""
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
             raise TaskDataError(f"{data}: no data/test-*.parquet: give the MuirBench folder as published")
@@ -78,11 +76,9 @@ class MuirBench(LetterTask):
         yield (item for item in made if isinstance(item, Problem) or item.task in self.subtasks)
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
-        """By the rule of the form."""
         return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """1.0 if the extracted letter is the answer; a response without a letter is wrong."""
         found = self.letter(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
 
@@ -150,7 +146,6 @@ class MuirBench(LetterTask):
 
 
 def _row_error(row: dict[str, Any]) -> str:
-    """The error in a row's fields, or ""."""
     for field in ("idx", "task", "question", "answer"):
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"

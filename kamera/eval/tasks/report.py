@@ -65,7 +65,6 @@ class Results:
 
     @property
     def skipped(self) -> int:
-        """Samples and files that were left out."""
         return sum(problem.skipped for problem in self.problems)
 
     def document(self) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def collect(
                 answer_seconds=mean([t.answer_seconds for t in some]),
                 forwards=mean([t.forwards + t.live_forwards for t in some]),
                 tokens_recomputed=mean([t.computed_tokens for t in some]),
-                reused_tokens=mean([t.tokens - t.question_tokens - t.computed_tokens for t in some]),
+                reused_tokens=mean([t.window_tokens - round(t.recomputed_tokens) for t in some]),
                 live_tokens=mean([t.question_tokens + t.computed_tokens for t in some]),
                 kv_share=sum(t.patch_bytes for t in some) / kv_bytes if kv_bytes else 0.0,
             )

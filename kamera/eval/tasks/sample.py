@@ -275,7 +275,6 @@ def _name(part: Part) -> list[Any]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The plain mean; nan for no values."""
     return sum(values) / len(values) if values else float("nan")
 
 

@@ -33,7 +33,6 @@ class Selection:
             raise ValueError(f"shard {self.shard[0]}/{self.shard[1]}: give i/n with 1 <= i <= n")
 
     def document(self) -> dict[str, Any]:
-        """The selection as JSON values."""
         shard = None if self.shard is None else f"{self.shard[0]}/{self.shard[1]}"
         return {"limit": self.limit, "sample": self.sample, "seed": self.seed, "shard": shard}
 

@@ -88,7 +88,6 @@ class VideoMME(VideoTask):
             yield item
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
-        """The first capital A to D."""
         return first_abcd(response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
@@ -143,7 +142,6 @@ def _right(scores: Sequence[float]) -> float:
 
 
 def _row_error(row: dict[str, Any]) -> str:
-    """The error in a row's fields, or ""."""
     for field in _TEXTS:
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"
