@@ -12,16 +12,14 @@ from typing import Any
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import VideoTask
-from kamera.eval.tasks.letters import LETTERS, first_letter
-from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, mean
+from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, first_letter
+from kamera.eval.tasks.sample import Answered, Problem, Summary, TaskSample, Video, grouped
 from kamera.eval.tasks.set_files import read_json, write_json
 
 SUBTASKS = ("subset", "full")
 """The 500 questions with public answers, and all 5031, whose answers only the server has."""
 
 OPTIONS = 5
-
-_POST = "\nAnswer with the option's letter from the given choices directly."
 
 
 class EgoSchema(VideoTask):
@@ -34,9 +32,8 @@ class EgoSchema(VideoTask):
         return first_letter(response, sample.choices)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        scores = [a.score for a in answered if a.score is not None]
-        groups = (Cell("task", "subset", mean(scores), len(scores)),) if scores else ()
-        return Summary.of(answered, "accuracy on the public subset", groups + self.unread(answered))
+        groups = grouped("task", ((a.sample.task, a.score) for a in answered if a.score is not None))
+        return Summary.of(answered, "accuracy on the public subset", (*groups, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``egoschema.json`` for the server, ``{q_uid: 0 to 4}``; responses without a letter are left out."""
@@ -85,7 +82,7 @@ def _sample(data: Path, where: str, record: Any, labels: Mapping[str, Any]) -> T
         id=f"egoschema/{uid}",
         task="full" if answer is None else "subset",
         parts=(Video(str(data / "videos" / uid)),),
-        question="\n".join((question, *lettered)) + _POST,
+        question="\n".join((question, *lettered)) + LETTER_ONLY,
         answer=None if answer is None else LETTERS[answer],
         choices=lettered,
         meta={"q_uid": uid},

@@ -163,28 +163,16 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 def _read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """The records of a file; an incomplete last one is removed from the file."""
-    if not path.is_file():
-        return []
-    data = path.read_bytes()
-    rows = data.split(b"\n")
+    rows = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     records: list[Line] = []
-    whole = 0
     for number, row in enumerate(rows, 1):
-        record = _record(row, kind)
-        if record is None and any(rows[number:]):
-            raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone")
-        if record is None or number == len(rows):
-            break
-        records.append(record)
-        whole += len(row) + 1
-    if whole < len(data):
-        with path.open("r+b") as stream:
-            stream.truncate(whole)
+        try:
+            if not row.endswith(b"\n"):
+                raise ValueError("a line without an end")
+            records.append(kind.read(json.loads(row)))
+        except (ValueError, TypeError, KeyError):
+            if number < len(rows):
+                raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone") from None
+            with path.open("r+b") as stream:
+                stream.truncate(sum(map(len, rows[:-1])))
     return records
-
-
-def _record(row: bytes, kind: type[Line]) -> Line | None:
-    try:
-        return kind.read(json.loads(row))
-    except (ValueError, TypeError, KeyError):
-        return None

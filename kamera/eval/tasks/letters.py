@@ -13,6 +13,7 @@ from string import ascii_uppercase
 from kamera.eval.tasks.sample import Answered, Cell, Task, TaskSample
 
 LETTERS = tuple(ascii_uppercase)
+LETTER_ONLY = "\nAnswer with the option's letter from the given choices directly."
 
 _ENDS = (",", ".", "!", "?", ";", ":", "'")
 _PREFIXES = (

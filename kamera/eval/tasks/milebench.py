@@ -7,7 +7,6 @@ read: they have one image, and no context to reuse.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from kamera.eval.tasks.sample import (
     grouped,
     mean,
 )
-from kamera.eval.tasks.set_files import lacking, write_json
+from kamera.eval.tasks.set_files import lacking, read_json, write_json
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -132,33 +131,23 @@ def _datasets(root: Path) -> list[str]:
 
 
 def _samples(file: Path) -> Iterator[TaskSample | Problem]:
-    document = _document(file)
-    if isinstance(document, Problem):
-        yield document
-        return
-    head = document["meta_data"]
     try:
+        document = read_json(file, dict)
+        head, records = document.get("meta_data"), document.get("data")
+        if not isinstance(head, dict) or not isinstance(head.get("task_instruction"), list):
+            raise ValueError("no meta_data with task_instruction")
+        if not isinstance(records, list):
+            raise ValueError("no list of samples under 'data'")
         metric = metric_of(file.stem, head.get("question_type"))
+    except TaskDataError as error:
+        where, _, what = str(error).partition(": ")
+        yield Problem(where, what)
+        return
     except ValueError as error:
         yield Problem(str(file), str(error))
         return
-    for number, record in enumerate(document["data"]):
+    for number, record in enumerate(records):
         yield from _sample(file.parent, f"{file}:data[{number}]", record, head["task_instruction"], metric)
-
-
-def _document(file: Path) -> dict[str, Any] | Problem:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        return Problem(f"{file}:{error.lineno}", f"no JSON, the file is truncated or damaged ({error.msg})")
-    except (UnicodeDecodeError, RecursionError) as error:
-        return Problem(str(file), f"no JSON ({error})")
-    head = document.get("meta_data") if isinstance(document, dict) else None
-    if not isinstance(head, dict) or not isinstance(head.get("task_instruction"), list):
-        return Problem(str(file), "no meta_data with task_instruction")
-    if not isinstance(document.get("data"), list):
-        return Problem(str(file), "no list of samples under 'data'")
-    return dict(document)
 
 
 def _sample(

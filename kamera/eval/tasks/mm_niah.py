@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS
 from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, HeatBin, bin_scores, decide, place, score_response
 from kamera.eval.tasks.sample import (
     Answered,
@@ -40,7 +41,6 @@ _FIELDS: dict[str, Any] = {
     "question": str,
     "meta": dict,
 }
-_LETTER = "\nAnswer with the option's letter from the given choices directly."
 _PHRASE = "\nAnswer the question using a single word or phrase."
 
 
@@ -131,8 +131,8 @@ class MMNiah(Task):
     def _question(self, record: Mapping[str, Any]) -> str:
         meta = record["meta"]
         options = meta.get("choices") or [IMAGE for _ in meta.get("choices_image_path") or ()]
-        lettered = "".join(f"\n{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))
-        instruction = "" if self.bare else _LETTER if options else _PHRASE
+        lettered = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+        instruction = "" if self.bare else LETTER_ONLY if options else _PHRASE
         return f"{record['question']}{lettered}{instruction}"
 
     def max_new_tokens(self, sample: TaskSample) -> int:

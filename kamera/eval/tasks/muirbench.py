@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.letters import LETTERS, LetterTask, last_letter, leading_letter
+from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, LetterTask, last_letter, leading_letter
 from kamera.eval.tasks.sample import (
     Answered,
     Cell,
@@ -85,12 +85,19 @@ class MuirBench(LetterTask):
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        groups = [_group("task", task, [s for q, s in scored if q.task == task]) for task in TASKS]
-        for label, fits in (("answerable", True), ("unanswerable", False)):
-            groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
-        groups.append(_group("kind", "both of a pair", _pairs(scored)))
-        filled = [group for group in groups if group.n]
-        return Summary.of(answered, "accuracy over all samples", (*filled, *self.unread(answered)))
+        tasks = {task: [s for q, s in scored if q.task == task] for task in TASKS}
+        kinds = {
+            "answerable": [s for q, s in scored if q.meta["answerable"]],
+            "unanswerable": [s for q, s in scored if not q.meta["answerable"]],
+            "both of a pair": _pairs(scored),
+        }
+        groups = (
+            Cell(by, label, mean(scores), len(scores))
+            for by, cells in (("task", tasks), ("kind", kinds))
+            for label, scores in cells.items()
+            if scores
+        )
+        return Summary.of(answered, "accuracy over all samples", (*groups, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``muirbench.jsonl``: lmms-eval's per-item fields, and the response."""
@@ -139,7 +146,7 @@ class MuirBench(LetterTask):
         lettered = list(zip(LETTERS, options, strict=False))
         if self.form == "lmms-eval":
             choices = "\n".join(f"{letter}. {option}" for letter, option in lettered)
-            return f"{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
+            return f"{question}\n{choices}{LETTER_ONLY}"
         choices = "\n".join(f"({letter}) {option}" for letter, option in lettered)
         hint = "Please provide the correct option letter, such as A, B, C, D, directly."
         return f"Question: {question}\nChoices:\n{choices}\nHint: {hint}\nAnswer:"
@@ -167,7 +174,3 @@ def _pairs(scored: Sequence[tuple[TaskSample, float]]) -> list[float]:
         for idx, (other, score) in by_idx.items()
         if other in by_idx and (by_idx[other][0] != idx or str(idx) < str(other))
     ]
-
-
-def _group(by: str, label: str, scores: Sequence[float]) -> Cell:
-    return Cell(by, label, mean(scores), len(scores))

@@ -68,17 +68,9 @@ class Results:
         return sum(problem.skipped for problem in self.problems)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON, nan for undefined ones."""
-        return {
-            "task": self.task,
-            "items": self.items,
-            "labelled": self.labelled,
-            "skipped": self.skipped,
-            "arms": [asdict(arm) for arm in self.arms],
-            "notes": [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes],
-            "problems": [asdict(problem) for problem in self.problems],
-            "unseen": [list(pair) for pair in self.unseen],
-        }
+        """Plain values, nan for undefined ones."""
+        notes = [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes]
+        return {**asdict(self), "skipped": self.skipped, "notes": notes}
 
     def arm(self, name: str) -> ArmResult:
         """The row of an arm. Raises KeyError."""

@@ -22,8 +22,8 @@ def read_json(path: Path, kind: type) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
-    except UnicodeDecodeError as error:
-        raise TaskDataError(f"{path}: not UTF-8 at byte {error.start}: download it again") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise TaskDataError(f"{path}: no JSON ({error}): download it again") from None
     if not isinstance(value, kind):
         raise TaskDataError(
             f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"

@@ -145,7 +145,7 @@ def test_scores_are_counted_against_the_reference(benchmark):
 def test_sabotage_that_passes_is_told(benchmark):
     results = answered(benchmark, lambda item, trace, arm: arm != "random-patch@4")
     assert results.unseen == (("other-patch@4", "patch@4"),)
-    assert results.document()["unseen"] == [["other-patch@4", "patch@4"]]
+    assert results.document()["unseen"] == results.unseen
 
 
 def test_another_history_is_another_sample(benchmark):

@@ -93,7 +93,7 @@ def test_a_damaged_file_is_named_and_costs_only_its_dataset(data):
     file = data / "MileBench" / "TQA" / "TQA.json"
     file.write_text(file.read_text()[:-30])
     samples, (problem,) = load(data)
-    assert len(samples) == 3 and problem.where.startswith(f"{file}:") and "truncated" in problem.what
+    assert len(samples) == 3 and problem.where.startswith(f"{file}:") and "broken JSON" in problem.what
 
 
 def test_a_missing_image_is_named_and_skipped(data):
