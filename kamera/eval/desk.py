@@ -141,8 +141,8 @@ class Desk:
 class Placing:
     """An adapter on a desk: a subclass gives the spans of a window (`spans`), once it is asked about.
 
-    Between two calls of `spans` it may keep what it likes; ``self.recomputed`` (tokens) and ``self.forwards``
-    count what it computed since the last `place`, ``self.kept`` the bytes it holds.
+    ``self.order`` and ``self.shown`` are the last window and its spans; ``self.recomputed`` (tokens) and
+    ``self.forwards`` count what it computed since the last `place`, ``self.kept`` the bytes it holds.
     """
 
     rehearsed = False
@@ -163,8 +163,7 @@ class Placing:
 
     def place(self, order: Sequence[str]) -> None:
         self.recomputed, self.forwards = 0.0, 0
-        self.order = tuple(order)
-        self.shown = self.spans(self.order)
+        self.order, self.shown = tuple(order), self.spans(tuple(order))
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """Spans of the window's units in this order."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kamera.engines import Span
 from kamera.eval.adapter import ArmQuestion, Reply
-from kamera.eval.desk import Desk, Placing
+from kamera.eval.desk import Placing
 from kamera.ops import Patch, kv_bytes
 
 
@@ -41,20 +41,13 @@ class Exact(Placing):
 class Prefix(Placing):
     """The units with which both the last window and this one begin are kept."""
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
-        self._last: tuple[str, ...] = ()
-        self._spans: list[Span] = []
-
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """The common prefix as it stands, one forward for each unit behind it."""
-        same = next(
-            (i for i, (a, b) in enumerate(zip(self._last, order, strict=False)) if a != b),
-            min(len(self._last), len(order)),
-        )
-        self._spans = self.extended(order, self._spans[:same])
-        self._last, self.kept = order, sum(kv_bytes(span.kv) for span in self._spans)
-        return self._spans
+        pairs = zip(self.order, order, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.order), len(order)))
+        spans = self.extended(order, (self.shown or [])[:same])
+        self.kept = sum(kv_bytes(span.kv) for span in spans)
+        return spans
 
 
 class Blind(Placing):
