@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kamera.errors import TaskDataError
-from kamera.eval.reuse import Item, freeze, load
+from kamera.eval.reuse import Item, ReuseBench, freeze, load
 from kamera.eval.reuse.frozen import FILE, check_picture
 from kamera.eval.tasks.sample import Passage, Picture, TaskSample
 from tests.eval.reuse.rig import small
@@ -80,6 +80,8 @@ def test_a_changed_or_missing_picture_is_refused(copied):
     changed.save(path)
     with pytest.raises(TaskDataError, match="picture was changed"):
         check_picture(content)
+    with pytest.raises(TaskDataError, match="picture was changed"):
+        list(ReuseBench().load(copied))
     path.unlink()
     with pytest.raises(TaskDataError, match="no such picture"):
         check_picture(content)
