@@ -132,7 +132,7 @@ class _ClipWalk:
         yield "append (slides by itself)", self._all(Append(self.chunks[-1]))
         yield "slide", self._all(Slide())
         for name in ("recall, first time", "recall"):
-            self._all(Evict(self._place_of(4)))
+            self._all(Evict(self._frames(self.windows["survivor"]).index(4)))
             yield name, self._all(Recall(self.chunks[4].id))
         turned = Reorder([2, 1, 0, 3])
         yield "reorder, first time", self._all(turned)
@@ -147,7 +147,7 @@ class _ClipWalk:
         fresh = KameraWindow(
             self.backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=ReusePolicy.exact()
         )
-        prefills = [fresh.append(self._chunk(s.chunk_id), archive="later") for s in blind.slots]
+        prefills = [fresh.append(self.chunks[i], archive="later") for i in self._frames(blind)]
         elapsed = time.perf_counter() - started
         windows = {"re-prefill": fresh, "blind reuse": blind, **self.windows}
         work: dict[str, Sequence[Report]] = {"re-prefill": prefills, "blind reuse": switched}
@@ -171,7 +171,7 @@ class _ClipWalk:
 
     def _questions(self) -> tuple[list[testbed.Question], list[testbed.Question]]:
         """About values in the window, whatever left with other frames, and about their glyphs."""
-        order = [self._frame(s.chunk_id) for s in self.windows["survivor"].slots]
+        order = self._frames(self.windows["survivor"])
         tags = [tag for i in order for tag in self.episode.frames[i].glyph_of]
         chosen = [tags[i] for i in self.rng.permutation(len(tags))[: self.per_kind]]
         values = [self.episode.ask("value", tag, order) for tag in chosen]
@@ -191,15 +191,10 @@ class _ClipWalk:
     def _all(self, request: Append | Slide | Evict | Recall | Reorder) -> dict[str, Report]:
         return {arm: window.run(window.plan(request)) for arm, window in self.windows.items()}
 
-    def _place_of(self, frame: int) -> int:
-        """Of a chunk, in every window."""
-        return [s.chunk_id for s in self.windows["survivor"].slots].index(self.chunks[frame].id)
-
-    def _frame(self, chunk_id: str) -> int:
-        return next(i for i, c in enumerate(self.chunks) if c.id == chunk_id)
-
-    def _chunk(self, chunk_id: str) -> Chunk:
-        return self.chunks[self._frame(chunk_id)]
+    def _frames(self, window: KameraWindow) -> list[int]:
+        """The frames that a window shows."""
+        ids = [chunk.id for chunk in self.chunks]
+        return [ids.index(slot.chunk_id) for slot in window.slots]
 
 
 def _logits(window: KameraWindow, questions: Sequence[testbed.Question]) -> list[torch.Tensor]:

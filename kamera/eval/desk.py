@@ -80,12 +80,19 @@ class Desk:
     def prefilled(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
         facts = self.facts[name]
-        live.show([self.anchor_span(), *behind], room=facts.length)
+        live.show([self.still(self.anchor.kv), *behind], room=facts.length)
         return PlacedKV(self.backbone.prefill(facts.encoded, positions, live), positions)
 
-    def anchor_span(self) -> Span:
-        """The anchor at its place."""
-        return Span(self.anchor.kv, None, (0,) * self.backbone.axes)
+    def still(self, kv: KV) -> Span:
+        """KV that is shown where it was computed."""
+        return Span(kv, None, (0,) * self.backbone.axes)
+
+    def extended(self, order: Sequence[str], spans: Sequence[Span], live: LiveKV) -> list[Span]:
+        """``spans``, those of the first units of ``order``, and one forward for each of the others."""
+        made, places = list(spans), self.places(order)
+        for name, positions in list(zip(order, places, strict=True))[len(made) :]:
+            made.append(self.still(self.prefilled(name, positions, live, made).kv))
+        return made
 
     def offset(self, name: str, copy: PlacedKV, positions: torch.Tensor) -> tuple[int, ...]:
         """From a copy's place to ``positions``. Raises NotRelocatable if it does not move as a whole."""
@@ -108,17 +115,11 @@ class Desk:
         for unit in query.live:
             self.learn(unit)
         started = time.perf_counter()
-        behind, facts = list(spans), [self.facts[name] for name in order]
-        for unit in query.live:
-            new = self.facts[unit.name]
-            facts.append(new)
-            positions = compact_positions(self.backbone, self.anchor.input_ids, facts)[-1]
-            live.show([self.anchor_span(), *behind], room=new.length)
-            kv = self.backbone.prefill(new.encoded, positions, live)
-            behind.append(Span(kv, None, (0,) * self.backbone.axes))
+        shown = [*order, *(unit.name for unit in query.live)]
+        facts, behind = [self.facts[name] for name in shown], self.extended(shown, spans, live)
         ids = self.backbone.builder.question_ids(query.text, self.anchor.tail)
         positions = text_positions(self.backbone, self.anchor.input_ids, facts, ids)
-        live.show([self.anchor_span(), *behind], room=ids.shape[0] + query.max_new_tokens)
+        live.show([self.still(self.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
         logits = self.backbone.ask(ids, positions, live).cpu()  # on a GPU, time ends when it is here
         seconds = time.perf_counter() - started
         if query.max_new_tokens == 1:
@@ -134,18 +135,18 @@ class Desk:
         return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
 
     def tokens(self, order: Sequence[str]) -> int:
-        """Tokens of these units."""
         return sum(self.chunks[name].num_tokens for name in order)
 
 
 class Placing:
     """An adapter on a desk: a subclass gives the spans of a window (`spans`), once it is asked about.
 
-    Between two calls of `spans` it may keep what it likes; ``self.recomputed`` (tokens) and ``self.forwards``
-    count what it computed since the last `place`, ``self.kept`` the bytes it holds.
+    ``self.order`` and ``self.shown`` are the last window and its spans; ``self.recomputed`` (tokens) and
+    ``self.forwards`` count what it computed since the last `place`, ``self.kept`` the bytes it holds.
     """
 
     rehearsed = False
+    stores_canonicals = False
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -155,31 +156,26 @@ class Placing:
         self.recomputed, self.forwards, self.kept = 0.0, 0, 0
 
     def encode(self, unit: Unit) -> None:
-        """Encode the unit."""
+        """Encode the unit; if the arm stores canonicals, compute its own."""
         self.desk.learn(unit)
+        if self.stores_canonicals and not unit.live:
+            self.desk.canonical(unit.name)
 
     def place(self, order: Sequence[str]) -> None:
-        """The window's spans."""
         self.recomputed, self.forwards = 0.0, 0
-        self.order = tuple(order)
-        self.shown = self.spans(self.order)
+        self.order, self.shown = tuple(order), self.spans(tuple(order))
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """Spans of the window's units in this order."""
         raise NotImplementedError
 
     def ask(self, query: ArmQuestion) -> Reply:
-        """Answer behind the spans."""
         assert self.shown is not None, "place a window first"
-        text, logits, seconds = self.desk.answer(self.order, self.shown, self.live, query)
-        return Reply(
-            *(text, logits, seconds, self.recomputed, self.kept),
-            self.desk.tokens(self.order),
-            self.forwards,
-        )
+        answer = self.desk.answer(self.order, self.shown, self.live, query)
+        return Reply(*answer, self.recomputed, self.kept, self.desk.tokens(self.order), self.forwards)
 
-    def prefilled(self, name: str, positions: torch.Tensor, behind: Sequence[Span]) -> PlacedKV:
-        """`Desk.prefilled`, counted."""
-        self.recomputed += self.desk.facts[name].length
-        self.forwards += 1
-        return self.desk.prefilled(name, positions, self.live, behind)
+    def extended(self, order: Sequence[str], spans: Sequence[Span]) -> list[Span]:
+        """`Desk.extended`, counted."""
+        new = order[len(spans) :]
+        self.recomputed, self.forwards = self.recomputed + self.desk.tokens(new), self.forwards + len(new)
+        return self.desk.extended(order, spans, self.live)

@@ -27,7 +27,6 @@ import torch
 from kamera.engines import Span
 from kamera.eval.adapter import Unit
 from kamera.eval.arms import Blind, Exact, Maker
-from kamera.eval.arms.plain import prefilled_behind
 from kamera.eval.desk import Desk, PlacedKV, Placing
 from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE
@@ -56,13 +55,12 @@ class Mixed(Blind):
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """One partial forward for each unit but the first."""
         blind = super().spans(order)
-        zero = (0,) * self.desk.backbone.axes
         served = blind[:1]
         context = [self.desk.anchor.kv, *(_moved(self.desk, span) for span in served)]
         for name, positions, span in list(zip(order, self.desk.places(order), blind, strict=True))[1:]:
             kv = self.mixed(name, positions, kv_concat(context), _moved(self.desk, span))
             context.append(kv)
-            served.append(Span(kv, None, zero))
+            served.append(self.desk.still(kv))
         return served
 
     def mixed(self, name: str, positions: torch.Tensor, context: KV, blind: KV) -> KV:
@@ -191,7 +189,7 @@ class Recent(Exact):
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """One forward per unit: nothing is stored."""
-        return prefilled_behind(self, order, [])
+        return self.extended(order, [])
 
 
 class StreamingVLM(Placing):
@@ -206,10 +204,14 @@ class StreamingVLM(Placing):
         held: dict[str, PlacedKV] = {}
         spans: list[Span] = []
         for name, positions in zip(order, self.desk.places(order), strict=True):
-            held[name] = self._held.get(name) or self.prefilled(name, positions, spans)
+            held[name] = self._held.get(name) or self._prefilled(name, positions, spans)
             spans.append(self.desk.moved(name, held[name], positions))
         self._held, self.kept = held, sum(kv_bytes(one.kv) for one in held.values())
         return spans
+
+    def _prefilled(self, name: str, positions: torch.Tensor, behind: Sequence[Span]) -> PlacedKV:
+        self.recomputed, self.forwards = self.recomputed + self.desk.tokens([name]), self.forwards + 1
+        return self.desk.prefilled(name, positions, self.live, behind)
 
 
 def _moved(desk: Desk, span: Span) -> KV:

@@ -46,6 +46,6 @@ class Adapted:
         assert self.arm.shown is not None, "an arm that places at once"
         desk, live = self.desk, self.arm.live
         facts = [desk.facts[name] for name in self.arm.order]
-        live.show([desk.anchor_span(), *self.arm.shown], room=question.shape[0])
+        live.show([desk.still(desk.anchor.kv), *self.arm.shown], room=question.shape[0])
         positions = text_positions(desk.backbone, desk.anchor.input_ids, facts, question)
         return desk.backbone.ask(question, positions, live)

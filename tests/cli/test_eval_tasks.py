@@ -102,7 +102,11 @@ def test_the_benchmark_of_reuse_is_frozen_run_and_run_again(capsys, tmp_path):
     "arguments, code, said",
     [
         (("reuse", "--data", "EMPTY", "--out", "x"), 1, "no benchmark here"),
-        (("reuse", "--data", "EMPTY", "--out", "x", "--system", "S", "--subtask", "no"), 2, "trace 'no' is"),
+        (
+            ("reuse", "--data", "EMPTY", "--out", "x", "--system", "S", "--subtask", "no"),
+            2,
+            "reuse has no subtask 'no'",
+        ),
         (("freeze", "tv", "--out", "x"), 2, "'tv' is none of testbed"),
         (("freeze", "ovo-bench", "--out", "x"), 2, "needs --data"),
     ],

@@ -26,11 +26,9 @@ class Native:
         self.order: tuple[str, ...] = ()
 
     def encode(self, unit: Unit) -> None:
-        """Note the unit."""
         self.desk.chunk(unit)
 
     def place(self, order: Sequence[str]) -> None:
-        """Note the order."""
         self.order = tuple(order)
 
     def ask(self, query: ArmQuestion) -> Reply:

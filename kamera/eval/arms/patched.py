@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kamera.certify import fit, random_like
-from kamera.eval.arms.plain import Blind, prefilled_behind
+from kamera.eval.arms.plain import Blind
 from kamera.eval.desk import Desk
 from kamera.ops import Patch, form_patch
 
@@ -37,7 +37,7 @@ class Patched(Blind):
         return self._patches[self.order[index]]
 
     def _formed(self, order: Sequence[str]) -> dict[str, Patch | None]:
-        shown = prefilled_behind(self, order, [])
+        shown = self.extended(order, [])
         layout, formed = self.desk.backbone.layout, dict[str, Patch | None]()
         for name, span, positions in zip(order, shown, self.desk.places(order), strict=True):
             patch = None

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kamera.engines import Span
-from kamera.eval.adapter import ArmQuestion, Reply, Unit
-from kamera.eval.desk import Desk, Placing
+from kamera.eval.adapter import ArmQuestion, Reply
+from kamera.eval.desk import Placing
 from kamera.ops import Patch, kv_bytes
 
 
@@ -18,18 +18,12 @@ class Exact(Placing):
     The first unit is served as its canonical, which is exact there.
     """
 
-    def encode(self, unit: Unit) -> None:
-        """Encode the unit; its canonical is computed off the clock."""
-        super().encode(unit)
-        if not unit.live:
-            self.desk.canonical(unit.name)
+    stores_canonicals = True
 
     def place(self, order: Sequence[str]) -> None:
-        """Note the order."""
         self.order, self.shown = tuple(order), None
 
     def ask(self, query: ArmQuestion) -> Reply:
-        """Prefill the window, then answer."""
         started = time.perf_counter()
         super().place(self.order)
         spent = time.perf_counter() - started
@@ -41,36 +35,25 @@ class Exact(Placing):
         first = order[: not self.desk.units[order[0]].live] if order else ()
         places = self.desk.places(first)
         shown = [self.desk.moved(n, self.desk.canonical(n), at) for n, at in zip(first, places, strict=True)]
-        return prefilled_behind(self, order, shown)
+        return self.extended(order, shown)
 
 
 class Prefix(Placing):
     """The units with which both the last window and this one begin are kept."""
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
-        self._last: tuple[str, ...] = ()
-        self._spans: list[Span] = []
-
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """The common prefix as it stands, one forward for each unit behind it."""
-        same = next(
-            (i for i, (a, b) in enumerate(zip(self._last, order, strict=False)) if a != b),
-            min(len(self._last), len(order)),
-        )
-        self._spans = prefilled_behind(self, order, self._spans[:same])
-        self._last, self.kept = order, sum(kv_bytes(span.kv) for span in self._spans)
-        return self._spans
+        pairs = zip(self.order, order, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.order), len(order)))
+        spans = self.extended(order, (self.shown or [])[:same])
+        self.kept = sum(kv_bytes(span.kv) for span in spans)
+        return spans
 
 
 class Blind(Placing):
     """Canonicals at their places; a live unit is prefilled where it stands."""
 
-    def encode(self, unit: Unit) -> None:
-        """Encode the unit and compute its canonical."""
-        super().encode(unit)
-        if not unit.live:
-            self.desk.canonical(unit.name)
+    stores_canonicals = True
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """Rotations only, but for live units."""
@@ -78,8 +61,7 @@ class Blind(Placing):
         self.kept = 0
         for index, (name, positions) in enumerate(zip(order, self.desk.places(order), strict=True)):
             if self.desk.units[name].live:
-                kv = self.prefilled(name, positions, spans).kv
-                spans.append(Span(kv, None, (0,) * positions.shape[0]))
+                spans = self.extended(order[: index + 1], spans)
                 continue
             canonical, patch = self.desk.canonical(name), self.served(index)
             self.kept += kv_bytes(canonical.kv) + (patch.nbytes if patch else 0)
@@ -89,12 +71,3 @@ class Blind(Placing):
     def served(self, index: int) -> Patch | None:
         """The patch of the window's unit at ``index``: none."""
         return None
-
-
-def prefilled_behind(arm: Placing, order: Sequence[str], shown: Sequence[Span]) -> list[Span]:
-    """``shown``, the spans of the first units of ``order``, and one forward for each of the others."""
-    spans, places = list(shown), arm.desk.places(order)
-    for name, positions in list(zip(order, places, strict=True))[len(spans) :]:
-        kv = arm.prefilled(name, positions, spans).kv
-        spans.append(Span(kv, None, (0,) * positions.shape[0]))
-    return spans

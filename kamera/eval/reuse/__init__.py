@@ -8,15 +8,7 @@
 
 from kamera.eval.reuse.draw import draw_items
 from kamera.eval.reuse.frozen import Benchmark, freeze, load
-from kamera.eval.reuse.item import Item, WindowTrace
+from kamera.eval.reuse.item import Item
 from kamera.eval.reuse.task import ReuseBench
 
-__all__ = [
-    "Benchmark",
-    "Item",
-    "ReuseBench",
-    "WindowTrace",
-    "draw_items",
-    "freeze",
-    "load",
-]
+__all__ = ["Benchmark", "Item", "ReuseBench", "draw_items", "freeze", "load"]

@@ -8,18 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from kamera.errors import TaskDataError
-from kamera.eval.reuse.item import LEAST, Item
+from kamera.eval.reuse.item import LEAST, Item, context
 from kamera.eval.reuse.sources import NAMES, SOURCES, TESTBED, world
-from kamera.eval.reuse.traces import with_traces
-from kamera.eval.tasks.sample import Passage, Picture, Problem
+from kamera.eval.reuse.traces import draw_traces
+from kamera.eval.tasks.sample import Part, Passage, Picture, Problem, TaskSample, distinct
 
 UNITS = 8
 """Frames, pages or screenshots of a window, where the set leaves the choice."""
 
-FILLER = world.FILLER
 _NOTHING = "This line says nothing about what comes below it.\n" * 8
 
 
@@ -39,57 +37,53 @@ def draw_items(
     if source not in NAMES:
         raise ValueError(f"source {source!r} is none of {', '.join(NAMES)}")
     if source == TESTBED:
-        for item in world.read(count, seed):
-            yield with_traces(item, [name for name in item.units if name.startswith("donor-")], FILLER, seed)
+        for sample in world.read(count, seed):
+            yield Item(sample, draw_traces(sample, seed))
         return
     if data is None:
         raise ValueError(f"source {source!r} needs --data, the set's folder as published")
-    drawn, problems = _sample_items(SOURCES[source](data, units), count, seed)
+    drawn, problems = _draw_samples(SOURCES[source](data, units), count, seed)
     yield from problems
     if len(drawn) < 2:
         raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
-    for item in drawn:
-        donors = _donors(item, drawn, seed)
-        whole = replace(item, units={**item.units, **donors, FILLER: Passage(_NOTHING)})
-        yield with_traces(whole, list(donors), FILLER, seed)
+    for sample in drawn:
+        whole = replace(sample, others=(*_donors(sample, drawn, seed), Passage(_NOTHING)))
+        yield Item(whole, draw_traces(whole, seed))
 
 
-def _sample_items(items: Iterator[Item | Problem], count: int, seed: int) -> tuple[list[Item], list[Problem]]:
-    """The ``count`` items of lowest digest, by id, and the problems of all."""
-    kept: list[tuple[int, str, Item]] = []
+def _draw_samples(
+    samples: Iterator[TaskSample | Problem], count: int, seed: int
+) -> tuple[list[TaskSample], list[Problem]]:
+    """The ``count`` samples of lowest digest, by id, and the problems of all."""
+    kept: list[tuple[int, str, TaskSample]] = []
     problems: list[Problem] = []
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, Problem):
-            problems.append(item)
-            continue
-        if item.id in seen:
-            problems.append(Problem(item.id, "occurs twice"))
-            continue
-        seen.add(item.id)
-        if sum(map(_is_picture, item.units.values())) < LEAST:
-            continue
-        lot = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}".encode()).digest()[:8], "big")
-        heapq.heappush(kept, (-lot, item.id, item))
-        if len(kept) > count:
-            heapq.heappop(kept)
-    return [item for _, _, item in sorted(kept, key=itemgetter(1))], problems
+    for sample in distinct(samples):
+        if isinstance(sample, Problem):
+            problems.append(sample)
+        elif sum(map(_is_picture, context(sample))) >= LEAST:
+            heapq.heappush(kept, (-_lot(f"{seed}:{sample.id}"), sample.id, sample))
+            if len(kept) > count:
+                heapq.heappop(kept)
+    return [sample for _, _, sample in sorted(kept, key=itemgetter(1))], problems
 
 
-def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
-    """As many units of the other items as the traces need, pictures first."""
-    others = [other for other in drawn if other.id != item.id]
-    start = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}:donors".encode()).digest()[:8], "big")
+def _donors(sample: TaskSample, drawn: Sequence[TaskSample], seed: int) -> list[Part]:
+    """As many parts of the other samples as the traces need, pictures first."""
+    others = [other for other in drawn if other.id != sample.id]
+    start = _lot(f"{seed}:{sample.id}:donors")
     turned = [others[(start + i) % len(others)] for i in range(len(others))]
-    pool = [part for other in turned for part in other.units.values()]
-    pool.sort(key=_is_picture, reverse=True)  # stable
-    needed = len(item.window) - 1
+    pool = sorted((part for other in turned for part in context(other)), key=_is_picture, reverse=True)
+    needed = len(context(sample)) - 1
     if len(pool) < needed:
         raise TaskDataError(
-            f"item {item.id} needs {needed} donors, the others hold {len(pool)}: draw more items"
+            f"item {sample.id} needs {needed} donors, the others hold {len(pool)}: draw more items"
         )
-    return {f"donor-{i}": pool[i] for i in range(needed)}
+    return pool[:needed]
 
 
-def _is_picture(part: Passage | Picture) -> bool:
+def _lot(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _is_picture(part: Part) -> bool:
     return isinstance(part, Picture)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from PIL import Image
 from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
-from kamera.eval.tasks.sample import Passage, Picture
+from kamera.eval.tasks.sample import Part, Picture
 
-FORMAT, VERSION = "kamera-reuse-benchmark", 2
+FORMAT, VERSION = "kamera-reuse-benchmark", 3
 FILE, MEDIA = "benchmark.json", "media"
 
 
@@ -35,17 +35,6 @@ class Benchmark:
     digest: str
     folder: Path
 
-    def media(self, part: Passage | Picture) -> Passage | Picture:
-        """A picture with its path. Raises TaskDataError if it is missing or was changed."""
-        if isinstance(part, Passage):
-            return part
-        path = self.folder / MEDIA / part.source
-        if not path.is_file():
-            raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
-        if _name(load_image(path)) != path.name:
-            raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
-        return replace(part, source=str(path))
-
 
 def freeze(
     items: Iterable[Item], folder: Path, *, system: str | None, origin: Mapping[str, Any]
@@ -57,9 +46,9 @@ def freeze(
     kept = []
     for item in items:
         item.check()
-        units = {name: _written(part, folder) for name, part in item.units.items()}
-        live = tuple(_written(part, folder) for part in item.live)
-        kept.append(replace(item, units=units, live=live))
+        parts = tuple(_written(part, folder) for part in item.sample.parts)
+        others = tuple(_written(part, folder) for part in item.sample.others)
+        kept.append(replace(item, sample=replace(item.sample, parts=parts, others=others, where="")))
     if not kept:
         raise TaskDataError("no item shows four visual units: nothing to freeze")
     body = {
@@ -67,7 +56,7 @@ def freeze(
         "version": VERSION,
         "system": system,
         "origin": dict(origin),
-        "items": [item.document() for item in kept],
+        "items": [asdict(item) for item in kept],
     }
     text = json.dumps(body | {"digest": _digest(body)}, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
@@ -90,10 +79,24 @@ def load(folder: Path) -> Benchmark:
     digest = body.pop("digest", None)
     if digest != _digest(body):
         raise TaskDataError(f"{path}: changed after it was frozen (digest {digest}): freeze it again")
-    items = tuple(Item.of(item) for item in body["items"])
+    for item in body["items"]:
+        for part in (*item["sample"]["parts"], *item["sample"]["others"]):
+            if "source" in part:
+                part["source"] = str(folder / MEDIA / part["source"])
+    items = tuple(map(Item.read, body["items"]))
     for item in items:
         item.check()
     return Benchmark(items, body["system"], body["origin"], digest, folder)
+
+
+def check_picture(part: Part) -> None:
+    """Raise TaskDataError for a picture of a frozen benchmark that is missing or was changed."""
+    if isinstance(part, Picture):
+        path = Path(part.source)
+        if not path.is_file():
+            raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
+        if _name(load_image(path)) != path.name:
+            raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
 
 
 def _digest(body: Mapping[str, Any]) -> str:
@@ -106,9 +109,9 @@ def _name(picture: Image.Image) -> str:
     return hashlib.sha256(pixels).hexdigest() + ".png"
 
 
-def _written(part: Passage | Picture, folder: Path) -> Passage | Picture:
+def _written(part: Part, folder: Path) -> Part:
     """The unit with its picture in ``media/``, by the digest of its pixels."""
-    if isinstance(part, Passage):
+    if not isinstance(part, Picture):
         return part
     picture = load_image(part.source)
     name = _name(picture)

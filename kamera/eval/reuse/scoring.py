@@ -14,31 +14,30 @@ from __future__ import annotations
 import re
 
 from kamera.eval.reuse.doc_score import score_document
-from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.letters import LETTERS, decided, last_letter
 from kamera.eval.tasks.mm_niah_score import decide, score_response
 from kamera.eval.tasks.sample import TaskSample
 
 
-def score(response: str, item: Item | TaskSample) -> float:
+def score(response: str, sample: TaskSample) -> float:
     """The score of a response, 0.0 to 1.0. Raises ValueError for an unknown rule."""
-    response, rule = response.strip(), item.meta["rule"]
+    response, rule = response.strip(), sample.meta["rule"]
     if rule == "letter":
-        return float(_letter(response, item) == item.answer)
+        return float(_letter(response, sample) == sample.answer)
     if rule == "mm-niah":
-        return score_response(response, item.answer)
+        return score_response(response, sample.answer)
     if rule == "document":
-        return score_document(response, item.answer, item.meta["answer_format"])
-    return float(decision(response, item) == _words(str(item.answer)))
+        return score_document(response, sample.answer, sample.meta["answer_format"])
+    return float(decision(response, sample) == _words(str(sample.answer)))
 
 
-def decision(response: str, item: Item | TaskSample) -> str:
+def decision(response: str, sample: TaskSample) -> str:
     """What a response decides: equal decisions have equal scores. Raises ValueError for an unknown rule."""
-    response, rule = response.strip(), item.meta["rule"]
+    response, rule = response.strip(), sample.meta["rule"]
     if rule == "letter":
-        return decided(_letter(response, item), response)
+        return decided(_letter(response, sample), response)
     if rule == "mm-niah":
-        return decide(response, type(item.answer))
+        return decide(response, type(sample.answer))
     if rule == "first-word":
         return _words(response).split(" ")[0]
     if rule in ("words", "document"):
@@ -46,10 +45,10 @@ def decision(response: str, item: Item | TaskSample) -> str:
     raise ValueError(f"an item is scored by {rule!r}: no rule of this Kamera")
 
 
-def _letter(response: str, item: Item | TaskSample) -> str | None:
-    found = last_letter(response, item.choices)
+def _letter(response: str, sample: TaskSample) -> str | None:
+    found = last_letter(response, sample.choices)
     alone = response.strip().strip(".()").upper()
-    return found or (alone if alone in LETTERS[: len(item.choices)] else None)
+    return found or (alone if alone in LETTERS[: len(sample.choices)] else None)
 
 
 def _words(response: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from kamera.eval.reuse.item import Item, WindowTrace
+from kamera.eval.reuse.item import Windows, context
+from kamera.eval.tasks.sample import TaskSample
 
 TURNOVERS = (0.0, 0.5, 1.0)
 """Shares of the other units that were replaced while the last one was away."""
@@ -24,11 +24,11 @@ CONTEXTS = 3
 """Windows that the last unit stands in, the published one among them."""
 
 
-def with_traces(item: Item, donors: Sequence[str], filler: str, seed: int) -> Item:
-    """The item with all traces, each ending in its window.
+def draw_traces(sample: TaskSample, seed: int) -> dict[str, Windows]:
+    """All traces of a sample, each ending in its window. Equal seeds and samples give equal traces.
 
-    ``donors`` are names of other units (as many as the window has, less one, at least), ``filler`` that of
-    one that says nothing. Equal seeds and items give equal traces.
+    ``others`` are donors (as many as the window has parts, less one, at least) and then the filler, which
+    says nothing.
 
     * ``published``: the same window again.
     * ``shuffled``: it stood in another order.
@@ -38,33 +38,29 @@ def with_traces(item: Item, donors: Sequence[str], filler: str, seed: int) -> It
     * ``swapped``: one antecedent was another unit.
     * ``contexts``: the last unit stood in two other windows before.
     """
-    rng = np.random.default_rng([seed, zlib.crc32(item.id.encode())])
-    window = item.window
+    rng = np.random.default_rng([seed, zlib.crc32(sample.id.encode())])
+    window = tuple(range(len(context(sample))))
+    *donors, filler = range(len(sample.parts), len(sample.parts) + len(sample.others))
     *others, last = window
     if len(donors) < len(others):
-        raise ValueError(f"item {item.id} has {len(donors)} donors: its window of {len(window)} needs more")
-    traces = [
-        WindowTrace("published", (window, window)),
-        WindowTrace("shuffled", (_shuffled(window, rng), window)),
-        WindowTrace("shifted", ((filler, *window), window)),
-        WindowTrace("slid", ((_pick(donors, rng), *others), window)),
-    ]
+        raise ValueError(f"item {sample.id} has {len(donors)} donors: its window of {len(window)} needs more")
+    traces: dict[str, Windows] = {
+        "published": (window, window),
+        "shuffled": (_shuffled(window, rng), window),
+        "shifted": ((filler, *window), window),
+        "slid": ((donors[int(rng.integers(len(donors)))], *others), window),
+    }
     for turnover in TURNOVERS:
         before = _replaced(others, donors, round(turnover * len(others)), rng)
         left = [] if before == tuple(others) else [before]
-        traces.append(
-            WindowTrace(f"recalled@{turnover:g}", ((*before, last), *left, tuple(others), window)),
-        )
-    traces.append(WindowTrace("swapped", ((*_replaced(others, donors, 1, rng), last), window)))
-    elsewhere = []
-    for _ in range(CONTEXTS - 1):
-        drawn = rng.permutation([*donors, *others])[: len(others)].tolist()
-        elsewhere.append((*drawn, last))
-    traces.append(WindowTrace("contexts", (*elsewhere, window)))
-    return replace(item, traces=tuple(traces))
+        traces[f"recalled@{turnover:g}"] = ((*before, last), *left, tuple(others), window)
+    traces["swapped"] = ((*_replaced(others, donors, 1, rng), last), window)
+    drawn = [rng.permutation([*donors, *others])[: len(others)].tolist() for _ in range(CONTEXTS - 1)]
+    traces["contexts"] = (*((*before, last) for before in drawn), window)
+    return traces
 
 
-def _shuffled(window: Sequence[str], rng: np.random.Generator) -> tuple[str, ...]:
+def _shuffled(window: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
     """Another order: of two units or more there is one."""
     while True:
         order = tuple(window[i] for i in rng.permutation(len(window)))
@@ -72,13 +68,9 @@ def _shuffled(window: Sequence[str], rng: np.random.Generator) -> tuple[str, ...
             return order
 
 
-def _pick(donors: Sequence[str], rng: np.random.Generator) -> str:
-    return donors[int(rng.integers(len(donors)))]
-
-
 def _replaced(
-    others: Sequence[str], donors: Sequence[str], count: int, rng: np.random.Generator
-) -> tuple[str, ...]:
+    others: Sequence[int], donors: Sequence[int], count: int, rng: np.random.Generator
+) -> tuple[int, ...]:
     """``count`` of the units replaced in place by donors."""
     places = rng.permutation(len(others))[:count]
     drawn = rng.permutation(len(donors))[:count]

@@ -10,33 +10,5 @@ from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.registry import NAMES, make_task
 from kamera.eval.tasks.report import ArmResult, Results
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.sample import (
-    Answered,
-    Cell,
-    Passage,
-    Picture,
-    Problem,
-    Summary,
-    Task,
-    TaskSample,
-    Video,
-)
 
-__all__ = [
-    "NAMES",
-    "Answered",
-    "ArmResult",
-    "Cell",
-    "MMNiah",
-    "MileBench",
-    "Passage",
-    "Picture",
-    "Problem",
-    "Results",
-    "Summary",
-    "Task",
-    "TaskSample",
-    "Video",
-    "make_task",
-    "run_task",
-]
+__all__ = ["NAMES", "ArmResult", "MMNiah", "MileBench", "Results", "make_task", "run_task"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from kamera.eval.trial import Trial
 
 Line = TypeVar("Line", Trial, "SampleRow")
 
-FORM = 5
+FORM = 6
 """Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
@@ -39,15 +39,11 @@ class SampleRow:
 
     @classmethod
     def of(cls, sample: TaskSample, at: int) -> SampleRow:
-        """The row of a sample with its parts."""
         return cls(at, digest(sample), replace(sample, parts=(), others=(), before=()))
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> SampleRow:
-        """The row whose fields are ``document``."""
-        told = {**document["sample"], "parts": (), "others": (), "before": ()}
-        sample = TaskSample(**{**told, "choices": tuple(told["choices"])})
-        return cls(document["at"], document["digest"], sample)
+        return cls(**{**document, "sample": TaskSample.read(document["sample"])})
 
 
 class Journal:
@@ -123,18 +119,15 @@ class Journal:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder, created if missing. Raises TaskDataError, naming the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = files.locked(folder, seconds=0.0)
-    try:
-        lock.__enter__()
-    except TimeoutError as error:
-        raise TaskDataError(
-            f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each run a "
-            "folder of its own and join them with kamera eval merge"
-        ) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(folder, seconds=0.0))
+        except TimeoutError as error:
+            raise TaskDataError(
+                f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each "
+                "run a folder of its own and join them with kamera eval merge"
+            ) from None
         yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -170,28 +163,16 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 def _read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """The records of a file; an incomplete last one is removed from the file."""
-    if not path.is_file():
-        return []
-    data = path.read_bytes()
-    rows = data.split(b"\n")
+    rows = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     records: list[Line] = []
-    whole = 0
     for number, row in enumerate(rows, 1):
-        record = _record(row, kind)
-        if record is None and any(rows[number:]):
-            raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone")
-        if record is None or number == len(rows):
-            break
-        records.append(record)
-        whole += len(row) + 1
-    if whole < len(data):
-        with path.open("r+b") as stream:
-            stream.truncate(whole)
+        try:
+            if not row.endswith(b"\n"):
+                raise ValueError("a line without an end")
+            records.append(kind.read(json.loads(row)))
+        except (ValueError, TypeError, KeyError):
+            if number < len(rows):
+                raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone") from None
+            with path.open("r+b") as stream:
+                stream.truncate(sum(map(len, rows[:-1])))
     return records
-
-
-def _record(row: bytes, kind: type[Line]) -> Line | None:
-    try:
-        return kind.read(json.loads(row))
-    except (ValueError, TypeError, KeyError):
-        return None

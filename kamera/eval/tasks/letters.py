@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
-from typing import Literal
 
-from kamera.eval.tasks.sample import Answered, Cell, TaskSample
+from kamera.eval.tasks.sample import Answered, Cell, Task, TaskSample
 
 LETTERS = tuple(ascii_uppercase)
+LETTER_ONLY = "\nAnswer with the option's letter from the given choices directly."
 
 _ENDS = (",", ".", "!", "?", ";", ":", "'")
 _PREFIXES = (
@@ -29,25 +29,17 @@ _PREFIXES = (
 )
 
 
-class LetterTask:
-    """What the choice sets share: short answers, of which the option letter counts. See `Task`."""
-
-    overlong: Literal["left", "refuse"] = "refuse"
+class LetterTask(Task):
+    """What the choice sets share: short answers, of which the option letter counts."""
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
         """The option letter in a response, by the set's own rule; None without one."""
         raise NotImplementedError
 
-    def max_new_tokens(self, sample: TaskSample) -> int:
-        """16, as in lmms-eval; the benchmarks publish no limit."""
-        return 16
-
     def score(self, response: str, sample: TaskSample) -> float:
-        """1.0 if the extracted option is the answer; a response without one is wrong."""
         return float(self.letter(response, sample) == sample.answer)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """The extracted letter, or the whole response if there is none."""
         return decided(self.letter(response, sample), response)
 
     def unread(self, answered: Sequence[Answered]) -> tuple[Cell, ...]:

@@ -7,15 +7,13 @@ read: they have one image, and no context to reuse.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.milebench_files import quantity, write_predictions
 from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
 from kamera.eval.tasks.sample import (
     Answered,
@@ -25,12 +23,12 @@ from kamera.eval.tasks.sample import (
     Picture,
     Problem,
     Summary,
+    Task,
     TaskSample,
-    Wanted,
-    every,
     grouped,
     mean,
 )
+from kamera.eval.tasks.set_files import lacking, read_json, write_json
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -52,86 +50,38 @@ _CODE_OF = {name: code for code, names in CODES.items() for name in names}
 _PLACEHOLDER = re.compile(r"\{(?:image|table)#(\d+)\}")
 
 
-class MileBench:
-    """All existing datasets, or ``subtasks`` (dataset names or codes such as ``T-1``).
-
-    Raises ValueError for a subtask that does not exist.
-    """
+class MileBench(Task):
+    """All existing datasets, or ``subtasks`` (dataset names or codes such as ``T-1``)."""
 
     name = "milebench"
-    overlong: Literal["left", "refuse"] = "left"
+    offered = (*SUBTASKS, *CODES)
+    overlong = "left"
 
-    def __init__(self, subtasks: Sequence[str] = ()) -> None:
-        for name in subtasks:
-            if name not in _CODE_OF and name not in CODES:
-                raise ValueError(
-                    f"MileBench has no dataset {name!r}: {', '.join(SUBTASKS)}; or a code: {', '.join(CODES)}"
-                )
-        self.subtasks = tuple(dict.fromkeys(n for name in subtasks for n in CODES.get(name, (name,))))
+    def __init__(self, subtasks: Sequence[str] | None = None) -> None:
+        super().__init__(subtasks)
+        self.subtasks = tuple(dict.fromkeys(n for name in self.subtasks for n in CODES.get(name, (name,))))
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """No settings."""
-        return {}
-
-    # -- loading -------------------------------------------------------------------------------
-
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each dataset; see `Task.load`."""
-        roots = [root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)]
-        if not roots:
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        root = next((root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)), None)
+        if root is None:
             raise TaskDataError(
                 f"no MileBench datasets in {str(data)!r}: expected TQA/TQA.json and the like, or a folder "
                 "MileBench of them"
             )
-        there = _datasets(roots[0])
-        unknown = [name for name in there if name not in SUBTASKS]
-        yield from (Problem(str(roots[0] / name), "unknown task") for name in unknown)
+        yield [Problem(str(root / name), "unknown task") for name in _datasets(root) if name not in SUBTASKS]
+        files = {name: root / name / f"{name}.json" for name in SUBTASKS}
         for name in self.subtasks or SUBTASKS:
-            if name in there:
-                yield from self._read(roots[0] / name, limit, wanted)
-            elif self.subtasks:
-                yield Problem(str(roots[0] / name / f"{name}.json"), "no such file")
-        absent = [name for name in SUBTASKS if name not in there]
-        if absent and not self.subtasks:
-            yield Problem(str(roots[0]), f"not there: {', '.join(absent)}", skipped=False)
-
-    def _read(self, folder: Path, limit: int | None, wanted: Wanted) -> Iterator[TaskSample | Problem]:
-        file = folder / f"{folder.name}.json"
-        document = _document(file)
-        if isinstance(document, Problem):
-            yield document
-            return
-        head = document["meta_data"]
-        try:
-            metric = metric_of(folder.name, head.get("question_type"))
-        except ValueError as error:
-            yield Problem(str(file), str(error))
-            return
-        taken = 0
-        for number, record in enumerate(document["data"]):
-            if taken == limit:
-                return
-            made = _sample(folder, f"{file}:data[{number}]", record, head["task_instruction"], metric)
-            for item in made:
-                taken += isinstance(item, TaskSample)
-                if not isinstance(item, TaskSample) or wanted(item.id):
-                    yield item
-
-    # -- answering and scoring -----------------------------------------------------------------
+            if files[name].is_file():
+                yield _samples(files[name])
+        yield lacking(files, self.subtasks, root)
 
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """512, as in the official configuration."""
         return 512
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """The benchmark's own score of a response."""
         return score_response(response, sample.answer, sample.choices, sample.meta["metric"])
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """The label of a choice, or the response in normal form."""
         return decide(response, sample.choices, sample.meta["metric"])
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
@@ -146,32 +96,58 @@ class MileBench:
             for code in CODES
             if code in codes
         )
-        groups = (*by_code, *datasets, *grouped("images", ((quantity(s), score) for s, score in scored)))
+        groups = (*by_code, *datasets, *grouped("images", ((_quantity(s), score) for s, score in scored)))
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """``{Dataset}/pred.json`` for the official tools, their ``eval.json`` and item scores."""
-        return write_predictions(answered, folder)
+        """``{Dataset}/pred.json``, from which the official tools write their ``eval.json`` and tables."""
+        by_dataset: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for a in answered:
+            by_dataset[a.sample.task].append(
+                {
+                    "sample_id": a.sample.meta["sample_id"],
+                    "image": list(a.sample.meta["images_path"]),
+                    "question": a.sample.prompt.replace("<image>", "<ImageHere>"),
+                    "gt_response": a.sample.answer,
+                    "gen_model_id": folder.name,
+                    "pred_response": a.response,
+                    "gen_kwargs": {"do_sample": False, "max_new_tokens": 512},
+                }
+            )
+        for name in by_dataset:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        return [write_json(folder / name / "pred.json", lines) for name, lines in by_dataset.items()]
+
+
+def _quantity(sample: TaskSample) -> str:
+    """The benchmark's level of a sample, by its number of images."""
+    count = len(sample.meta["images_path"])
+    return "Few" if count < 6 else "Many" if count > 31 else "Medium"
 
 
 def _datasets(root: Path) -> list[str]:
     return sorted(file.parent.name for file in root.glob("*/*.json") if file.stem == file.parent.name)
 
 
-def _document(file: Path) -> dict[str, Any] | Problem:
+def _samples(file: Path) -> Iterator[TaskSample | Problem]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        return Problem(f"{file}:{error.lineno}", f"no JSON, the file is truncated or damaged ({error.msg})")
-    except (UnicodeDecodeError, RecursionError) as error:
-        return Problem(str(file), f"no JSON ({error})")
-    head = document.get("meta_data") if isinstance(document, dict) else None
-    if not isinstance(head, dict) or not isinstance(head.get("task_instruction"), list):
-        return Problem(str(file), "no meta_data with task_instruction")
-    if not isinstance(document.get("data"), list):
-        return Problem(str(file), "no list of samples under 'data'")
-    return dict(document)
+        document = read_json(file, dict)
+        head, records = document.get("meta_data"), document.get("data")
+        if not isinstance(head, dict) or not isinstance(head.get("task_instruction"), list):
+            raise ValueError("no meta_data with task_instruction")
+        if not isinstance(records, list):
+            raise ValueError("no list of samples under 'data'")
+        metric = metric_of(file.stem, head.get("question_type"))
+    except TaskDataError as error:
+        where, _, what = str(error).partition(": ")
+        yield Problem(where, what)
+        return
+    except ValueError as error:
+        yield Problem(str(file), str(error))
+        return
+    for number, record in enumerate(records):
+        yield from _sample(file.parent, f"{file}:data[{number}]", record, head["task_instruction"], metric)
 
 
 def _sample(

@@ -12,7 +12,7 @@ from kamera.eval.tasks.vqa_text import on_one_line, strip_punctuation
 Metric = Literal["needle", "contains", "rouge-l", "choice"]
 
 
-def metric_of(task: str, question_type: str) -> Metric:
+def metric_of(task: str, question_type: str | None) -> Metric:
     """Metric of a task: by its name first, then by its ``question_type``.
 
     Raises ValueError for a question type that is neither multi-choice nor open-ended.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS
 from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, HeatBin, bin_scores, decide, place, score_response
 from kamera.eval.tasks.sample import (
     Answered,
@@ -21,13 +22,12 @@ from kamera.eval.tasks.sample import (
     Picture,
     Problem,
     Summary,
+    Task,
     TaskSample,
-    Wanted,
-    every,
     grouped,
     mean,
 )
-from kamera.eval.tasks.set_files import write_json, write_lines
+from kamera.eval.tasks.set_files import lacking, write_json, write_lines
 
 SUBTASKS = (
     *("retrieval-text", "retrieval-image", "counting-text", "counting-image"),
@@ -41,66 +41,46 @@ _FIELDS: dict[str, Any] = {
     "question": str,
     "meta": dict,
 }
-_LETTER = "\nAnswer with the option's letter from the given choices directly."
 _PHRASE = "\nAnswer the question using a single word or phrase."
 
 
-class MMNiah:
+class MMNiah(Task):
     """The benchmark's ``split``, with all existing subtasks or ``subtasks``.
 
     ``bare`` omits the answer instruction, for models that do not follow any; such scores are not comparable
-    with published ones. Raises ValueError for a split or subtask that does not exist.
+    with published ones.
     """
 
     name = "mm-niah"
-    overlong: Literal["left", "refuse"] = "refuse"  # official runs answer "None" when out of memory
+    offered = SUBTASKS  # overlong: official runs answer "None" when out of memory
 
     def __init__(self, subtasks: Sequence[str] = (), split: str = "val", bare: bool = False) -> None:
         if split not in ("val", "test"):
             raise ValueError(f"MM-NIAH has no split {split!r}: val or test")
-        for name in subtasks:
-            if name not in SUBTASKS:
-                raise ValueError(f"MM-NIAH has no subtask {name!r}: {', '.join(SUBTASKS)}")
-        self.subtasks = tuple(subtasks)
+        super().__init__(subtasks)
         self.split = split
         self.bare = bare
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Split and prompt."""
         return {"split": self.split, "bare": self.bare}
 
-    # -- loading -------------------------------------------------------------------------------
-
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each subtask; see `Task.load`."""
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
         folder = data / f"mm_niah_{self.split}" / "annotations"
         files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
         if not any(file.is_file() for file in files.values()):
             names = ", ".join(file.name for file in files.values())
             raise TaskDataError(f"no MM-NIAH annotations in {str(folder)!r}: expected {names}")
-        for other in sorted(folder.glob("*.jsonl")):
-            if other.stem not in SUBTASKS:
-                yield Problem(str(other), "unknown subtask")
+        others = (file for file in sorted(folder.glob("*.jsonl")) if file.stem not in SUBTASKS)
+        yield [Problem(str(file), "unknown subtask") for file in others]
         for name, file in files.items():
             if file.is_file():
-                yield from self._read(data, name, file, limit, wanted)
-            elif self.subtasks:
-                yield Problem(str(file), "no such file")
-        absent = [name for name, file in files.items() if not file.is_file()]
-        if absent and not self.subtasks:
-            yield Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)
+                yield self._samples(data, name, file)
+        yield lacking(files, self.subtasks, folder)
 
-    def _read(
-        self, data: Path, name: str, file: Path, limit: int | None, wanted: Wanted
-    ) -> Iterator[TaskSample | Problem]:
+    def _samples(self, data: Path, name: str, file: Path) -> Iterator[TaskSample | Problem]:
         images: Path | None = None
-        taken = unlabelled = 0
         for number, line in _lines(file):
-            if taken == limit:
-                break
             where = f"{file}:{number}"
             record = _parsed(line, name)
             if isinstance(record, str):
@@ -115,16 +95,7 @@ class MMNiah:
                 continue
             if _only_first_is_pattern(name, record["images_list"]):
                 yield Problem(where, "the pattern is first in images_list, not last", skipped=False)
-            taken += 1
-            unlabelled += record.get("answer") is None
-            if wanted(self._id(name, record)):
-                yield self._sample(name, record, images, where)
-        if unlabelled:
-            what = f"{unlabelled} samples have private labels: predictions only"
-            yield Problem(str(file), what, skipped=False)
-
-    def _id(self, name: str, record: Mapping[str, Any]) -> str:
-        return f"{name}-{self.split}/{record['id']}"
+            yield self._sample(name, record, images, where)
 
     def _images(self, data: Path, first: str) -> Path | None:
         """The image folder; the val tarball extracts to ``mm_niah_dev``, in any folder."""
@@ -142,7 +113,7 @@ class MMNiah:
         live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
         *parts, question = [*context, *(replace(part, live=True) for part in live)]
         return TaskSample(
-            id=self._id(name, record),
+            id=f"{subtask}/{record['id']}",
             task=subtask,
             parts=tuple(parts),
             question=question.text if isinstance(question, Passage) else "",
@@ -160,22 +131,17 @@ class MMNiah:
     def _question(self, record: Mapping[str, Any]) -> str:
         meta = record["meta"]
         options = meta.get("choices") or [IMAGE for _ in meta.get("choices_image_path") or ()]
-        lettered = "".join(f"\n{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))
-        instruction = "" if self.bare else _LETTER if options else _PHRASE
+        lettered = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+        instruction = "" if self.bare else LETTER_ONLY if options else _PHRASE
         return f"{record['question']}{lettered}{instruction}"
 
-    # -- answering and scoring -----------------------------------------------------------------
-
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """32 for lists of counts, else 16."""
         return 32 if sample.task.startswith("counting") else 16
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """The benchmark's own score of a response."""
         return score_response(response, sample.answer)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        """The choice, the list of counts, or the words in normal form."""
         # labels of test are private: the kind of answer does not depend on them
         kind = int if sample.choices else list if sample.task.startswith("counting") else str
         return decide(response, kind if sample.answer is None else type(sample.answer))
@@ -185,26 +151,20 @@ class MMNiah:
         placed = _placed(answered)
         bins = {task: bin_scores((at, score) for at, score in scored) for task, scored in placed.items()}
         overall = [mean(column) for column in zip(*bins.values(), strict=True)]
-        count = Counter(at.column for scored in placed.values() for at, _ in scored)
-        by_cell: dict[HeatBin, list[float]] = defaultdict(list)
-        for scored in placed.values():
-            for at, score in scored:
-                by_cell[at].append(score)
-        labelled = [(a.sample.task, a.score) for a in answered if a.score is not None]
+        scored = sorted((at, score) for pairs in placed.values() for at, score in pairs)
+        count = Counter(at.column for at, _ in scored)
         lengths = [
             Cell("context length (official)", LABELS[i], score, count[i])
             for i, score in enumerate(overall)
             if count[i]
         ]
-        places = [
-            Cell("length and depth", _cell(at), mean(scores), len(scores))
-            for at, scores in sorted(by_cell.items())
-        ]
+        places = grouped("length and depth", ((_cell(at), score) for at, score in scored))
+        subtasks = grouped("subtask", ((task, score) for task in placed for _, score in placed[task]))
         short = sum(n for column, n in count.items() if column < 0)
         how = "mean of 11 length bins, each of 5 depth rows; empty rows count 0"
         how += f"; {short} below 1k tokens do not count" if short else ""
         official = mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan")
-        return Summary.of(answered, how, (*grouped("subtask", labelled), *lengths, *places), official)
+        return Summary.of(answered, how, (*subtasks, *lengths, *places), official)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``{arm}_{subtask}.jsonl`` as the official scorer reads them, and its ``scores_{split}.json``."""
@@ -235,7 +195,6 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(line: str, name: str) -> dict[str, Any] | str:
-    """The record of a line, or its error."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

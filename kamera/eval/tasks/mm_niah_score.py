@@ -71,7 +71,6 @@ def bin_scores(scored: Iterable[tuple[HeatBin, float]]) -> list[float]:
 
 
 def _chosen(text: str) -> int | None:
-    """The choice in a response, or None."""
     if text.isdigit():
         return int(text) if text.isdecimal() else None
     text = text.lower().replace("the answer is", "").replace("*", "")
@@ -86,7 +85,6 @@ def _chosen(text: str) -> int | None:
 
 
 def _counts(text: str) -> list[Any] | None:
-    """The list in a response, or None."""
     try:
         given = json.loads(text.replace("json", "").replace("```", "").strip())
     except (ValueError, RecursionError):

@@ -6,12 +6,12 @@ own, or lmms-eval's (``form="lmms-eval"``), each with its own answer extraction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.letters import LETTERS, LetterTask, last_letter, leading_letter
+from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, LetterTask, last_letter, leading_letter
 from kamera.eval.tasks.sample import (
     Answered,
     Cell,
@@ -21,8 +21,6 @@ from kamera.eval.tasks.sample import (
     Problem,
     Summary,
     TaskSample,
-    Wanted,
-    every,
     mean,
 )
 from kamera.eval.tasks.set_files import picture, rows, write_lines
@@ -54,69 +52,52 @@ class MuirBench(LetterTask):
     """``subtasks`` names the tasks to ask (default all 12), ``form`` the prompt and its extraction."""
 
     name = "muirbench"
+    offered = TASKS
 
     def __init__(
         self,
         subtasks: Sequence[str] | None = None,
         form: Literal["official", "lmms-eval"] = "official",
     ) -> None:
-        unknown = sorted(set(subtasks or ()) - set(TASKS))
-        if unknown:
-            raise ValueError(f"task {unknown} is none of MuirBench's: {', '.join(TASKS)}")
+        super().__init__(subtasks or TASKS)
         if form not in ("official", "lmms-eval"):
             raise ValueError(f"form {form!r} is none of official, lmms-eval")
-        self.subtasks = tuple(subtasks or TASKS)
         self.form = form
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Source of the prompt."""
         return {"form": self.form}
 
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, ``limit`` over all shards. See `Task.load`."""
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
             raise TaskDataError(f"{data}: no data/test-*.parquet: give the MuirBench folder as published")
-        seen: set[str] = set()
-        left = limit
-        for shard in shards:
-            for number, row in rows(shard, _COLUMNS):
-                if left == 0:
-                    return
-                made = self._sample(row, f"{shard}:row {number}")
-                if isinstance(made, TaskSample):
-                    if made.task not in self.subtasks:
-                        continue
-                    if made.id in seen:
-                        yield Problem(made.where, f"idx {made.meta['idx']!r} occurs twice")
-                        continue
-                    seen.add(made.id)
-                    left = None if left is None else left - 1
-                    if not wanted(made.id):
-                        continue
-                yield made
+        made = (self._sample(row, f"{shard}:row {n}") for shard in shards for n, row in rows(shard, _COLUMNS))
+        yield (item for item in made if isinstance(item, Problem) or item.task in self.subtasks)
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
-        """By the rule of the form."""
         return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
 
     def score(self, response: str, sample: TaskSample) -> float:
-        """1.0 if the extracted letter is the answer; a response without a letter is wrong."""
         found = self.letter(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        groups = [_group("task", task, [s for q, s in scored if q.task == task]) for task in TASKS]
-        for label, fits in (("answerable", True), ("unanswerable", False)):
-            groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
-        groups.append(_group("kind", "both of a pair", _pairs(scored)))
-        filled = [group for group in groups if group.n]
-        return Summary.of(answered, "accuracy over all samples", (*filled, *self.unread(answered)))
+        tasks = {task: [s for q, s in scored if q.task == task] for task in TASKS}
+        kinds = {
+            "answerable": [s for q, s in scored if q.meta["answerable"]],
+            "unanswerable": [s for q, s in scored if not q.meta["answerable"]],
+            "both of a pair": _pairs(scored),
+        }
+        groups = (
+            Cell(by, label, mean(scores), len(scores))
+            for by, cells in (("task", tasks), ("kind", kinds))
+            for label, scores in cells.items()
+            if scores
+        )
+        return Summary.of(answered, "accuracy over all samples", (*groups, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """``muirbench.jsonl``: lmms-eval's per-item fields, and the response."""
@@ -151,28 +132,27 @@ class MuirBench(LetterTask):
         meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
         meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
         return TaskSample(
-            f"muirbench/{row['idx']}",
-            row["task"],
-            tuple(parts),
-            pieces[-1],
-            row["answer"],
-            options,
-            meta,
-            where,
+            id=f"muirbench/{row['idx']}",
+            task=row["task"],
+            parts=tuple(parts),
+            question=pieces[-1],
+            answer=row["answer"],
+            choices=options,
+            meta=meta,
+            where=where,
         )
 
     def _prompt(self, question: str, options: Sequence[str]) -> str:
         lettered = list(zip(LETTERS, options, strict=False))
         if self.form == "lmms-eval":
             choices = "\n".join(f"{letter}. {option}" for letter, option in lettered)
-            return f"{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
+            return f"{question}\n{choices}{LETTER_ONLY}"
         choices = "\n".join(f"({letter}) {option}" for letter, option in lettered)
         hint = "Please provide the correct option letter, such as A, B, C, D, directly."
         return f"Question: {question}\nChoices:\n{choices}\nHint: {hint}\nAnswer:"
 
 
 def _row_error(row: dict[str, Any]) -> str:
-    """The error in a row's fields, or ""."""
     for field in ("idx", "task", "question", "answer"):
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"
@@ -194,7 +174,3 @@ def _pairs(scored: Sequence[tuple[TaskSample, float]]) -> list[float]:
         for idx, (other, score) in by_idx.items()
         if other in by_idx and (by_idx[other][0] != idx or str(idx) < str(other))
     ]
-
-
-def _group(by: str, label: str, scores: Sequence[float]) -> Cell:
-    return Cell(by, label, mean(scores), len(scores))

@@ -65,21 +65,12 @@ class Results:
 
     @property
     def skipped(self) -> int:
-        """Samples and files that were left out."""
         return sum(problem.skipped for problem in self.problems)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON, nan for undefined ones."""
-        return {
-            "task": self.task,
-            "items": self.items,
-            "labelled": self.labelled,
-            "skipped": self.skipped,
-            "arms": [asdict(arm) for arm in self.arms],
-            "notes": [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes],
-            "problems": [asdict(problem) for problem in self.problems],
-            "unseen": [list(pair) for pair in self.unseen],
-        }
+        """Plain values, nan for undefined ones."""
+        notes = [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes]
+        return {**asdict(self), "skipped": self.skipped, "notes": notes}
 
     def arm(self, name: str) -> ArmResult:
         """The row of an arm. Raises KeyError."""
@@ -122,7 +113,7 @@ def collect(
                 answer_seconds=mean([t.answer_seconds for t in some]),
                 forwards=mean([t.forwards + t.live_forwards for t in some]),
                 tokens_recomputed=mean([t.computed_tokens for t in some]),
-                reused_tokens=mean([t.tokens - t.question_tokens - t.computed_tokens for t in some]),
+                reused_tokens=mean([t.window_tokens - round(t.recomputed_tokens) for t in some]),
                 live_tokens=mean([t.question_tokens + t.computed_tokens for t in some]),
                 kv_share=sum(t.patch_bytes for t in some) / kv_bytes if kv_bytes else 0.0,
             )

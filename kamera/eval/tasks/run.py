@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -14,8 +14,8 @@ from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
-from kamera.eval.tasks.sample import Answered, Problem, Task, TaskSample
-from kamera.eval.tasks.selection import Chooser, Selection
+from kamera.eval.tasks.sample import Answered, Problem, Task
+from kamera.eval.tasks.selection import Selection, select
 from kamera.eval.tasks.shrink import Shrink
 from kamera.window import library_versions
 
@@ -85,15 +85,14 @@ def run_task(
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = TaskAsker(engine, task, system, limit_tokens, reuse, shrink)
-        chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []
-        for item in _once(task.load(data, limit, chooser.wanted)):
+        for place, item in select(selection, task, data):
             if isinstance(item, Problem):
                 problems.append(item)
                 continue
             missing = journal.missing(item, makers)
-            journal.add_row(SampleRow.of(item, chooser.places[item.id]))
+            journal.add_row(SampleRow.of(item, place))
             for trial in asking.trials(item, missing, journal.first_token(item.id)) if missing else ():
                 journal.add(trial)
             ids.append(item.id)
@@ -130,14 +129,3 @@ def finish(
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
     return collect(task, answered, trials, remarks)
-
-
-def _once(items: Iterator[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, TaskSample):
-            if item.id in seen:
-                yield Problem(item.where, f"{item.id} occurs twice")
-                continue
-            seen.add(item.id)
-        yield item

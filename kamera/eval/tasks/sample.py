@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,6 @@ class Video:
 
 Part = Passage | Picture | Video
 
-Wanted = Callable[[str], bool]
-"""Predicate of ids of wanted samples, called once each, in file order, before their media are read."""
-
-
-def every(id: str) -> bool:
-    """Wants every sample."""
-    return True
-
 
 @dataclass(frozen=True)
 class TaskSample:
@@ -86,6 +79,14 @@ class TaskSample:
     def prompt(self) -> str:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
         return "".join(map(_written, self.parts)) + self.question
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> TaskSample:
+        """The sample whose fields, as JSON values, are ``document``."""
+        values = dict(document)
+        values |= {name: tuple(map(_part, values[name])) for name in ("parts", "others")}
+        before = tuple(map(tuple, values["before"]))
+        return cls(**{**values, "choices": tuple(values["choices"]), "before": before})
 
 
 @dataclass(frozen=True)
@@ -150,50 +151,99 @@ class Summary:
         return cls(overall if official is None else official, how, overall, len(scores), tuple(groups))
 
 
-class Task(Protocol):
-    """A benchmark in its published layout. Options (split, subtasks) are arguments of its constructor."""
+class Task:
+    """A benchmark in its published layout.
 
-    name: str
-    overlong: Literal["left", "refuse"]
+    Options (split, subtasks) are arguments of its constructor. Raises ValueError for a subtask that is not
+    ``offered``.
+    """
+
+    name: ClassVar[str]
+    offered: ClassVar[Sequence[str]]
+    overlong: ClassVar[Literal["left", "refuse"]] = "refuse"
     """Treatment of a prompt longer than the window: drop parts after the head, or answer "None"."""
+
+    def __init__(self, subtasks: Sequence[str] | None = None) -> None:
+        self.subtasks = tuple(subtasks or ())
+        for name in self.subtasks:
+            if name not in self.offered:
+                raise ValueError(f"{self.name} has no subtask {name!r}: {', '.join(self.offered)}")
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The options that determine prompts, as JSON values; arguments of `make_task`."""
-        ...
+        return {}
 
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``; and
-        problems of the data.
+    def load(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
+        """Samples with their media in file order, and problems of the data; see `listed`."""
+        for item in self.listed(data, limit):
+            yield from [item] if isinstance(item, Problem) else self.shown(item)
+
+    def listed(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
+        """The samples of at most ``limit`` records of each annotation file, as `files` has them.
 
         Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
         """
-        ...
+        return distinct(chain.from_iterable(_first(items, limit) for items in self.files(data)))
+
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """Samples and problems of each annotation file."""
+        raise NotImplementedError
+
+    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+        """The sample with its media, if `files` did not read them; or their problem."""
+        yield sample
 
     def max_new_tokens(self, sample: TaskSample) -> int:
-        """Most tokens of an answer."""
-        ...
+        """Most tokens of an answer: 16, as in lmms-eval, where the benchmark publishes no limit."""
+        return 16
 
     def score(self, response: str, sample: TaskSample) -> float:
         """Score from 0.0 to 1.0 by the benchmark's own scorer. Only called with a label."""
-        ...
+        raise NotImplementedError
 
     def decision(self, response: str, sample: TaskSample) -> str:
         """The scorer's reading of a response: responses with equal decisions have equal scores.
 
         The option if one is found, else the answer in the scorer's normal form. Needs no label.
         """
-        ...
+        raise NotImplementedError
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """One arm's results, in the benchmark's groups."""
-        ...
+        raise NotImplementedError
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """Write one arm's responses in the benchmark's own prediction format; returns the files."""
-        ...
+        raise NotImplementedError
+
+
+def distinct(items: Iterable[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
+    """The items; a sample with the id of an earlier one is a problem."""
+    seen: set[str] = set()
+    for item in items:
+        if isinstance(item, TaskSample):
+            if item.id in seen:
+                yield Problem(item.where, f"{item.id} occurs twice")
+                continue
+            seen.add(item.id)
+        yield item
+
+
+def _first(items: Iterable[TaskSample | Problem], limit: int | None) -> Iterator[TaskSample | Problem]:
+    """Items up to the ``limit``-th record that gives samples, and a remark if some have no label."""
+    records: set[str] = set()
+    unlabelled, where = 0, ""
+    for item in items:
+        if len(records) == limit and item.where not in records:
+            break
+        if isinstance(item, TaskSample):
+            records.add(item.where)
+            if item.answer is None:
+                unlabelled, where = unlabelled + 1, item.where.rpartition(":")[0]
+        yield item
+    if unlabelled:
+        yield Problem(where, f"{unlabelled} samples have private labels: predictions only", skipped=False)
 
 
 def digest(sample: TaskSample) -> str:
@@ -202,6 +252,10 @@ def digest(sample: TaskSample) -> str:
     texts = [_written(part) for part in sample.others]
     fields = [sample.id, sample.prompt, repr(sample.answer), [*map(_name, parts)], texts, sample.before]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
+
+
+def _part(fields: Mapping[str, Any]) -> Part:
+    return (Passage if "text" in fields else Picture if "caption" in fields else Video)(**fields)
 
 
 def _written(part: Part) -> str:
@@ -221,7 +275,6 @@ def _name(part: Part) -> list[Any]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The plain mean; nan for no values."""
     return sum(values) / len(values) if values else float("nan")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.eval.tasks.sample import Task
+from kamera.eval.tasks.sample import Problem, Task, TaskSample
 
 
 @dataclass(frozen=True)
@@ -32,34 +33,29 @@ class Selection:
             raise ValueError(f"shard {self.shard[0]}/{self.shard[1]}: give i/n with 1 <= i <= n")
 
     def document(self) -> dict[str, Any]:
-        """The selection as JSON values."""
         shard = None if self.shard is None else f"{self.shard[0]}/{self.shard[1]}"
         return {"limit": self.limit, "sample": self.sample, "seed": self.seed, "shard": shard}
 
 
-class Chooser:
-    """A selection from one set: call `wanted` once for every sample, in file order.
+def select(selection: Selection, task: Task, data: Path) -> Iterator[tuple[int, TaskSample | Problem]]:
+    """The selected samples of a set, each with its place among those of all shards, and problems.
 
     A random draw reads the set once, without its media.
     """
-
-    def __init__(self, selection: Selection, task: Task, data: Path) -> None:
-        self.places: dict[str, int] = {}
-        self._shard = selection.shard or (1, 1)
-        self._drawn: frozenset[str] | None = None
-        if selection.sample is not None:
-            ids: list[str] = []
-            for _ in task.load(data, selection.limit, partial(_take_id, ids)):
-                pass
-            ranked = sorted(set(ids), key=partial(_rank, selection.seed))
-            self._drawn = frozenset(ranked[: selection.sample])
-
-    def wanted(self, id: str) -> bool:
-        """True if this run asks the sample."""
-        if self._drawn is not None and id not in self._drawn:
-            return False
-        place = self.places.setdefault(id, len(self.places))
-        return place % self._shard[1] == self._shard[0] - 1
+    drawn: frozenset[str] | None = None
+    if selection.sample is not None:
+        listed = task.listed(data, selection.limit)
+        ids = [item.id for item in listed if isinstance(item, TaskSample)]
+        drawn = frozenset(sorted(ids, key=partial(_rank, selection.seed))[: selection.sample])
+    shard, shards = selection.shard or (1, 1)
+    place = -1
+    for item in task.listed(data, selection.limit):
+        if isinstance(item, Problem):
+            yield place, item
+        elif drawn is None or item.id in drawn:
+            place += 1
+            if place % shards == shard - 1:
+                yield from ((place, shown) for shown in task.shown(item))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -68,11 +64,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     if match is None:
         raise ValueError(f"shard {text!r}: give i/n, such as 1/4")
     return int(match[1]), int(match[2])
-
-
-def _take_id(ids: list[str], id: str) -> bool:
-    ids.append(id)
-    return False
 
 
 def _rank(seed: int, id: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.sample import Problem
 
 _BATCH = 16  # rows in memory at once: a MuirBench row holds its pictures
 
@@ -21,13 +22,21 @@ def read_json(path: Path, kind: type) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
-    except UnicodeDecodeError as error:
-        raise TaskDataError(f"{path}: not UTF-8 at byte {error.start}: download it again") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise TaskDataError(f"{path}: no JSON ({error}): download it again") from None
     if not isinstance(value, kind):
         raise TaskDataError(
             f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
         )
     return value
+
+
+def lacking(files: Mapping[str, Path], chosen: Sequence[str], folder: Path) -> list[Problem]:
+    """A problem for each of the ``chosen`` subtasks without a file; one remark on all if none was chosen."""
+    absent = [name for name in chosen or files if not files[name].is_file()]
+    if chosen:
+        return [Problem(str(files[name]), "no such file") for name in absent]
+    return [Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)] if absent else []
 
 
 def write_json(path: Path, document: Any, indent: int = 4) -> Path:

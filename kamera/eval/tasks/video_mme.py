@@ -6,20 +6,20 @@ Layout: ``videomme/test-00000-of-00001.parquet``, ``data/{videoID}.mp4`` (.MP4, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kamera.errors import TaskDataError, UnreadableMedia
-from kamera.eval.tasks.clips import VideoTask, find_video
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.clips import VideoTask
 from kamera.eval.tasks.letters import first_abcd
-from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, Wanted, every, mean
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, mean
 from kamera.eval.tasks.set_files import rows, write_json
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
 DURATIONS = ("short", "medium", "long")
-SUFFIXES = (".mp4", ".MP4", ".mkv")
 
 _OF_VIDEO = ("video_id", "duration", "domain", "sub_category")
 _TEXTS = (*_OF_VIDEO, "videoID", "question_id", "task_type", "question", "answer")
@@ -31,45 +31,63 @@ _ASK = (
 
 
 class VideoMME(VideoTask):
-    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `VideoTask`."""
+    """``subtasks`` are settings (default: without subtitles)."""
 
     name = "video-mme"
-    title = "Video-MME"
     offered = SETTINGS
 
-    def load(
-        self, data: Path, limit: int | None = None, wanted: Wanted = every
-    ) -> Iterator[TaskSample | Problem]:
-        """Every question once per setting, ``limit`` questions at most. See `Task.load`."""
+    def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
+        """The table, of which a row is a question, asked once per setting."""
         table = data / "videomme" / "test-00000-of-00001.parquet"
         if not table.is_file():
             raise TaskDataError(f"{table}: no such file: give the Video-MME folder as published")
         if "with-subtitles" in self.subtasks and not (data / "subtitle").is_dir():
             raise TaskDataError(f"{data / 'subtitle'}: no such folder: unpack subtitle.zip")
-        seen: set[str] = set()
-        shown: tuple[str, tuple[Video, ...] | str] = ("", ())  # a video's questions are consecutive
+        yield self._samples(data, table)
+
+    def _samples(self, data: Path, table: Path) -> Iterator[TaskSample | Problem]:
         for number, row in rows(table, (*_TEXTS, "options")):
-            if limit is not None and len(seen) >= limit:
-                return
             where = f"{table}:row {number}"
-            bad = _row_error(row) or ("question_id occurs twice" if row["question_id"] in seen else "")
-            if bad:
+            if bad := _row_error(row):
                 yield Problem(where, bad)
                 continue
-            seen.add(row["question_id"])
-            chosen = [setting for setting in self.subtasks if wanted(_id(setting, row))]
-            if not chosen:
+            for setting in self.subtasks:
+                yield TaskSample(
+                    id=f"{setting}/{row['question_id']}",
+                    task=setting,
+                    parts=(Video(str(data / "data" / row["videoID"])),),
+                    question=f"{_ASK}\n"
+                    + "\n".join((row["question"], *row["options"], "The best answer is:")),
+                    answer=row["answer"],
+                    choices=tuple(row["options"]),
+                    meta={k: row[k] for k in _TEXTS if k != "answer"},
+                    where=where,
+                )
+
+    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+        """With subtitles, if asked for; a video without a subtitle file is asked without."""
+        (folder,) = (Path(part.source).parents[1] for part in sample.parts if isinstance(part, Video))
+        for item in super().shown(sample):
+            if isinstance(item, Problem) or item.task != "with-subtitles":
+                yield item
                 continue
-            if shown[0] != row["videoID"]:
-                shown = (row["videoID"], self._video(data / "data", row["videoID"]))
-            if isinstance(shown[1], str):
-                yield Problem(where, shown[1])
-                continue
-            for setting in chosen:
-                yield from self._samples(row, shown[1], setting, data / "subtitle", where)
+            path = folder / "subtitle" / f"{item.meta['videoID']}.srt"
+            if path.is_file():
+                try:
+                    clips = [part.source for part in item.parts if isinstance(part, Video)]
+                    lines = on_screen(read_srt(path), [time for clip in clips for time in clip.seconds])
+                except ValueError as error:
+                    yield Problem(item.where, str(error))
+                    continue
+                before = "".join(f"{line}\n" for line in ("This video's subtitles are listed below:", *lines))
+                item = replace(item, question=before * bool(lines) + item.question)
+            elif item.meta["duration"] == "long":
+                yield Problem(
+                    item.where, f"no {path}: every long video has one; asked without", skipped=False
+                )
+            yield item
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
-        """The first capital A to D."""
         return first_abcd(response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
@@ -117,50 +135,6 @@ class VideoMME(VideoTask):
                 paths.append(write_json(folder / f"video-mme-{setting}.json", list(videos.values())))
         return paths
 
-    def _video(self, folder: Path, video_id: str) -> tuple[Video, ...] | str:
-        """The video's clips, or its error."""
-        path = find_video(folder, video_id, SUFFIXES)
-        if path is None:
-            return f"no video {folder / video_id} with any of {', '.join(SUFFIXES)}"
-        try:
-            return self.read(path)
-        except UnreadableMedia as error:
-            return str(error)
-
-    def _samples(
-        self, row: dict[str, Any], clips: tuple[Video, ...], setting: str, subtitles: Path, where: str
-    ) -> Iterator[TaskSample | Problem]:
-        """The question in one setting. A video without a subtitle file is asked without subtitles."""
-        lines: list[str] = []
-        if setting == "with-subtitles":
-            path = subtitles / f"{row['videoID']}.srt"
-            if path.is_file():
-                try:
-                    lines = on_screen(read_srt(path), [t for clip in clips for t in clip.source.seconds])
-                except ValueError as error:
-                    yield Problem(where, str(error))
-                    return
-            elif row["duration"] == "long":
-                yield Problem(where, f"no {path}: every long video has one; asked without", skipped=False)
-        options = tuple(row["options"])
-        listed = "".join(f"{line}\n" for line in lines)
-        before = f"This video's subtitles are listed below:\n{listed}" if lines else ""
-        question = f"{before}{_ASK}\n" + "\n".join((row["question"], *options, "The best answer is:"))
-        yield TaskSample(
-            id=_id(setting, row),
-            task=setting,
-            parts=clips,
-            question=question,
-            answer=row["answer"],
-            choices=options,
-            meta={k: row[k] for k in _TEXTS if k != "answer"},
-            where=where,
-        )
-
-
-def _id(setting: str, row: Mapping[str, Any]) -> str:
-    return f"{setting}/{row['question_id']}"
-
 
 def _right(scores: Sequence[float]) -> float:
     """The share of correct answers; 0 if nothing was answered, as in the benchmark's script."""
@@ -168,7 +142,6 @@ def _right(scores: Sequence[float]) -> float:
 
 
 def _row_error(row: dict[str, Any]) -> str:
-    """The error in a row's fields, or ""."""
     for field in _TEXTS:
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"

@@ -13,23 +13,30 @@ _PERIOD = re.compile(r"\.(?!\d)")
 _MOST_PERIODS = 32
 """The scorers pass a regular expression flag as a count: 32 periods are removed, the rest stay."""
 
-_NUMBERS = {
-    word: str(number)
-    for number, word in [
-        *enumerate(
-            (
-                *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-                *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"),
-                *("eighteen", "nineteen", "twenty"),
-            )
+_NUMBERS = dict(
+    zip(
+        (
+            *(
+                "zero",
+                "one",
+                "two",
+                "three",
+                "four",
+                "five",
+                "six",
+                "seven",
+                "eight",
+                "nine",
+                "ten",
+                "eleven",
+            ),
+            *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+            *("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
         ),
-        *zip(
-            range(30, 100, 10),
-            ("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
-            strict=True,
-        ),
-    ]
-}
+        map(str, (*range(20), *range(20, 100, 10))),
+        strict=True,
+    )
+)
 _ARTICLES = {"a", "an", "the"}
 
 _CONTRACTED = (

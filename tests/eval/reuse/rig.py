@@ -12,7 +12,7 @@ from kamera.eval.reuse import Benchmark, draw_items, freeze
 def small(folder: Path, count: int = 1, traces: tuple[str, ...] = ("published", "slid")) -> Benchmark:
     """``count`` items of the testbed behind these traces."""
     items = [
-        replace(item, traces=tuple(t for t in item.traces if t.name in traces))
+        replace(item, traces={name: item.traces[name] for name in traces})
         for item in draw_items("testbed", None, count=count)
     ]
     return freeze(items, folder, system=testbed.SYSTEM, origin={"source": "testbed"})

@@ -23,7 +23,7 @@ def picture(path, colour):
 def drawn(source, data, **options):
     made = list(draw_items(source, data, **{"count": 10, **options}))
     problems = [one for one in made if isinstance(one, Problem)]
-    return {item.id: item for item in made if not isinstance(item, Problem)}, problems
+    return {item.sample.id: item.sample for item in made if not isinstance(item, Problem)}, problems
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_ovo_bench_gives_frames_up_to_the_question(ovo):
     assert sorted(items) == ["0", "1/0", "1/1", "2/0", "3/0"]
     assert len(problems) == 1 and "no video 'COIN/none.mp4'" in str(problems[0])
     item = items["0"]
-    assert [item.units[name].caption for name in item.window] == [
+    assert [part.caption for part in item.parts] == [
         *("Frame at 0.0 s.\n", "Frame at 2.0 s.\n", "Frame at 4.0 s.\n", "Frame at 6.0 s.\n")
     ]
     assert "A. a cup; B. a hat;" in item.question and item.answer == "B"
@@ -84,7 +84,7 @@ def documents(tmp_path):
 def test_mmlongbench_doc_gives_the_pages_around_the_evidence(documents):
     items, problems = drawn("mmlongbench-doc", documents, units=4)
     assert sorted(items) == ["0/a[1].pdf", "1/b.pdf"]
-    shown = [items["0/a[1].pdf"].units[name].caption for name in items["0/a[1].pdf"].window]
+    shown = [part.caption for part in items["0/a[1].pdf"].parts]
     assert shown == ["Page 4.\n", "Page 5.\n", "Page 6.\n", "Page 7.\n"]
     assert [str(p).split(": ", 1)[1].split(":")[0] for p in problems] == ["TaskDataError", "TaskDataError"]
     assert "no pages of c.pdf" in str(problems[0]) and "evidence page 9" in str(problems[1])
@@ -133,7 +133,7 @@ def trajectories(tmp_path):
 def test_gui_trajectories_give_screenshots_with_their_actions(trajectories):
     items, problems = drawn("gui-odyssey", trajectories, units=4)
     assert sorted(items) == ["7", "8"] and "2 steps" in str(problems[0])
-    shown = [items["8"].units[name].caption for name in items["8"].window]
+    shown = [part.caption for part in items["8"].parts]
     assert shown == [*(f"Step {i}: CLICK [[1, 2]]\n" for i in range(3)), "Step 3: now\n"]
     assert score("COMPLETE", items["8"]) == 1.0 and score("complete.", items["8"]) == 1.0
     assert score("CLICK", items["8"]) == 0.0 and score("LONG_PRESS", items["7"]) == 0.0
@@ -145,7 +145,7 @@ def test_mm_niah_items_keep_their_own_order_scorer_and_prompt(tmp_path):
     assert len(items) == 4
     item = next(i for i in items.values() if i.task == "reasoning-text-val")
     assert item.meta["rule"] == "mm-niah" and score(f"It is {item.answer}.", item) == 1.0
-    pictures = [name for name in item.window if isinstance(item.units[name], Picture)]
+    pictures = [part for part in item.parts if isinstance(part, Picture)]
     assert len(pictures) == 5 and item.question.endswith("using a single word or phrase.")
     few, _ = drawn("mm-niah", data, count=2)
     assert set(few) < set(items)

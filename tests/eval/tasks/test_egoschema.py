@@ -45,20 +45,20 @@ def test_it_asks_in_lmms_evals_words() -> None:
         "A. C cooks\nB. C cleans\nC. C reads\nD. C paints\nE. C sleeps\n"
         "Answer with the option's letter from the given choices directly."
     )
-    assert (sample.answer, sample.meta["q_uid"], sample.task) == (3, UIDS[0], "subset")
+    assert (sample.answer, sample.meta["q_uid"], sample.task) == ("D", UIDS[0], "subset")
     assert EgoSchema().max_new_tokens(sample) == 16
 
 
 def test_the_subset_has_labels_and_the_full_set_all_questions() -> None:
-    assert [s.answer for s in samples()] == [3, 4]
+    assert [s.answer for s in samples()] == ["D", "E"]
     assert [s.meta["q_uid"] for s in samples(subtasks=["full"])] == list(UIDS)
     assert len(samples(subtasks=["full"], limit=2)) == 2
 
 
 def test_only_the_public_subset_of_the_full_set_is_labelled() -> None:
     assert [(s.answer, s.task) for s in samples(subtasks=["full"])] == [
-        (3, "subset"),
-        (4, "subset"),
+        ("D", "subset"),
+        ("E", "subset"),
         (None, "full"),
     ]
 
@@ -114,8 +114,8 @@ def test_a_snapshot_without_questions_is_refused_by_name(tmp_path: Path) -> None
         (ego_record(q_uid=None), "no q_uid in \"{'q_uid': None"),
         (["not", "a", "record"], "no q_uid in \"['not', 'a', 'record']\""),
         (ego_record(**{"option 4": None}), f"options of {UIDS[0]} are ['C cooks', "),
-        (ego_record(1), f"q_uid '{UIDS[1]}' occurs twice"),
-        (ego_record(q_uid="gone"), "no video {videos}/gone.mp4"),
+        (ego_record(1), f"egoschema/{UIDS[1]} occurs twice"),
+        (ego_record(q_uid="gone"), "no video {videos}/gone with any of .mp4, .MP4, .mkv"),
     ],
 )
 def test_a_bad_record_is_named_and_the_others_are_asked(tmp_path: Path, record: Any, what: str) -> None:
@@ -150,7 +150,7 @@ def test_without_public_answers_only_the_full_set_is_asked(tmp_path: Path) -> No
     with pytest.raises(TaskDataError, match=r"subset_answers\.json: no such file, so nothing to score"):
         list(EgoSchema().load(data))
     (remark,) = problems(data, subtasks=["full"])
-    assert remark == f"{data / 'subset_answers.json'}: no such file, or no answer in it: nothing is scored"
+    assert remark == f"{data / 'questions.json'}: 3 samples have private labels: predictions only"
     assert [s.answer for s in samples(data, subtasks=["full"])] == [None] * 3
 
 
@@ -171,7 +171,7 @@ def test_a_broken_or_foreign_file_is_refused_with_its_line(tmp_path: Path, text:
 def test_unknown_layouts_and_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match=r"questions\.json: no such file: give the EgoSchema folder"):
         list(EgoSchema().load(tmp_path))
-    with pytest.raises(ValueError, match=r"\['MC_PPL'\] is none of EgoSchema's: subset, full"):
+    with pytest.raises(ValueError, match="egoschema has no subtask 'MC_PPL': subset, full"):
         EgoSchema(subtasks=["MC_PPL"])
 
 

@@ -93,7 +93,7 @@ def test_a_damaged_file_is_named_and_costs_only_its_dataset(data):
     file = data / "MileBench" / "TQA" / "TQA.json"
     file.write_text(file.read_text()[:-30])
     samples, (problem,) = load(data)
-    assert len(samples) == 3 and problem.where.startswith(f"{file}:") and "truncated" in problem.what
+    assert len(samples) == 3 and problem.where.startswith(f"{file}:") and "broken JSON" in problem.what
 
 
 def test_a_missing_image_is_named_and_skipped(data):
@@ -158,7 +158,7 @@ def test_official_score_is_the_mean_of_codes():
     assert {(g.by, g.label): g.n for g in summary.groups}[("images", "Few")] == 5
 
 
-def test_result_files_are_those_of_the_official_tools(tmp_path):
+def test_predictions_are_those_that_the_official_tools_read(tmp_path):
     task = MileBench()
     samples = load(FIXTURE)[0]
     answered = [Answered(s, "B", task.score("B", s)) for s in samples]
@@ -169,10 +169,3 @@ def test_result_files_are_those_of_the_official_tools(tmp_path):
         *("sample_id", "image", "question", "gt_response", "gen_model_id", "pred_response", "gen_kwargs"),
     }
     assert "<ImageHere><ImageHere>Question" in predictions[0]["question"]
-    evaluation = json.loads((tmp_path / "blind" / "TQA" / "eval.json").read_text())
-    assert evaluation["Accuracy"] == 0.5
-    assert evaluation["image_quantity_level-Result"] == {"Few": [1.0, 2], "Medium": [0, 0], "Many": [0, 0]}
-    scores = json.loads((tmp_path / "blind" / "TQA" / "eval_score.json").read_text())
-    assert scores == [{"id": "0", "score": "1"}, {"id": "1", "score": "0"}]
-    rouge = json.loads((tmp_path / "blind" / "ALFRED" / "eval.json").read_text())
-    assert "Rouge-L f" in rouge

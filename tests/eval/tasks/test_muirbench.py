@@ -76,7 +76,7 @@ def test_the_limit_spans_shards_and_tasks_can_be_chosen() -> None:
     assert [s.meta["idx"] for s in samples(subtasks=["Ordering", "Counting"])] == ["40", "77"]
     assert [s.meta["idx"] for s in samples(subtasks=["Ordering"], limit=1)] == ["77"]
     assert len(TASKS) == 12
-    with pytest.raises(ValueError, match=r"\['Juggling'\] is none of MuirBench's: Geographic"):
+    with pytest.raises(ValueError, match="muirbench has no subtask 'Juggling': Geographic"):
         MuirBench(subtasks=["Juggling"])
     with pytest.raises(ValueError, match="'chat' is none of official, lmms-eval"):
         MuirBench(form="chat")  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_a_bad_row_is_named_and_skipped_and_the_next_is_asked(
 
 def test_an_item_that_stands_there_twice_is_asked_once(tmp_path: Path) -> None:
     assert problems(tmp_path, muir_row(), muir_row()) == [
-        f"{tmp_path / 'data/test-00000-of-00001.parquet'}:row 1: idx '17' occurs twice; skipped"
+        f"{tmp_path / 'data/test-00000-of-00001.parquet'}:row 1: muirbench/17 occurs twice; skipped"
     ]
 
 

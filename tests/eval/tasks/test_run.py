@@ -159,15 +159,16 @@ def test_a_second_run_answers_only_what_is_missing(backbone, data, finished, tmp
     assert nothing == 0
     assert scores(again) == scores(before)
 
-    # a run killed in the middle of a line: the last arm of the last sample is asked again
-    (tmp_path / "items.jsonl").write_text("".join(kept[:-1]) + kept[-1][:40])
-    _, again = forwards(backbone, both, data, tmp_path, arms=ARMS, limit=6)
-    assert scores(again) == scores(before)
-    redone, last = lines(tmp_path)[-1], json.loads(kept[-1])
-    assert [redone[key] for key in ("item", "arm", "answer")] == [
-        last[key] for key in ("item", "arm", "answer")
-    ]
-    assert len(lines(tmp_path)) == len(kept)
+    # a run killed in the middle of a line, or before its end: the last arm of the last sample is asked again
+    for cut in (40, -1):
+        (tmp_path / "items.jsonl").write_text("".join(kept[:-1]) + kept[-1][:cut])
+        _, again = forwards(backbone, both, data, tmp_path, arms=ARMS, limit=6)
+        assert scores(again) == scores(before)
+        redone, last = lines(tmp_path)[-1], json.loads(kept[-1])
+        assert [redone[key] for key in ("item", "arm", "answer")] == [
+            last[key] for key in ("item", "arm", "answer")
+        ]
+        assert len(lines(tmp_path)) == (tmp_path / "items.jsonl").read_text().count("\n") == len(kept)
 
 
 def test_a_damaged_line_in_the_middle_is_refused(backbone, data, finished, tmp_path):

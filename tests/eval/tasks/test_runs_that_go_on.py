@@ -17,7 +17,7 @@ from kamera.eval.tasks.merge import merge
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.selection import Chooser, Selection, parse_shard
+from kamera.eval.tasks.selection import Selection, parse_shard, select
 from kamera.testbed.benchmarks import write_mm_niah
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -123,7 +123,7 @@ def test_a_run_of_other_versions_or_form_is_refused_by_name(backbone, data, tmp_
     with pytest.raises(TaskDataError, match="was run with versions"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
     kept.write_text(json.dumps({"task": "mm-niah", "arms": ["blind"]}))  # as they were before forms
-    with pytest.raises(TaskDataError, match="a run of format 1, this is format 5"):
+    with pytest.raises(TaskDataError, match="a run of format 1, this is format 6"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
 
 
@@ -179,10 +179,7 @@ def test_samples_are_drawn_by_a_seed_and_shared_without_rest(name):
     data, task = FIXTURES / name.replace("-", "_"), make_task(name)
 
     def chosen(**options):
-        chooser = Chooser(Selection(**options), task, data)
-        return [
-            item.id for item in task.load(data, options.get("limit"), chooser.wanted) if hasattr(item, "id")
-        ]
+        return [item.id for _, item in select(Selection(**options), task, data) if hasattr(item, "id")]
 
     whole = chosen()
     three, two = chosen(sample=3, seed=1), chosen(sample=2, seed=1)
@@ -197,9 +194,8 @@ def test_only_the_videos_of_wanted_samples_are_looked_for(tmp_path):
     data, task = shutil.copytree(FIXTURES / "video_mme", tmp_path / "set"), make_task("video-mme")
     for video in (data / "data").iterdir():
         video.unlink()
-    chooser = Chooser(Selection(sample=1), task, data)
-    (problem,) = task.load(data, None, chooser.wanted)
-    assert "no video" in problem.what and len(chooser.places) == 1
+    ((place, problem),) = select(Selection(sample=1), task, data)
+    assert "no video" in problem.what and place == 0
 
 
 @pytest.mark.parametrize("options", [{"sample": 0}, {"shard": (0, 2)}, {"shard": (3, 2)}])

@@ -84,7 +84,7 @@ def test_frames_are_evenly_spread_over_consecutive_clips() -> None:
         ({"num_frames": 8, "fps": 1.0}, r"give num_frames \(8\) or fps \(1.0\)"),
         ({"num_frames": 0}, "num_frames is 0: must be positive"),
         ({"clips": 0}, "clips is 0: must be positive"),
-        ({"subtasks": ["dubbed"]}, r"\['dubbed'\] is none of Video-MME's: without-subtitles, with"),
+        ({"subtasks": ["dubbed"]}, "video-mme has no subtask 'dubbed': without-subtitles, with"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -168,7 +168,7 @@ def test_results_are_json_of_the_official_template(tmp_path: Path) -> None:
         (mme_row(options=["A. Red.", "B. Lime."]), "options are ['A. Red.', 'B. Lime.'], not four texts"),
         (mme_row(answer="E"), "answer 'E' is not a letter A to D"),
         (mme_row(answer=None), "answer is None, no text"),
-        (mme_row(question_id="002-1"), "question_id occurs twice"),
+        (mme_row(question_id="002-1"), "without-subtitles/002-1 occurs twice"),
     ],
 )
 def test_a_bad_row_is_named_and_skipped_and_the_others_are_asked(

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError, TaskDataError
-from kamera.eval.reuse.item import LEAST, Item
-from kamera.eval.tasks.sample import Picture, Problem
+from kamera.eval.reuse.item import LEAST
+from kamera.eval.tasks.sample import Picture, Problem, TaskSample
 
 ACTIONS = ("CLICK", "SCROLL", "LONG_PRESS", "TYPE", "COMPLETE", "IMPOSSIBLE", "HOME", "BACK")
 
 
-def read(data: Path, units: int) -> Iterator[Item | Problem]:
+def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
     """Items of the last ``units`` screenshots up to the asked step. Raises TaskDataError without episodes."""
     top = next((root for root in (data, data / "data") if (root / "annotations").is_dir()), None)
     files = sorted((top / "annotations").glob("*.json")) if top else []
@@ -31,7 +31,7 @@ def read(data: Path, units: int) -> Iterator[Item | Problem]:
             yield Problem(str(file), f"{type(error).__name__}: {error}")
 
 
-def _item(top: Path, episode: Mapping[str, Any], units: int) -> Item:
+def _item(top: Path, episode: Mapping[str, Any], units: int) -> TaskSample:
     steps: Sequence[Mapping[str, Any]] = episode["steps"]
     if len(steps) < LEAST:
         raise TaskDataError(f"an episode of {len(steps)} steps: {LEAST} at least are needed")
@@ -40,17 +40,14 @@ def _item(top: Path, episode: Mapping[str, Any], units: int) -> Item:
     action = steps[at]["action"]
     if action not in ACTIONS:
         raise TaskDataError(f"action {action!r} is none of {', '.join(ACTIONS)}")
-    return Item(
+    return TaskSample(
         id=str(episode["episode_id"]),
-        source="gui-odyssey",
         task=episode["task_info"]["category"],
-        units={f"u{i}": _unit(top, step, step is shown[-1]) for i, step in enumerate(shown)},
-        window=tuple(f"u{i}" for i in range(len(shown))),
+        parts=tuple(_unit(top, step, step is shown[-1]) for step in shown),
         question=f"Task: {episode['task_info']['instruction']}\nWhich action comes next? Answer with one of "
         f"{', '.join(ACTIONS)}.",
         answer=action,
-        meta={"rule": "first-word"},
-        max_new_tokens=8,
+        meta={"rule": "first-word", "max_new_tokens": 8},
     )
 
 

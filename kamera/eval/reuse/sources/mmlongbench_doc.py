@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError, TaskDataError
-from kamera.eval.reuse.item import LEAST, Item
-from kamera.eval.tasks.sample import Picture, Problem
+from kamera.eval.reuse.item import LEAST
+from kamera.eval.tasks.sample import Picture, Problem, TaskSample
 from kamera.eval.tasks.set_files import read_json
 
 UNANSWERABLE = "Not answerable"
 
 
-def read(data: Path, units: int) -> Iterator[Item | Problem]:
+def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
     """Items of the pages with the evidence and their neighbours, ``units`` in all, in the document's order.
 
     Raises TaskDataError without annotations.
@@ -37,21 +37,18 @@ def read(data: Path, units: int) -> Iterator[Item | Problem]:
             yield Problem(f"{file}:record {number}", f"{type(error).__name__}: {error}")
 
 
-def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> Item:
+def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> TaskSample:
     pages = _pages(data, record["doc_id"])
     evidence = sorted(int(page) for page in _listed(record["evidence_pages"]))
     chosen = _around(evidence, sorted(pages), units)
-    return Item(
+    return TaskSample(
         id=f"{number}/{record['doc_id']}",
-        source="mmlongbench-doc",
         task=record["doc_type"],
-        units={f"u{i}": Picture(pages[page], caption=f"Page {page}.\n") for i, page in enumerate(chosen)},
-        window=tuple(f"u{i}" for i in range(len(chosen))),
+        parts=tuple(Picture(pages[page], caption=f"Page {page}.\n") for page in chosen),
         question=f"{record['question']}\nAnswer with the shortest possible phrase. If the pages do not tell, "
         f"answer “{UNANSWERABLE}”.",
         answer=record["answer"],
-        max_new_tokens=32,
-        meta={"rule": "document", "answer_format": str(record["answer_format"])},
+        meta={"rule": "document", "answer_format": str(record["answer_format"]), "max_new_tokens": 32},
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from kamera.content import read_video
 from kamera.errors import KameraError, TaskDataError
-from kamera.eval.reuse.item import LEAST, Item
+from kamera.eval.reuse.item import LEAST
 from kamera.eval.tasks.letters import LETTERS
-from kamera.eval.tasks.sample import Picture, Problem
+from kamera.eval.tasks.sample import Picture, Problem, TaskSample
 from kamera.eval.tasks.set_files import read_json
 
 CHOSEN = ("EPM", "ASI", "HLD", "STU", "OJR", "ATR", "ACR", "OCR", "FPD")
@@ -23,7 +23,7 @@ FORWARD = ("REC", "SSR", "CRR")
 FILES = ("ovo_bench_new.json", "ovo_bench.json", "ovbench.json")
 
 
-def read(data: Path, units: int) -> Iterator[Item | Problem]:
+def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
     """Items of ``units`` evenly spaced frames. Raises TaskDataError without annotations."""
     roots = (data, data / "data")
     file = next((root / name for root in roots for name in FILES if (root / name).is_file()), None)
@@ -55,27 +55,23 @@ def _video(roots: tuple[Path, ...], record: Mapping[str, Any], moment: int | Non
     return found
 
 
-def _item(record: Mapping[str, Any], moment: int | None, video: Path, units: int) -> Item:
+def _item(record: Mapping[str, Any], moment: int | None, video: Path, units: int) -> TaskSample:
     task = record["task"]
     shown = record if moment is None else record["test_info"][moment]
     end = None if video.parent.name == "chunked_videos" else float(shown["realtime"])
     clip = read_video(video, num_frames=max(units, LEAST), end=end)
-    frames = {
-        f"u{i}": Picture(frame, caption=f"Frame at {second:.1f} s.\n")
-        for i, (frame, second) in enumerate(zip(clip.frames, clip.seconds, strict=True))
-    }
     question, answer, choices, rule = _question(task, record, shown)
-    return Item(
+    return TaskSample(
         id=f"{record['id']}" if moment is None else f"{record['id']}/{moment}",
-        source="ovo-bench",
         task=task,
-        units=frames,
-        window=tuple(frames),
+        parts=tuple(
+            Picture(frame, caption=f"Frame at {second:.1f} s.\n")
+            for frame, second in zip(clip.frames, clip.seconds, strict=True)
+        ),
         question=question,
         answer=answer,
-        meta={"rule": rule},
         choices=choices,
-        max_new_tokens=16,
+        meta={"rule": rule, "max_new_tokens": 16},
     )
 
 
