@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.milebench_files import quantity, write_predictions
 from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
 from kamera.eval.tasks.sample import (
     Answered,
@@ -28,7 +29,7 @@ from kamera.eval.tasks.sample import (
     grouped,
     mean,
 )
-from kamera.eval.tasks.set_files import lacking, read_json, write_json
+from kamera.eval.tasks.set_files import lacking, read_json
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -96,34 +97,12 @@ class MileBench(Task):
             for code in CODES
             if code in codes
         )
-        groups = (*by_code, *datasets, *grouped("images", ((_quantity(s), score) for s, score in scored)))
+        groups = (*by_code, *datasets, *grouped("images", ((quantity(s), score) for s, score in scored)))
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """``{Dataset}/pred.json``, from which the official tools write their ``eval.json`` and tables."""
-        by_dataset: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for a in answered:
-            by_dataset[a.sample.task].append(
-                {
-                    "sample_id": a.sample.meta["sample_id"],
-                    "image": list(a.sample.meta["images_path"]),
-                    "question": a.sample.prompt.replace("<image>", "<ImageHere>"),
-                    "gt_response": a.sample.answer,
-                    "gen_model_id": folder.name,
-                    "pred_response": a.response,
-                    "gen_kwargs": {"do_sample": False, "max_new_tokens": 512},
-                }
-            )
-        for name in by_dataset:
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        return [write_json(folder / name / "pred.json", lines) for name, lines in by_dataset.items()]
-
-
-def _quantity(sample: TaskSample) -> str:
-    """The benchmark's level of a sample, by its number of images."""
-    count = len(sample.meta["images_path"])
-    return "Few" if count < 6 else "Many" if count > 31 else "Medium"
+        return write_predictions(answered, folder)
 
 
 def _datasets(root: Path) -> list[str]:

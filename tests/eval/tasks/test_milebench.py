@@ -158,7 +158,7 @@ def test_official_score_is_the_mean_of_codes():
     assert {(g.by, g.label): g.n for g in summary.groups}[("images", "Few")] == 5
 
 
-def test_predictions_are_those_that_the_official_tools_read(tmp_path):
+def test_result_files_are_those_of_the_official_tools(tmp_path):
     task = MileBench()
     samples = load(FIXTURE)[0]
     answered = [Answered(s, "B", task.score("B", s)) for s in samples]
@@ -169,3 +169,10 @@ def test_predictions_are_those_that_the_official_tools_read(tmp_path):
         *("sample_id", "image", "question", "gt_response", "gen_model_id", "pred_response", "gen_kwargs"),
     }
     assert "<ImageHere><ImageHere>Question" in predictions[0]["question"]
+    evaluation = json.loads((tmp_path / "blind" / "TQA" / "eval.json").read_text())
+    assert evaluation["Accuracy"] == 0.5
+    assert evaluation["image_quantity_level-Result"] == {"Few": [1.0, 2], "Medium": [0, 0], "Many": [0, 0]}
+    scores = json.loads((tmp_path / "blind" / "TQA" / "eval_score.json").read_text())
+    assert scores == [{"id": "0", "score": "1"}, {"id": "1", "score": "0"}]
+    rouge = json.loads((tmp_path / "blind" / "ALFRED" / "eval.json").read_text())
+    assert "Rouge-L f" in rouge
