@@ -216,11 +216,11 @@ class Later:
             due = piece is not None and any(_is_read(piece, owed) for _, owed in self._owed)
         if due:
             self._pay()
-        done = None if piece is None else self._done(piece)
+        done = [] if piece is None else self._done(piece)
         gone: list[LaterPiece] = []
         with self._changed:
             if piece is not None and done and not isinstance(done, Ready):
-                self._owed.append((piece, [*done]))
+                self._owed.append((piece, done))
             elif piece is not None:
                 self._let_go(piece)
                 gone = self._made_ready(piece, done) if isinstance(done, Ready) else []
@@ -241,17 +241,18 @@ class Later:
         self._hold(piece)
         return self._over()
 
-    def _done(self, piece: LaterPiece) -> Sequence[Owed] | Ready[object] | None:
+    def _done(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
         """Do a piece of work; return what it made."""
         try:
             with self._as_later(piece):
-                return None if piece.unwanted else piece.work()
+                made = None if piece.unwanted else piece.work()
+                return made if isinstance(made, Ready) else [*(made or ())]
         except WorkCancelled:
             pass
         except BaseException as error:  # no error may be lost with the thread
             logger.error("later work failed: %s", error)
             piece.dropped(f"{type(error).__name__}: {error}")
-        return None
+        return []
 
     def _pay(self) -> None:
         """Put all that is owed; afterwards it is, whoever put it."""
