@@ -47,26 +47,26 @@ def plan(request: Request, view: View) -> Plan:
                 if stored
                 else planner.arrive_new(seats, chunk, request.archive)
             )
-            return planner.plan("append", *done, chunk.encodes)
+            return planner.finish("append", *done, chunk.encodes)
         case Recall(chunk=Newcomer() as chunk):
             return _recall(planner, seats, chunk, request.move)
         case Slide(n):
-            return planner.plan("slide", planner.leave(seats, range(n)))
+            return planner.finish("slide", planner.leave(seats, range(n)))
         case Evict(int(index)):
-            return planner.plan("evict", planner.leave(seats, [index]))
+            return planner.finish("evict", planner.leave(seats, [index]))
         case Reorder(order):
             same = 0
             while same < len(order) and order[same] == same:
                 same += 1
             after = planner.arranged(seats, [seats.seats[i] for i in order], same)
-            return planner.plan("reorder", after)
+            return planner.finish("reorder", after)
         case Arrange():
             return _arrange(planner, seats, request)
         case Condition(int(index), on):
             return _condition(planner, seats, index, on)
         case Without(index):
             staying = [s for i, s in enumerate(seats.seats) if i != index]
-            return planner.plan("without", planner.arranged(seats, staying, index))
+            return planner.finish("without", planner.arranged(seats, staying, index))
         case Restore():
             return _restore(planner, seats)
         case _:
@@ -77,14 +77,14 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
     """An archived chunk at the tail; one that is in the window stays in place, unless it is to move."""
     ids = seats.chunk_ids
     if chunk.chunk_id not in ids:
-        return planner.plan("recall", *planner.arrive_stored(seats, chunk))
+        return planner.finish("recall", *planner.arrive_stored(seats, chunk))
     index = len(ids) - 1 - ids[::-1].index(chunk.chunk_id)
     if move and index < len(ids) - 1:
         gone = planner.leave(seats, [index])
-        return planner.plan("recall", *planner.arrive_stored(gone, chunk))
+        return planner.finish("recall", *planner.arrive_stored(gone, chunk))
     note = f"chunk {chunk.chunk_id[:12]} is in view at slot {index}, where it stays"
     note = note if move else f"{note}: move=True brings it to the tail"
-    return planner.plan("recall", seats, seats.seats[index].number, note=note)
+    return planner.finish("recall", seats, seats.seats[index].number, note=note)
 
 
 def _named(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
@@ -105,7 +105,7 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     after = planner.rearranged(seats, wanted, request.on_leave)
     _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
-    return planner.plan(request.operation, after, encodes=encodes)
+    return planner.finish(request.operation, after, encodes=encodes)
 
 
 def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
@@ -130,7 +130,7 @@ def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
     if on != (seat.clean is None):
         seat = planner.switch(seat if on else planner.archived(seat), on)
     now = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
-    return planner.plan("condition", replace(seats, seats=now), seat.number)
+    return planner.finish("condition", replace(seats, seats=now), seat.number)
 
 
 def _restore(planner: Planner, seats: Seats) -> Plan:
@@ -143,17 +143,17 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
 
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
     after = seats if first is None else planner.arranged(seats, seats.seats, first)
-    return planner.plan("load", after)
+    return planner.finish("load", after)
 
 
 @dataclass
 class Planner(Placer):
     """Plans one request."""
 
-    def plan(
+    def finish(
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
-        """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
+        """The plan that leads to ``after``. Raises NotRelocatable for a chunk that cannot move to its place."""
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:
