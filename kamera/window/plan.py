@@ -153,7 +153,7 @@ class Planner(Placer):
     def finish(
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
-        """The plan that leads to ``after``. Raises NotRelocatable for a chunk that cannot move to its place."""
+        """The plan that leads to ``after``. Raises NotRelocatable for a chunk that cannot move there."""
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:

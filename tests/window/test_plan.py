@@ -345,7 +345,7 @@ def standing_as(state: Seats) -> Seats:
 
 def test_the_planner_names_neither_torch_nor_a_backbone():
     """Its own code, that is: what it imports of the store knows tensors."""
-    for name in ("plan", "planner", "seating", "seats", "steps"):
+    for name in ("plan", "placer", "seating", "seats", "steps"):
         tree = ast.parse((Path(window.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
