@@ -14,11 +14,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from kamera.errors import ForkedStore
 
 Bound = TypeVar("Bound")
+Made = TypeVar("Made")
 
 _bound: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 # held over a fork, so that a child knows every open descriptor; reentrant, as a signal may come inside
@@ -94,6 +95,31 @@ class Lock:
             return
         self._lock = threading.RLock()
         self._lost = bool(self._guarded)
+
+
+class lazy(Generic[Made]):
+    """A property that is computed when it is first read, and kept: decorates a method without arguments.
+
+    `functools.cached_property` takes a lock of its class before Python 3.12, for which other threads wait
+    through the whole computation, and a forked child for ever. Threads may compute this one twice.
+    """
+
+    def __init__(self, compute: Callable[[Any], Made]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> lazy[Made]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Made: ...
+    def __get__(self, instance: object | None, owner: type) -> Made | lazy[Made]:
+        if instance is None:
+            return self
+        made = instance.__dict__[self._name] = self._compute(instance)
+        return made
 
 
 class Gone:

@@ -254,7 +254,7 @@ class ChunkBuilder:
             return self.from_tensors(ids, {}, fingerprint, label)
         inputs: dict[str, Any] = self.format.processed(written.text, images, clips)
         check_sizes(self.format.processor, items, inputs)
-        ids = inputs.pop("input_ids")[0]
+        ids = torch.as_tensor(inputs.pop("input_ids"))[0]
         if written.hidden:
             ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
         inputs = {name: value for name, value in inputs.items() if name in self.accepted}

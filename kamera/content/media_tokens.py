@@ -63,14 +63,18 @@ class MediaTokens:
         clips = [load_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
-        return self._template.processed(text, images, clips, special=special)
+        return _tensors(self._template.processed(text, images, clips, special=special))
 
     def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
         images, clips = ([pixels], []) if kind == "image" else ([], [pixels])
         made = self._template.processed(self._template.placeholder(kind), images, clips)
-        inputs = {name: value for name, value in made.items() if name not in _PER_TOKEN}
-        ids = tuple(made["input_ids"].reshape(-1).tolist())
+        inputs = _tensors({name: value for name, value in made.items() if name not in _PER_TOKEN})
+        ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
         return ProcessedMedia(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
+
+
+def _tensors(made: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(value) for name, value in made.items()}
 
 
 def expand(

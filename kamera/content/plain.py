@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.exclusive import exclusive_of
 from kamera.errors import UnsafeText, quote
+from kamera.forks import lazy
 
 
 class PlainText:
@@ -33,7 +33,7 @@ class PlainText:
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self._exclusive = exclusive_of(tokenizer)
 
-    @cached_property
+    @lazy
     def guarded(self) -> dict[int, str]:
         """Guarded ids and their spelling."""
         words = self._tokenizer

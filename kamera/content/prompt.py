@@ -76,7 +76,7 @@ class PromptFormat(ChatTemplate):
 
     def _guard(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> PromptText:
         """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
-        for turn in turns:
+        for turn in map(self.shape_calls, turns):
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
             if not all(map(self.plain.is_plain, strings_in(rest))):
                 raise UnsafeText(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-import torch
 from PIL import Image
 
 from kamera.content.arguments import Arguments
@@ -27,6 +26,7 @@ from kamera.errors import (
     first_line,
     quote,
 )
+from kamera.forks import lazy
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
@@ -60,7 +60,7 @@ class ChatTemplate:
         self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
-        own = [getattr(processor, f"{kind}_token", None) or "" for kind in self.kinds]
+        own = [str(getattr(processor, f"{kind}_token", None) or "") for kind in self.kinds]
         media = [*media, *map(self.tokenizer.convert_tokens_to_ids, own)]
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
         self._seen = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
@@ -90,7 +90,7 @@ class ChatTemplate:
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
-        for message in messages:
+        for message in map(self.shape_calls, messages):
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
             found = [item.get("text") for item in items if isinstance(item, Mapping)]
@@ -111,14 +111,13 @@ class ChatTemplate:
 
         Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
-        shown = [self._without_media(message) for message in messages]
-        called = [
-            {**m, "tool_calls": [*map(self._arguments.of_call, m["tool_calls"])]}
-            if m.get("tool_calls")
-            else m
-            for m in shown
-        ]
-        return self._applied(called, tools, generation)
+        shown = [self._without_media(self.shape_calls(message)) for message in messages]
+        return self._applied(shown, tools, generation)
+
+    def shape_calls(self, message: Message) -> Message:
+        """A message with the arguments of its tool calls in the form that the template writes."""
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [*map(self._arguments.of_call, calls)]} if calls else message
 
     def _applied(self, shown: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
         from jinja2 import TemplateError
@@ -152,8 +151,8 @@ class ChatTemplate:
 
     def processed(
         self, text: str, images: Sequence[Image.Image], clips: Sequence[Clip], *, special: bool = False
-    ) -> dict[str, torch.Tensor]:
-        """Model inputs of a text with placeholders and its media, from one call of the processor.
+    ) -> dict[str, Any]:
+        """What one call of the processor makes of a text with placeholders and its media.
 
         ``special`` as for `ids`. Raises UnreadableMedia for media that it refuses, ModalityNotSupported.
         """
@@ -167,14 +166,14 @@ class ChatTemplate:
             raise
         except ValueError as error:
             raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
-        return {name: torch.as_tensor(value) for name, value in made.items()}
+        return dict(made)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         with self.exclusive:
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    @cached_property
+    @lazy
     def opener(self) -> int | None:
         """The special token that opens a turn; None if the template has none."""
         messages = [{"role": "user", "content": _MARK}]
@@ -250,7 +249,7 @@ class ChatTemplate:
             )
         return ids[0]
 
-    @cached_property
+    @lazy
     def _arguments(self) -> Arguments:
         def render(messages: Sequence[Message]) -> str:
             return self._applied([self._without_media(message) for message in messages], None, False)

@@ -63,7 +63,7 @@ class RowKey:
 
     @cached_property
     def key(self) -> str:
-        """Raises ValueError for what names no object."""
+        """The name that the store uses. Raises ValueError if the fields name no object."""
         return object_key(self.kind, self.context, self.chunk_id, self.antecedents, self.base)
 
 
@@ -149,7 +149,7 @@ class Recipe:
         named = [(i, part) for i, part in enumerate(self.parts) if part.missing]
         return (*said, *[f"slot {i} (chunk {part.chunk_id[:12]}): {part.missing}" for i, part in named])
 
-    @cached_property
+    @property
     def leading(self) -> Recipe:
         """The parts in front of the first that is missing."""
         count = next((i for i, part in enumerate(self.parts) if part.missing), None)

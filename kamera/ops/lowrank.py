@@ -117,7 +117,7 @@ class LowRanks:
 
     @cached_property
     def columns(self) -> torch.Tensor:
-        """The first column of each layer and its rank, int32 ``[layers, 2]``, where the factors are."""
+        """The first column of each layer and its rank, int32 ``[layers, 2]``, on the factors' device."""
         held = self.left.codes if isinstance(self.left, Codes) else self.left
         with torch.inference_mode(False):  # as in `kamera.ops.rope.turn_table`
             return torch.tensor([*zip(self.starts, self.ranks, strict=False)], dtype=torch.int32).to(

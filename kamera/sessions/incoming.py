@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from kamera.content import Message, Rendered
 from kamera.errors import KameraError
+from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import whole_history
 from kamera.sessions.layout import anchor_ids
@@ -31,14 +31,14 @@ class Incoming:
         """Whose it is."""
         return self.anchors.store.tenant
 
-    @cached_property
+    @lazy
     def whole(self) -> Sequence[Message] | None:
         """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
         if self.after is not None:
             return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
         return None if isinstance(self.messages, str | Mapping) else self.messages
 
-    @cached_property
+    @lazy
     def prompt(self) -> Rendered | None:
         """The prompt of the history; None if it cannot be cut, an error that its session raises."""
         if self.whole is None:
@@ -49,7 +49,7 @@ class Incoming:
         except (KameraError, ValueError):
             return None
 
-    @cached_property
+    @lazy
     def tails(self) -> frozenset[str]:
         """The tails of the history."""
         if self.whole is None or self.prompt is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 from kamera.content import Message, tool_schema
 from kamera.edits import EditPolicy, Mode, edited
 from kamera.errors import quote
+from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.trust import Guarantee, OnLeave, at_least, weakest
 from kamera.window import DialogueWindow, EngineSlot, KameraWindow, Slot
@@ -38,7 +38,7 @@ class Manner:
         if self.mode not in get_args(SessionMode):
             raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
 
-    @cached_property
+    @lazy
     def kind(self) -> str:
         """The digest of its tools."""
         return tools_digest(self.tools)

@@ -279,6 +279,7 @@ class SessionPool:
     def _reserved(self, asked: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
         tenant, session_id = asked.tenant, asked.session_id
+        _ = asked.manner.kind  # tools without a digest are refused before anything is reserved
         prompt, tails = asked.prompt, asked.tails  # made before the lock is held
         if asked.whole is not None:
             self._clocks.see(tenant, asked.whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
+from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
 from tests.content import templates
-from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, screens
+from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
+from tests.sessions.rig import seeing, speaking
 
 SYSTEM = {"role": "system", "content": "You are careful."}
 
@@ -196,3 +199,48 @@ def test_no_messages_and_no_length_are_refused():
 
 def _listed(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def test_arguments_of_a_call_are_checked_as_the_template_writes_them():
+    """A text of JSON that is written as an object loses its escapes: they may spell a special token."""
+    processor = copy.deepcopy(speaking("headers").processor)
+    processor.chat_template = OBJECTS
+    escaped = '{"q": "\\u003c|eot_id|\\u003e"}'
+    function = {"name": "f", "arguments": escaped}
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "tool_calls": [call]},
+        {"role": "user", "content": "z"},
+    ]
+    engine = HfEngine(speaking("headers").model, processor)
+    for refused in (Conversations(processor).render, engine.chunk):
+        with pytest.raises(UnsafeText, match="spells a special token"):
+            refused(messages)
+        function["arguments"] = '{"q": "plain"}'
+        refused(messages)
+        function["arguments"] = escaped
+
+
+OBJECTS = (
+    "<bos>{%- for m in messages -%}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
+    "{%- for c in m.tool_calls or [] -%}{%- set a = c.function.arguments -%}<call>{{ c.function.name }} "
+    "{% if a is mapping %}{{ a | tojson }}{% else %}{{ raise_exception('no object') }}{% endif %}</call>"
+    "{%- endfor -%}<|eot_id|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|start_header_id|>assistant<|end_header_id|>\n\n{%- endif -%}"
+)
+
+
+def test_outputs_of_a_processor_that_the_model_does_not_take_are_left_out():
+    engine = seeing()
+    engine = HfEngine(engine.model, copy.copy(engine.processor))
+    kind = type(engine.processor)
+
+    class Telling(kind):
+        def __call__(self, *given, **named):
+            return {**super().__call__(*given, **named), "names": ["a picture"], "lines": [[1], [1, 2]]}
+
+    shown = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "x"}]
+    plain = engine.chunk(shown).id
+    engine.builder.format.processor.__class__ = Telling
+    assert engine.chunk(shown).id == plain

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.ops import Blocks, LowRanks, Patch
 from kamera.ops.kernels.stored import Writing
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, span, target
 
@@ -92,3 +94,25 @@ def test_float64_is_left_to_torch(held):
     case = Case(layout, source, factors(layout, 3, 2, dtypes["factors"]), (4,), False, torch.float32, 3)
     _, views = target(case, dtypes["target"])
     assert not triton_path.can_write(Writing(views, source, case.patch, layout, (4,), False))
+
+
+def test_factors_of_one_token_may_be_views_of_wider_ones():
+    layout = layouts("half", 1)["partial"]
+    case = Case(
+        layout,
+        span(layout, 1, torch.float32),
+        factors(layout, 1, 4, torch.float32),
+        (3,),
+        False,
+        torch.float32,
+        1,
+    )
+    parts = []
+    for block in case.patch.blocks.parts:
+        wide = {
+            n: torch.cat([f.left, torch.ones(1, 12)], dim=1)[:, : f.left.shape[1]] for n, f in block.items()
+        }
+        parts.append({n: LowRanks(wide[n], f.right, f.ranks) for n, f in block.items()})
+    case = replace(case, patch=Patch(Blocks(parts, case.patch.blocks.groups)))
+    buffer, views = write(case, torch.float32)
+    check(case, buffer, views)

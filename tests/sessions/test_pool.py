@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from transformers.utils.chat_template_utils import DocstringParsingException
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.content import Conversations
@@ -293,3 +294,42 @@ def test_two_hundred_sessions_answer_as_uncached_runs_do():
     pool = _threads(200, 4, 200)
     counted = pool.metrics()
     assert counted.requests == 800 and counted.failed == 0 and len(pool) <= 200
+
+
+def test_tools_that_have_no_schema_fail_their_own_request_alone():
+    pool = _pool()
+    pool.send(TALK, session_id="a", **GREEDY)
+
+    def undocumented(x):
+        return x
+
+    for tool in (undocumented, {"type": "function", ("a", "b"): 1}):
+        with pytest.raises((DocstringParsingException, TypeError)):
+            pool.send("more", session_id="a", tools=[tool], **GREEDY)
+        pool.send(LONG_TALK, **GREEDY)
+        pool.edit("a", [])
+        assert not any(entry.busy for entry in pool._entries.values())
+
+
+def test_a_pool_answers_while_the_edit_policy_of_another_works():
+    working, go = threading.Event(), threading.Event()
+
+    def waits(messages, turn):
+        working.set()
+        assert go.wait(60)
+        return messages
+
+    slow, quick = _pool(edit_policy=waits), _pool()
+    thread = threading.Thread(target=lambda: slow.send(TALK, **GREEDY))
+    thread.start()
+    assert working.wait(60)
+    asked = threading.Thread(
+        target=lambda: quick._reserved(Incoming(quick._anchors_of(""), quick._manner, TALK))
+    )
+    asked.start()
+    asked.join(20)
+    waited = asked.is_alive()
+    go.set()
+    thread.join()
+    asked.join()
+    assert not waited

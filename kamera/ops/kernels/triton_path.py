@@ -23,7 +23,7 @@ from kamera.ops.rope import turn_table
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 INTERPRETED = not isinstance(serve_kernel, triton.JITFunction)
 _TILES = {True: 128, False: 64}
-"""Tokens of a tile, if the factors are codes and if not. Of 32, 64 and 128, 128 is fastest for codes on an
+"""Tokens of a tile, by whether the factors are codes. Of 32, 64 and 128, 128 is fastest for codes on an
 H200; with float32 factors it would need more shared memory than a GPU has."""
 
 
@@ -71,7 +71,7 @@ def _launch(launch: Launch, offset: tuple[int, ...]) -> None:
         cos,
         sin,
         tokens,
-        factors.left.stride(0),
+        factors.left.shape[1],
         *launch.strides,
         torch.finfo(launch.dtype).max,
         DIM=dim,

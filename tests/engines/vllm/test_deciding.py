@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -249,3 +251,15 @@ def _plain(layers):
         ]
         for layer in layers
     ]
+
+
+def test_a_recipe_is_freed_with_its_last_reference():
+    made = recipe("a" * 64)
+    assert made.leading.parts == made.parts
+    seen = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert seen() is None
+    finally:
+        gc.enable()
