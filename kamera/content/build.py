@@ -252,7 +252,7 @@ class ChunkBuilder:
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
-        inputs: dict[str, Any] = self.format.processed(written.text, images, clips)
+        inputs: dict[str, Any] = self.format.process(written.text, images, clips)
         check_sizes(self.format.processor, items, inputs)
         ids = torch.as_tensor(inputs.pop("input_ids"))[0]
         if written.hidden:

@@ -63,11 +63,11 @@ class MediaTokens:
         clips = [load_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
-        return _tensors(self._template.processed(text, images, clips, special=special))
+        return _tensors(self._template.process(text, images, clips, special=special))
 
     def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
         images, clips = ([pixels], []) if kind == "image" else ([], [pixels])
-        made = self._template.processed(self._template.placeholder(kind), images, clips)
+        made = self._template.process(self._template.placeholder(kind), images, clips)
         inputs = _tensors({name: value for name, value in made.items() if name not in _PER_TOKEN})
         ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
         return ProcessedMedia(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])

@@ -58,7 +58,7 @@ class PromptFormat(ChatTemplate):
         return self._guard(turns, self._turn_text if bare else self._dialogue_text)
 
     def question(self, turns: Sequence[Turn], tail: str) -> PromptText:
-        """A question within the user's open turn, up to the answer. ``tail`` follows a user's one turn."""
+        """A question within the user's open turn, up to the answer; ``tail`` follows one turn of the user."""
         bare = self._is_bare(turns, "user")
         return self._guard(turns, partial(self._turn_text, tail=tail) if bare else self._question_text)
 
@@ -76,7 +76,7 @@ class PromptFormat(ChatTemplate):
 
     def _guard(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> PromptText:
         """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
-        for turn in map(self.shape_calls, turns):
+        for turn in map(self._shape_calls, turns):
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
             if not all(map(self.plain.is_plain, strings_in(rest))):
                 raise UnsafeText(
@@ -132,7 +132,10 @@ class PromptFormat(ChatTemplate):
         return rendered[shared:]
 
     def _is_bare(self, turns: Sequence[Turn], role: str) -> bool:
-        """True for content of this role alone. Raises RoleNotSupported for others that the template lacks."""
+        """True if the turns are one message of this role with content alone.
+
+        Raises RoleNotSupported for roles that the template lacks.
+        """
         if all(turn == {"role": role, "content": turn.get("content")} for turn in turns) and len(turns) < 2:
             return True
         roles = [check_role(turn["role"]) for turn in turns]

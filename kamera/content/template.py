@@ -73,7 +73,7 @@ class ChatTemplate:
         self._vanishing = Vanishing(name, self.render)
 
     def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[dict[str, Any]]:
-        """The media items of messages that the template shows whole.
+        """Return the media items of messages, after a check that the template shows all of the messages.
 
         Raises ModalityNotSupported for tools, tool calls or roles that it leaves out, and for media of a kind
         that the processor lacks.
@@ -90,7 +90,7 @@ class ChatTemplate:
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
-        for message in map(self.shape_calls, messages):
+        for message in map(self._shape_calls, messages):
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
             found = [item.get("text") for item in items if isinstance(item, Mapping)]
@@ -111,10 +111,10 @@ class ChatTemplate:
 
         Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
-        shown = [self._without_media(self.shape_calls(message)) for message in messages]
+        shown = [self._without_media(self._shape_calls(message)) for message in messages]
         return self._applied(shown, tools, generation)
 
-    def shape_calls(self, message: Message) -> Message:
+    def _shape_calls(self, message: Message) -> Message:
         """A message with the arguments of its tool calls in the form that the template writes."""
         calls = message.get("tool_calls")
         return {**message, "tool_calls": [*map(self._arguments.of_call, calls)]} if calls else message
@@ -149,7 +149,7 @@ class ChatTemplate:
         """Token ids of trusted text; ``special`` lets the tokenizer add its own."""
         return self.plain.tokens(text, add_special_tokens=special)
 
-    def processed(
+    def process(
         self, text: str, images: Sequence[Image.Image], clips: Sequence[Clip], *, special: bool = False
     ) -> dict[str, Any]:
         """What one call of the processor makes of a text with placeholders and its media.
@@ -274,7 +274,7 @@ class ChatTemplate:
 
 
 def dropped() -> ProcessorRequired:
-    """The refusal of a template that does not write what the user says."""
+    """The error for a template that leaves out what the user says."""
     return ProcessorRequired(
         "the chat template drops the user's text: Kamera cannot find where chunks and questions go; build "
         "chunks with chunk_from_tensors and pass token ids"

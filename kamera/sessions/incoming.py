@@ -28,7 +28,7 @@ class Incoming:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant whose request it is."""
         return self.anchors.store.tenant
 
     @lazy
@@ -51,7 +51,7 @@ class Incoming:
 
     @lazy
     def tails(self) -> frozenset[str]:
-        """The tails of the history."""
+        """The tails of the history (`kamera.sessions.owners`)."""
         if self.whole is None or self.prompt is None:
             return frozenset()
         owner = (self.tenant, self.manner.kind, self.hint)

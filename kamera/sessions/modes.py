@@ -40,7 +40,7 @@ class Manner:
 
     @lazy
     def kind(self) -> str:
-        """The digest of its tools."""
+        """The digest of the tools."""
         return tools_digest(self.tools)
 
     def shaped(self, history: Sequence[Message], turn: int) -> list[Message]:

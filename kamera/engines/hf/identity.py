@@ -87,7 +87,7 @@ class ModelIdentity:
             now = self._prober.asked()
             if self.fingerprint() != fingerprint:
                 continue  # the model was changed meanwhile
-            first, apart = self._prober.compared(fingerprint, now)
+            first, apart = self._prober.compare(fingerprint, now)
             if not apart:
                 return first
             with self._lock:  # all tensors are digested again at the next access

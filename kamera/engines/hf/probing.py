@@ -40,7 +40,7 @@ class Prober:
         with probing():  # as later work it gives way, so it holds nothing that a call waits for
             return self._asked()
 
-    def compared(self, fingerprint: str, now: Answers) -> tuple[Answers, str]:
+    def compare(self, fingerprint: str, now: Answers) -> tuple[Answers, str]:
         """The first answers under a fingerprint, and how those of ``now`` differ from them."""
         first = self._first.setdefault(fingerprint, now)
         limit = tolerance(self._model) * _STEADY
