@@ -43,15 +43,22 @@ _waiting: weakref.WeakKeyDictionary[ChunkStore, dict[Context, Anchor]] = weakref
 """Anchors that later work will store. Until then each window on their store takes them from here."""
 
 
+@dataclass(frozen=True)
 class _OwedAnchor(Owed):
-    """The record of an anchor to be put, which is none of a chunk."""
+    """The record of an anchor to be put, which is none of a chunk; ``later``: no call hears of an error."""
+
+    later: bool
 
     def end(self, error: Exception | None) -> None:
-        """As of `Owed`, for the anchors that wait."""
+        """As of `Owed`, for the anchors that wait; what the losses do not bear is noted, too."""
         try:
             with self.losses.borne(self.what):
                 if error is not None:
                     raise error
+        except Exception as unborne:
+            if self.later:
+                self.losses.leave(f"{self.what}: {type(unborne).__name__}: {unborne}")
+            raise
         finally:
             _waiting.get(self.store, {}).pop(self.records[-1].context, None)
 
@@ -115,7 +122,7 @@ def anchor_of(
     kv = backbone.prefill(Encoded(ids, {}, {}), positions)
     anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
-    owed: list[Owed] = [_OwedAnchor(store, [record], losses, "the system prompt was not kept")]
+    owed: list[Owed] = [_OwedAnchor(store, [record], losses, "the system prompt was not kept", later)]
 
     def keep() -> list[Owed]:
         return owed
