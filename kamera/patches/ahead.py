@@ -35,15 +35,15 @@ class Ahead(Generic[Made]):
         ``make`` must not hold the owner.
         """
         with self._lock:
-            self._taken()
+            self._take()
             self._pieces.append(self._queue.add(make, Worth.GUESS, dropped=logger.info))
 
     def take(self) -> Made | None:
         """What was made, which is given once; None if nothing was, or not yet. Work on it ends."""
         with self._lock:
-            return self._taken()
+            return self._take()
 
-    def _taken(self) -> Made | None:
+    def _take(self) -> Made | None:
         if not self._pieces:
             return None
         piece = self._pieces.pop()

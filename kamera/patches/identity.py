@@ -132,7 +132,7 @@ class StoredIdentity(NamedTuple):
         return encoding_context(self.vision, tenant, self.vision_probe)
 
     def check(self, backbone: Engine, *, ask: bool = False) -> None:
-        """Raise IncompatibleChunk if the model's fingerprint is not the one that computed the store's KV.
+        """Raise IncompatibleChunk unless the model is the one that computed the store's KV.
 
         With ``ask`` the model is asked the probe if that is due (`Asking`); ComputationChanged if it answers
         otherwise than at first.

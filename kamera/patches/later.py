@@ -69,9 +69,10 @@ class Worth(IntEnum):
 class LaterPiece:
     """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
 
-    ``made`` is what it has made ready, which counts among what is held until the piece is cancelled.
-    ``reads`` are the ids of the chunks whose records it looks for in a store; None: of any. A call that needs
-    what it makes waits for its ``name`` (`Later.settle`).
+    ``work`` is forgotten, with all that it refers to, where it has ``made`` something ready or is not wanted.
+    What it made counts among what is held until the piece is cancelled. ``reads`` are the ids of the chunks
+    whose records it looks for in a store; None: of any. A call that needs what it makes waits for its
+    ``name`` (`Later.settle`).
     """
 
     work: Work
@@ -88,7 +89,7 @@ class LaterPiece:
 
     def forget(self) -> None:
         """Say that nobody wants it: for finalisers, which must not wait for a lock."""
-        self.unwanted, self.made = True, None
+        self.unwanted, self.made, self.work = True, None, _nothing
 
 
 class Later:
@@ -223,7 +224,7 @@ class Later:
                 self._owed.append((piece, done))
             elif piece is not None:
                 self._let_go(piece)
-                gone = self._made_ready(piece, done) if isinstance(done, Ready) else []
+                gone = self._hold_ready(piece, done) if isinstance(done, Ready) else []
             size = sum(one.nbytes for _, some in self._owed for one in some)
             due = self._hurried or not self._waiting or size > _TOGETHER
         self._tell(gone)
@@ -233,8 +234,9 @@ class Later:
             self._running -= 1
             self._changed.notify_all()
 
-    def _made_ready(self, piece: LaterPiece, ready: Ready[object]) -> list[LaterPiece]:
+    def _hold_ready(self, piece: LaterPiece, ready: Ready[object]) -> list[LaterPiece]:
         """Count what was made until it is taken; returns the pieces that are dropped for it."""
+        piece.work, piece.blocks = _nothing, ()
         piece.made, piece.name = ready.made, None
         piece.held = {id(piece): ready.nbytes}  # no block of memory in use has the address of another object
         self._ready.append(piece)
@@ -327,6 +329,10 @@ class Later:
         for piece in gone:
             piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")
+
+
+def _nothing() -> None:
+    """The work of a piece that has none left."""
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:

@@ -63,7 +63,7 @@ def keep_patch(
 def owed_patch(
     former: Former, facts: Facts, copy: Copy, before: Before, base: str, sample: SampleSize | None
 ) -> list[Owed]:
-    """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
+    """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""
     canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_owed(facts)
     if canonical is None or facts.chunk_id in former.losses.unkept:
         return owed

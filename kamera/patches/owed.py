@@ -5,20 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
 from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
-Waiting = MutableMapping[tuple[Context, str], Any]
-"""What later work stores, by context and id: `Facts` of chunks whose canonical or encoding that is, and
-anchors. Until then each window on their store takes them from here."""
+Waiting = MutableMapping[tuple[Context, str], Facts]
+"""Chunks whose canonical or encoding later work will store, by context and id. Until then each former on
+their store takes them from here."""
 
 _waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
 
 
 def waiting_in(store: ChunkStore) -> Waiting:
-    """What waits for a store."""
+    """The chunks that wait for a store."""
     return _waiting.setdefault(store, {})
 
 

@@ -16,7 +16,7 @@ from kamera.files import published
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
 
-FORMAT, _REMEDY = 1, "run kamera certify MODEL --output DIR"
+FORMAT, _REMEDY = 2, "run kamera certify MODEL --output DIR"
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 Verdict = Literal["safe", "unsafe", "cannot tell"]

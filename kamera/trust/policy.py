@@ -52,7 +52,7 @@ class ReusePolicy:
 
     ``forms`` says when KV is stored. "returning", the default: a chunk that leaves is archived later, and a
     patch is formed later for antecedents that come back. Other objects are formed only on request
-    (`KameraWindow.form_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always" is for orders that are
+    (`kamera.window.keep_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always" is for orders that are
     known to recur: each new chunk is archived, and each forward behind antecedents leaves its patch, within
     the operation that ran it.
 

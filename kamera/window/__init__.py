@@ -3,7 +3,14 @@
 from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
-from kamera.window.beside import (
+from kamera.window.certified import grounds_of, library_versions
+from kamera.window.cutting import cut
+from kamera.window.dialogue import DialogueWindow
+from kamera.window.engine_prompts import Dialogue
+from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
+from kamera.window.events import Event, Listener, Outcome
+from kamera.window.file import well_formed
+from kamera.window.functions import (
     expect,
     former_of,
     keep_kv,
@@ -15,13 +22,6 @@ from kamera.window.beside import (
     shown_spans,
     terms_in_force,
 )
-from kamera.window.certified import grounds_of, library_versions
-from kamera.window.cutting import cut
-from kamera.window.dialogue import DialogueWindow
-from kamera.window.engine_prompts import Dialogue
-from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
-from kamera.window.events import Event, Listener, Outcome
-from kamera.window.file import well_formed
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times

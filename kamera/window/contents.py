@@ -173,7 +173,7 @@ class Contents:
         """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
 
         It is made of rows: no tensor is read, and nothing stored. `Recipe.missing` names the slots whose KV
-        is in this window's memory alone, until `keep` stores it.
+        is in this window's memory alone, until `keep_kv` stores it.
         """
         self._check_backbone()
         return recipe_of(self._former, self._state)

@@ -23,9 +23,9 @@ from kamera.window.seats import Seat, Seats
 
 
 class DialogueWindow(EngineWindow):
-    """An `EngineWindow` of a session; ``anchor`` are the ids ``[tokens]`` that every prompt begins with,
-    ``options`` as there.
+    """An `EngineWindow` of a session.
 
+    ``anchor`` are the ids ``[tokens]`` that every prompt begins with; ``options`` as for `EngineWindow`.
     A fork is independent of it; one thread uses each. The chunks come in the order that a session gives.
     """
 

@@ -79,7 +79,7 @@ class RowPlaces:
         return found
 
     def form(self, chunk_id: str) -> None:
-        """None shares a forward: the engine batches."""
+        """No chunk shares a forward: the engine makes its own batches."""
 
 
 def message(role: str, *parts: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -301,6 +301,7 @@ class EngineWindow:
             self._store.has(plain, plain.anchor, None, "anchor"),
             self._seams.tail,
             self._seams.reopen,
+            "an engine that harvests stores its patch",
         )
         return recipe(seats, self._rows, told)
 

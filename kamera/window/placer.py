@@ -159,7 +159,7 @@ class Placer:
         return None
 
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
-        """Why no stored KV serves a chunk behind ``before``; of the rows that `best_source` looked at."""
+        """Why no stored KV serves a chunk behind ``before``, by the rows that `best_source` looked at."""
         policy, rows = self.policy, self.rows
         if policy.minimum == "exact" or not (policy.patches or policy.moves):
             return "policy"

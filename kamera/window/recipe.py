@@ -12,7 +12,7 @@ from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import Resident, WindowState
 
-_HERE = "its KV was run in its window and stands under no key: keep_kv(window) stores it"
+_HERE = "its KV was run in its window and stands under no key: {}"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RecipeFacts:
 
     ``ids`` are those of the chunks, by chunk id, ``rank`` the largest of patches that are not proved.
     ``contents`` are the digests of the conditioned KV that is stored, by number of its seat. ``anchored``:
-    the anchor is stored.
+    the anchor is stored. ``remedy`` says what stores KV that has no key.
     """
 
     context: Context
@@ -32,6 +32,7 @@ class RecipeFacts:
     anchored: bool = True
     tail: str = ""
     reopen: str = ""
+    remedy: str = "keep_kv(window) stores it"
 
 
 def recipe(seats: Seats, rows: Catalogue, told: RecipeFacts) -> Recipe:
@@ -110,7 +111,7 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
     if not _is_canonical(seat, own):
         content = told.contents.get(seat.number)
         if content is None:
-            return None, None, _HERE
+            return None, None, _HERE.format(told.remedy)
         return RowKey.of(own, "conditioned", chunk_id, shown.antecedents, content), None, ""
     patch = shown.patch
     kv = RowKey.of(own, "canonical", chunk_id, anchor="" if patch is None else patch.base)

@@ -46,7 +46,7 @@ class Stage:
         return Before(names, seat.formed, spans, state.facts, offset, frame)
 
     def hear(self, ids: torch.Tensor, state: WindowState) -> None:
-        """Patches formed from now on have to answer this question too; those it is unlike are proved again.
+        """Ask patches formed from now on this question, too; prove again those asked nothing like it.
 
         No question waits for that, and a question that comes while it runs begins no other.
         """

@@ -295,8 +295,9 @@ class KameraWindow(Contents):
         load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
-        for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
-            later_of(self.backbone).settle((self._former.context, chunk_id))
+        if self._former.queue is not None:  # without one its patches are formed at once
+            for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
+                self._former.queue.settle((self._former.context, chunk_id))
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod

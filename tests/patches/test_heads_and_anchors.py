@@ -9,7 +9,7 @@ import torch
 
 from kamera.errors import StoreError
 from kamera.ops import kv_copy, kv_of, kv_slice
-from kamera.patches import Facts, Losses, anchor_of, continued, head_of, prefill_anchor
+from kamera.patches import Facts, Losses, anchor_of, continued, head_of, later_of, prefill_anchor
 from kamera.patches.heads import stored_head
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
@@ -142,3 +142,23 @@ def test_an_anchor_that_the_store_refuses_is_used_all_the_same(engine, store, mo
     assert got.length == 3 and notes == ["the system prompt was not kept: no room, says the test"]
     with pytest.raises(StoreError):
         anchor_of(engine, ANCHOR, "", "", store)
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(ValueError("says the test"), "ValueError: says the test"), (StoreError("no room"), "no room")],
+)
+def test_whatever_an_anchor_fails_on_in_later_work_is_noted(engine, store, monkeypatch, error, why):
+    def failing(records):
+        raise error
+
+    monkeypatch.setattr(store, "put_many", failing)
+    notes: list[str] = []
+    losses = Losses()
+    anchor_of(engine, ANCHOR, "", "", store, losses, later=True)
+    later_of(engine).flush()
+    with losses.told_to(notes):
+        pass
+    assert notes == [f"the system prompt was not kept: {why}"]
+    assert losses.unkept == set(), "it is no chunk"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -166,6 +167,18 @@ def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_noth
     del window
     gc.collect()
     assert later_of(backbone).held == 0
+
+
+def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
+    """Nothing comes behind it: the queue itself looks for what nobody wants only when it is used."""
+    backbone, _ = rig("llama_mqa")
+    window = full(backbone, texts(backbone, 3), ReusePolicy(certified=True, audit=0.0))
+    prepared(window)
+    assert later_of(backbone).held > 0
+    gone = [weakref.ref(one) for one in (window._state, window._stage, former_of(window), window.store)]
+    del window
+    gc.collect()
+    assert [one() for one in gone] == [None] * 4
 
 
 def test_a_fork_has_its_own_and_a_recall_is_served_too():

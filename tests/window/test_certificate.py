@@ -245,6 +245,7 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
         ("[1]", "is no certificate"),
         ("{}", "is no certificate"),
         (json.dumps({**document, "format": 99}), "certificate format 99"),
+        (json.dumps({**document, "format": 1}), "certificate format 1, this version reads 2"),
     ):
         path.write_text(text)
         with pytest.raises(InvalidCertificate, match=match):

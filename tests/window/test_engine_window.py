@@ -141,6 +141,7 @@ def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
     named = [part.chunk_id for part in prompt.recipe.parts]
     assert prompt.later and named == [slot.chunk_id for slot in before[1:]]
     assert [bool(part.missing) for part in prompt.recipe.parts] == [False, True]
+    assert prompt.recipe.parts[1].missing.endswith("no key: an engine that harvests stores its patch")
     assert (mine.usage.answers, mine.usage.later_forwards) == (0, 1)
     assert mine.usage.later_tokens == len(prompt.ids)
     stored(frames[1:])

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kamera import ChunkStore, KameraWindow
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, StoreError
+from kamera.patches import Worth, later_of
+from kamera.window import former_of
 from tests.models import samples
 from tests.window.rig import Snapshot, make, rig, same_bits
 
@@ -176,3 +178,22 @@ def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeyp
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
     loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
     assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
+@pytest.mark.parametrize("proves", [False, True])
+def test_a_save_waits_for_patches_of_its_own_window_alone(tmp_path, proves):
+    """A window that proves no patches forms them at once: what is formed later is another's."""
+    backbone, chunks = rig("llama_mqa")
+    window = make(backbone, None, chunks[0], policy=ReusePolicy(certified=proves))
+    window.flush()
+    opened = threading.Event()
+    formed = (former_of(window).context, chunks[0].id)
+    later_of(backbone).add(lambda: opened.wait() and None, Worth.PATCH, name=formed)
+    save = threading.Thread(target=window.save, args=(tmp_path / "w",))
+    save.start()
+    save.join(1.0 if proves else 20.0)
+    waits = save.is_alive()
+    opened.set()
+    save.join()
+    assert waits == proves

@@ -1,4 +1,4 @@
-"""What is asked of a window beside its operations: functions, so that the window itself stays small."""
+"""Functions that take a window, for what few ask of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sequence_of(window: KameraWindow) -> TokenSequence:
 
 
 def former_of(window: KameraWindow) -> Former:
-    """What stores and forms for a window: its system prompt (``anchor``), and the ``context`` of its KV."""
+    """The `Former` of a window, with its system prompt (``anchor``) and the ``context`` of its KV."""
     return window._stage.former
 
 
@@ -71,7 +71,7 @@ def search(window: KameraWindow, like: Content | Chunk, k: int = 5) -> list[Hit]
 
 @serial
 def keep_kv(window: KameraWindow) -> Recipe:
-    """Store the KV that every slot shows; returns the recipe of the window, which misses nothing then.
+    """Store the KV that every slot shows. Return the recipe of the window, which then lacks nothing.
 
     Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or sampled
     behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
@@ -112,14 +112,14 @@ def expect(window: KameraWindow, question: Question) -> None:
 
 @serial
 def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) -> torch.Tensor:
-    """`KameraWindow.next_token_logits` of each, ``[questions, vocabulary]``; they share forwards."""
+    """Logits ``[questions, vocabulary]`` of each answer's first token; the questions share forwards."""
     window._check_backbone()
     return window._asker().logits_of(questions)
 
 
 @serial
 def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
-    """`KameraWindow.run`, and the answer to a question behind it: new chunks share its forward.
+    """Run a request or a plan, and answer a question behind it; new chunks share its forward.
 
     The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
     `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
