@@ -189,15 +189,15 @@ class ChatTemplate:
         """The beginning of a window under this system prompt, the end of a question, and of an answer."""
         if not self.has_template:
             return Seams(system or "", "", "")
-        asked, said, again = ({"role": r, "content": _MARK + n} for r, n in zip(_TURNS, "123", strict=True))
+        first, answer, next_ = ({"role": r, "content": _MARK + n} for r, n in zip(_TURNS, "123", strict=True))
         opening = [] if system is None else [{"role": "system", "content": system}]
         once = self.render([*opening, {"role": "user", "content": _MARK}], generation=True)
         prefix, mark, tail = once.partition(_MARK)
         if not mark:
             raise dropped()
-        dialogue = self.render([*opening, asked, said, again], generation=False)
-        _, found, rest = dialogue.partition(said["content"])
-        reopen, closed, _ = rest.partition(again["content"])
+        dialogue = self.render([*opening, first, answer, next_], generation=False)
+        _, found, rest = dialogue.partition(answer["content"])
+        reopen, closed, _ = rest.partition(next_["content"])
         return Seams(prefix, tail, reopen if found and closed else "")
 
     def _wrapping(self) -> str:

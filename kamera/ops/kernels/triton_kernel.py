@@ -60,8 +60,8 @@ def _corrected(
 ):  # fmt: skip
     """``x + left @ right.T`` at the tile's rows and features.
 
-    A bfloat16 holds a code exactly and 8 bits of a scaled one, so codes are multiplied in ``PARTS`` products
-    of bfloat16: together as exact as 8 bits a product.
+    A bfloat16 holds a code exactly, but only 8 bits of a scaled one. So a scaled code is split into ``PARTS``
+    numbers of 8 bits, each of which is multiplied.
     """
     for first in range(0, rank, BLOCK_R):
         k = first + tl.arange(0, BLOCK_R)
