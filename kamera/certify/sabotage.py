@@ -185,7 +185,7 @@ def random_like(patch: Patch, seed: int) -> Patch:
 
 def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
     true = factors.dense()
-    left, right = (torch.randn(n, factors.rank, generator=drawn) for n in true.shape)
+    left, right = (torch.randn(n, factors.rank, generator=drawn, dtype=torch.float32) for n in true.shape)
     scale = float(true.float().norm()) / float((left @ right.T).norm())
     return LowRank((left * scale).to(true.device), right.to(true.device))
 

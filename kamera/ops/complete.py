@@ -65,7 +65,7 @@ def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tenso
     turned to position 0, and each channel of each layer counts by its own energy.
     """
     tokens, turns = kv_tokens(kv), TurnTables(positions)
-    products = torch.zeros(tokens, tokens)
+    products = torch.zeros(tokens, tokens, dtype=torch.float32)
     for x, channel in _channels(kv, layout):
         x = turns.back(x.float(), channel).transpose(0, 1).flatten(1)  # [tokens, features]
         x = x / torch.linalg.vector_norm(x).clamp_min(1e-15)
@@ -74,7 +74,7 @@ def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tenso
     own = products.diagonal()
     apart = (own[:, None] + own[None] - 2 * products).clamp_min(0.0)
     if tokens < 2:
-        return torch.ones(tokens, tokens)
+        return torch.ones(tokens, tokens, dtype=torch.float32)
     others = apart[torch.ones(tokens, tokens, dtype=torch.bool).triu(1)]
     return torch.exp(-apart / (2 * WIDTH**2 * others.median().clamp_min(1e-12)))
 
@@ -103,8 +103,8 @@ class Design:
         """The greedy D-optimal design of a kernel ``[tokens, tokens]``: the order of pivoted Cholesky."""
         tokens = kernel.shape[0]
         most = int(MOST * tokens)
-        factor, left = torch.zeros(most, tokens), kernel.diagonal().clone()
-        order, opened = torch.zeros(most, dtype=torch.int64), torch.ones(most + 1)
+        factor, left = torch.zeros_like(kernel[:most]), kernel.diagonal().clone()
+        order, opened = torch.zeros(most, dtype=torch.int64), torch.ones(most + 1, dtype=torch.float32)
         whole, taken = left.sum().clamp_min(1e-30), torch.zeros(tokens, dtype=torch.bool)
         for k in range(most):
             i = int(left.masked_fill(taken, -1.0).argmax())
@@ -150,7 +150,7 @@ class Completion:
     @classmethod
     def none(cls, rows: torch.Tensor, positions: torch.Tensor) -> Completion:
         """A completion that leaves the tokens other than ``rows`` as they are, to rounding."""
-        columns = torch.zeros(positions.shape[1], len(rows))
+        columns = torch.zeros(positions.shape[1], len(rows), dtype=torch.float32)
         columns[rows, torch.arange(len(rows))] = 1.0
         return cls(rows, columns, positions)
 

@@ -144,7 +144,7 @@ class ModelIdentity:
     def _looked(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
-            if self._seen != now:
+            if self._seen != now or self._changed:
                 self._take_anew(*now)
             if self._changed:
                 raise ComputationChanged(

@@ -97,7 +97,8 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
     extra = () if layer_type is None else (layer_type,)
 
     def angles(position: list[int]) -> tuple[torch.Tensor, float]:
-        x = torch.zeros(1, 1, 1, device=device)  # a float32 probe gives float32 tables
+        # a float32 probe gives float32 tables; the default dtype is another while some thread loads a model
+        x = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
         ids = torch.tensor(position, device=device)
         ids = ids.view(axes, 1, 1) if axes == 3 else ids.view(1, 1)
         table = rotary(x, ids, *extra)

@@ -108,4 +108,5 @@ def _probe_logits(model: Model, span: Encoded, question: torch.Tensor) -> list[f
 
 
 def _few(values: torch.Tensor) -> list[float]:
-    return [float(x) for x in values[torch.linspace(0, values.shape[0] - 1, _LOGITS).long()]]
+    places = torch.linspace(0, values.shape[0] - 1, _LOGITS, dtype=torch.float32).long()
+    return [float(x) for x in values[places]]
