@@ -36,12 +36,12 @@ def measured(backbone: Any, tokens: int, layers: int) -> dict[str, float]:
     completion = Design.of(kernel).completion(tokens // 4, positions)
     channel, *_ = backbone.layout[0].channels
     base = kv[0][channel.name]
-    completion.completed(channel, base, base[:, completion.rows])  # solves once for all layers
+    completion.complete(channel, base, base[:, completion.rows])  # solves once for all layers
     chosen = time.process_time() - started
     started = time.process_time()
     for channel in backbone.layout[0].channels:
         base = kv[0][channel.name]
-        completion.completed(channel, base, base[:, completion.rows])
+        completion.complete(channel, base, base[:, completion.rows])
     completed = time.process_time() - started
     return {
         "tokens": tokens,

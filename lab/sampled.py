@@ -105,14 +105,14 @@ def no_completion() -> Iterator[None]:
         out[:, self.rows] = fresh
         return out
 
-    with mock.patch.object(Completion, "completed", wrong):
+    with mock.patch.object(Completion, "complete", wrong):
         yield
 
 
 @contextmanager
 def no_rotation() -> Iterator[None]:
     """Completes phased channels as they stand, no token turned to position 0."""
-    with mock.patch.object(TurnTables, "_turned", lambda self, x, *_, **__: x):
+    with mock.patch.object(TurnTables, "_turn", lambda self, x, *_, **__: x):
         yield
 
 

@@ -22,12 +22,12 @@ from kamera.ops.compress import (
     Key,
     allot,
     check_fit,
-    coded,
+    code_columns,
     cost_of,
     group_of,
     most_of,
     patch_of_ranks,
-    pooled,
+    pool_gains,
 )
 from kamera.ops.factoring import energies, kept_energy, residuals, stacks
 from kamera.ops.spectrum import strongest
@@ -159,7 +159,7 @@ def _candidates(
     )
     total = energies(seen)
     for bits in choices:
-        lefts, rights = (coded(side.to(x.dtype), bits, dtype) for side in (best.left, right))
+        lefts, rights = (code_columns(side.to(x.dtype), bits, dtype) for side in (best.left, right))
         shown = torch.stack(
             [
                 r.to(torch.float64) if m is None else m.apply(r.mT).mT
@@ -167,7 +167,7 @@ def _candidates(
             ]
         )
         residual = residuals(seen, lefts[0], shown, total).tolist()
-        gains, cost = pooled(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
+        gains, cost = pool_gains(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
         yield [
             Candidates((lefts[1], rights[1]), n, most, gain, cost, rest)
             for n, (most, gain, rest) in enumerate(zip(best.counts, gains, residual, strict=True))

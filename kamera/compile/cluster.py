@@ -11,7 +11,7 @@ import torch
 
 from kamera.compile.job import CompileJob, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow
-from kamera.compile.report import CompileReport, added
+from kamera.compile.report import CompileReport, add_reports
 from kamera.compile.settings import Settings
 from kamera.engines.hf import HfEngine
 from kamera.store import ChunkStore
@@ -74,8 +74,8 @@ def run_on_ray(
         try:
             if len({*ray.get([worker.check.remote(plan) for worker in team])}) > 1:
                 raise ValueError("the workers loaded different models: give all of them the same files")
-            parts = divided(plan, _PARTS * workers)
-            report: CompileReport = reduce(added, ray.util.ActorPool(team).map_unordered(_send, parts))
+            parts = divide(plan, _PARTS * workers)
+            report: CompileReport = reduce(add_reports, ray.util.ActorPool(team).map_unordered(_send, parts))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.RayActorError as error:
@@ -88,7 +88,7 @@ def run_on_ray(
     return replace(report, failures=tuple(failures))
 
 
-def divided(plan: PlanFile, count: int) -> list[PlanFile]:
+def divide(plan: PlanFile, count: int) -> list[PlanFile]:
     """At most ``count`` parts, equal in chunks. Windows that begin alike share prefills, and so a part."""
     alike: dict[Any, list[PlannedWindow]] = {}
     for window in plan.windows:

@@ -93,14 +93,14 @@ class CompileJob:
         for system, sources in progress.sources.items():
             prompt = self._prompt(system)
             for i in range(0, len(sources), _CHUNKS):
-                with self._counted(prompt):
+                with self._count(prompt):
                     for source in sources[i : i + _CHUNKS]:
                         progress.enter(system, source, prompt.locate(source))
                 yield Step("canonicals", len(sources[i : i + _CHUNKS]))
             branches = progress.branches(system)
             yield Step("patches", progress.cut_off(system))
             for branch in branches:
-                with self._counted(prompt):
+                with self._count(prompt):
                     prompt.grow(branch)
                 yield Step("patches", sum(node.places for node in branch.nodes[branch.first :]))
 
@@ -134,7 +134,7 @@ class CompileJob:
         return PromptObjects(self.backbone, self.store, system, self.settings)
 
     @contextmanager
-    def _counted(self, prompt: PromptObjects) -> Iterator[None]:
+    def _count(self, prompt: PromptObjects) -> Iterator[None]:
         """Count the work of the block, and check that its objects are stored."""
         refused, formed = prompt.refused, prompt.bytes
         with self._account.now(self.backbone), self.backbone.measure() as work:

@@ -105,7 +105,7 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
         raise ValueError(f"not JSON ({error}): give one object a line") from None
     if not isinstance(value, dict):
         raise ValueError(f'{_short(value)} is not an object: give {{"system": …, "chunks": […]}}')
-    _known(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
+    _check_names(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
     system = value.get("system")
     if system is not None and not isinstance(system, str):
         raise ValueError(f"system {_short(system)} is not text: give a string, or leave it out")
@@ -134,7 +134,7 @@ def _wishes(value: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...] | Non
 
 def _source(content: Any, base: Path) -> ChunkSource:
     if isinstance(content, dict) and "chunk_id" in content:
-        _known(content, ("chunk_id",), "a stored chunk")
+        _check_names(content, ("chunk_id",), "a stored chunk")
         chunk_id = content["chunk_id"]
         if not isinstance(chunk_id, str) or not chunk_id:
             raise ValueError(
@@ -164,7 +164,7 @@ def _item(part: Any, base: Path) -> dict[str, Any]:
     kind = part.get("type", kinds[0] if len(kinds) == 1 else None)
     if not isinstance(kind, str) or kinds != [kind]:
         raise ValueError(f"item with {sorted(part)} is not content: {_WAYS}")
-    _known(part, ("type", kind, *_FIELDS[kind]), f"{kind} content")
+    _check_names(part, ("type", kind, *_FIELDS[kind]), f"{kind} content")
     options = {name: part[name] for name in _FIELDS[kind] if part.get(name) is not None}
     for name, number in options.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
@@ -190,7 +190,7 @@ def _file(name: Any, base: Path, kind: str) -> str:
     return str(path.absolute())
 
 
-def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
+def _check_names(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
     unknown = [name for name in given if name not in allowed]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(allowed)}")

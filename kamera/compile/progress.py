@@ -165,7 +165,7 @@ class Progress:
             for source, path in zip(planned.chunks, prefixes(self._path(planned)), strict=False):
                 node = trie.setdefault(path, PlanNode(source, self._locations[system, source], budget))
                 node.places += 1
-                node.budget = node.budget.joined(budget)
+                node.budget = node.budget.union(budget)
                 if orbit:
                     node.orbit_places += 1
                     node.orbit_budget = _join(node.orbit_budget, budget)
@@ -200,4 +200,4 @@ class Progress:
 
 def _join(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:
     """The smallest budget that satisfies both."""
-    return other if one is None else one.joined(other)
+    return other if one is None else one.union(other)

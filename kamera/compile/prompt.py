@@ -91,10 +91,10 @@ class PromptObjects:
                 if info is None:
                     raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self.store.url!r}")
                 return Location(source.chunk_id, info.tokens)
-            chunk = self._built(source)
+            chunk = self._build(source)
             if self.has_canonical(chunk.id):
                 return Location(chunk.id, chunk.num_tokens)
-            pay(self.former.canonical_and_owed(self._encoded(chunk))[1])
+            pay(self.former.canonical_and_owed(self._encode(chunk))[1])
             self._count(chunk.id)
             return Location(chunk.id, chunk.num_tokens, formed=True)
         except (StoreError, StoreVersionError):
@@ -198,7 +198,7 @@ class PromptObjects:
                 self._refuse(error)
             if isinstance(source, ById):
                 raise
-            facts = self._encoded(self._built(source))
+            facts = self._encode(self._build(source))
             self.former.canonical(facts)
             return facts
 
@@ -217,7 +217,7 @@ class PromptObjects:
         self.refused += 1
         logger.warning("a stored object was refused: %s", error)
 
-    def _built(self, source: ByContent) -> Chunk:
+    def _build(self, source: ByContent) -> Chunk:
         try:
             return self.backbone.chunk([dict(item) for item in source.items])
         except KameraError:
@@ -225,7 +225,7 @@ class PromptObjects:
         except ValueError as error:  # the processor's own error, for example for a picture too narrow
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
 
-    def _encoded(self, chunk: Chunk) -> Facts:
+    def _encode(self, chunk: Chunk) -> Facts:
         encodings = self.former.encodings
         return encodings.stored(chunk) or encodings.made(chunk)
 

@@ -77,9 +77,9 @@ class CompileReport:
         return Usage(now, Spent())
 
 
-def added(one: Any, other: Any) -> Any:
+def add_reports(one: Any, other: Any) -> Any:
     """The sum of two reports, field by field."""
     if not is_dataclass(one):
         return one + other
-    sums = {f.name: added(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
+    sums = {f.name: add_reports(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
     return replace(one, **sums)  # type: ignore[type-var]

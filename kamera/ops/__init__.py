@@ -21,7 +21,7 @@ from kamera.ops.kv import (
     kv_slice,
     kv_tensors,
     kv_tokens,
-    regrouped,
+    regroup,
 )
 from kamera.ops.layout import (
     CacheTensor,
@@ -140,7 +140,7 @@ __all__ = [
     "patch_bytes",
     "patch_of",
     "quantize",
-    "regrouped",
+    "regroup",
     "relocate",
     "relocate_kv",
     "rotated_bytes",

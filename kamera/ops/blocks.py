@@ -30,7 +30,7 @@ class Blocks(Sequence[Mapping[str, Part]], Generic[Part]):
         self.parts: tuple[Mapping[str, Part], ...] = tuple(parts)
         self.groups = groups
 
-    def held(self) -> Iterator[Any]:
+    def contents(self) -> Iterator[Any]:
         """All that it keeps in memory: its parts, or the tensors that they are made of."""
         for block in self.parts:
             yield from block.values()

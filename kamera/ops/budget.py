@@ -58,11 +58,11 @@ class PatchBudget:
         """
         self.check(len(layout))
         if self.layers is None:
-            return self._formed(deltas, layout, canonical)
+            return self._form(deltas, layout, canonical)
         some = _only(deltas, set(self.layers))
         spent = tuple(s if i in self.layers else replace(s, channels=()) for i, s in enumerate(layout))
-        (patch, _), budget = self._formed(some, spent, canonical)
-        patch = patch.grouped(deltas.groups)
+        (patch, _), budget = self._form(some, spent, canonical)
+        patch = patch.regroup(deltas.groups)
         return Sized(Formed(patch, kept_energy(deltas, patch)), budget)  # layers left out count as lost
 
     def check(self, depth: int) -> None:
@@ -72,7 +72,7 @@ class PatchBudget:
                 f"layer {self.layers[-1]} of a model of {depth} layers: give layers from 0 to {depth - 1}"
             )
 
-    def met_by(self, other: PatchBudget, tokens: int) -> bool:
+    def is_met_by(self, other: PatchBudget, tokens: int) -> bool:
         """True if a patch of a ``tokens``-token chunk formed under ``other`` satisfies this budget."""
         if min(other.rank, tokens) < min(self.rank, tokens):
             return False
@@ -80,7 +80,7 @@ class PatchBudget:
             return False
         return other.share is None or (self.share is not None and other.share >= self.share)
 
-    def joined(self, other: PatchBudget) -> PatchBudget:
+    def union(self, other: PatchBudget) -> PatchBudget:
         """The smallest budget that satisfies both."""
         share = None if self.share is None or other.share is None else max(self.share, other.share)
         both = None
@@ -88,7 +88,7 @@ class PatchBudget:
             both = layers_of((*self.layers, *other.layers))
         return PatchBudget(max(self.rank, other.rank), share, both)
 
-    def doubled(self, kv: KV) -> PatchBudget:
+    def double(self, kv: KV) -> PatchBudget:
         """Twice the rank, and twice the bytes that a patch of this canonical may have; the same layers."""
         share = None if self.share is None else min(1.0, 2 * max(self.share, SMALL / kv_bytes(kv)))
         return PatchBudget(2 * self.rank, share, self.layers)
@@ -104,7 +104,7 @@ class PatchBudget:
         layers = layers_of(info.get("asked_layers"))
         return cls(max(1, int(info.get("asked_rank", rank))), info.get("asked_share"), layers)
 
-    def _formed(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
+    def _form(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
         dtype = next(t.dtype for block in canonical.parts for t in block.values())
         if self.share is None:
             return Sized(patch_of(deltas, self.rank, dtype), self)

@@ -154,7 +154,7 @@ class Completion:
         columns[rows, torch.arange(len(rows))] = 1.0
         return cls(rows, columns, positions)
 
-    def completed(self, channel: Channel, base: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    def complete(self, channel: Channel, base: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         """A layer's channel ``[heads, tokens, dim]``: ``fresh`` ``[heads, rows, dim]`` where it was computed.
 
         The other tokens are ``base`` and their completed change. Changes are completed with every token
@@ -171,21 +171,21 @@ class Completion:
 
     def _weights(self, change: torch.Tensor) -> torch.Tensor:
         """``[tokens, rows]``, of the ridge whose leave-one-out error is smallest."""
-        if change.device not in self._placed:  # every layer asks for them
-            self._placed[change.device] = tuple(x.to(change.device) for x in self._solved)
-        inverses, weights = self._placed[change.device]
+        if change.device not in self._by_device:  # every layer asks for them
+            self._by_device[change.device] = tuple(x.to(change.device) for x in self._solution)
+        inverses, weights = self._by_device[change.device]
         missed = (inverses @ change) / inverses.diagonal(dim1=1, dim2=2)[:, :, None]
         return weights[missed.square().sum(dim=(1, 2)).argmin()]
 
     @cached_property
-    def _solved(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _solution(self) -> tuple[torch.Tensor, torch.Tensor]:
         eye = torch.eye(len(self.rows), dtype=torch.float64)
         among = self.columns[self.rows].double()
         inverses = torch.linalg.inv(torch.stack([among + ridge * eye for ridge in RIDGES]))
         return inverses.float(), (self.columns.double() @ inverses).float()
 
     @cached_property
-    def _placed(self) -> dict[torch.device, tuple[torch.Tensor, ...]]:
+    def _by_device(self) -> dict[torch.device, tuple[torch.Tensor, ...]]:
         return {}
 
     @cached_property
@@ -202,15 +202,13 @@ class TurnTables:
 
     def back(self, x: torch.Tensor, channel: Channel, rows: torch.Tensor | None = None) -> torch.Tensor:
         """``x`` ``[heads, tokens, dim]``, of the tokens ``rows`` if given, at position 0."""
-        return self._turned(x, channel, rows, back=True)
+        return self._turn(x, channel, rows, back=True)
 
     def forth(self, x: torch.Tensor, channel: Channel) -> torch.Tensor:
         """What `back` made, at its positions."""
-        return self._turned(x, channel, None, back=False)
+        return self._turn(x, channel, None, back=False)
 
-    def _turned(
-        self, x: torch.Tensor, channel: Channel, rows: torch.Tensor | None, back: bool
-    ) -> torch.Tensor:
+    def _turn(self, x: torch.Tensor, channel: Channel, rows: torch.Tensor | None, back: bool) -> torch.Tensor:
         if channel.rope is None:
             return x
         key = channel.rope, x.device

@@ -113,16 +113,16 @@ def _candidates(
     """Candidates of a stack of channels ``x`` in every width; factored once for all widths."""
     best, total = strongest(x, kept), energies(x)
     for bits in choices:
-        lefts, rights = (coded(side.to(x.dtype), bits, dtype) for side in (best.left, best.right))
+        lefts, rights = (code_columns(side.to(x.dtype), bits, dtype) for side in (best.left, best.right))
         residual = residuals(x, lefts[0], rights[0], total).tolist()
-        gains, cost = pooled(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
+        gains, cost = pool_gains(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
         yield [
             Candidates((lefts[1], rights[1]), n, most, gain, cost, rest)
             for n, (most, gain, rest) in enumerate(zip(best.counts, gains, residual, strict=True))
         ]
 
 
-def coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[torch.Tensor, Columns]:
+def code_columns(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[torch.Tensor, Columns]:
     """Factors ``[n, rows, m]`` coded: their decoded values, and their columns to store."""
     if bits is None:
         stored = side.to(dtype)
@@ -167,7 +167,7 @@ def cost_of(shape: Sequence[int], bits: Bits | None, dtype: torch.dtype) -> int:
     return sum(coded_bytes(rows, group_of(bits), bits) for rows in shape)
 
 
-def pooled(energies: torch.Tensor, group: int) -> torch.Tensor:
+def pool_gains(energies: torch.Tensor, group: int) -> torch.Tensor:
     """Gain of each group of directions: its energy."""
     spare = -energies.shape[1] % group
     return torch.nn.functional.pad(energies, (0, spare)).unflatten(1, (-1, group)).sum(2)

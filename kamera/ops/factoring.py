@@ -53,11 +53,11 @@ def kept_energy(deltas: Deltas, patch: Patch) -> float:
     if len(deltas) != len(patch.blocks):
         raise ValueError(f"deficits of {len(deltas)} layers, patch of {len(patch.blocks)}")
     total = lost = 0.0
-    held = patch.grouped(deltas.groups).blocks
+    held = patch.regroup(deltas.groups).blocks
     for block, factors in zip(deltas.parts, held.parts, strict=True):
         for name, x in block.items():
             low = factors.get(name)
-            both = (x[:, :, :0], x[:, :0].mT) if low is None else low.padded()
+            both = (x[:, :, :0], x[:, :0].mT) if low is None else low.pad()
             residual = residuals(x, both[0].to(x), both[1].to(x))
             total += float(residual[:, 0].sum())
             lost += float(residual[:, -1].sum())

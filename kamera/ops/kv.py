@@ -37,14 +37,14 @@ def kv_of(layers: Sequence[LayerKV], groups: Groups | None = None) -> KV:
     return Blocks(parts, groups)
 
 
-def regrouped(kv: KV, groups: Groups) -> KV:
+def regroup(kv: KV, groups: Groups) -> KV:
     """``kv`` in other groups: itself if they are its own, else a copy."""
     return kv if kv.groups == groups else kv_of(list(kv), groups)
 
 
 def kv_tensors(kv: KV) -> Iterator[torch.Tensor]:
     """The tensors that a KV keeps in memory: its blocks, or their codes; nothing that stands elsewhere."""
-    return kv.held()
+    return kv.contents()
 
 
 def kv_tokens(kv: KV) -> int:
@@ -83,7 +83,7 @@ def kv_concat(spans: Sequence[KV]) -> KV:
     if not spans:
         raise ValueError("kv_concat needs at least one span, got none")
     groups = spans[0].groups
-    spans = [regrouped(span, groups) for span in spans]
+    spans = [regroup(span, groups) for span in spans]
     return Blocks(
         [
             {n: torch.cat([span.parts[g][n] for span in spans], dim=2) for n in spans[0].parts[g]}
@@ -99,7 +99,7 @@ def kv_distance(kv: KV, reference: KV) -> float:
     NaN if any of them is; 0.0 for spans without tokens.
     """
     worst = 0.0
-    for block, wanted in zip(regrouped(kv, reference.groups).parts, reference.parts, strict=True):
+    for block, wanted in zip(regroup(kv, reference.groups).parts, reference.parts, strict=True):
         for name, want in wanted.items():
             true = want.double()
             lost, whole = (

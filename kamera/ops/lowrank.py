@@ -161,7 +161,7 @@ class LowRanks:
             return self
         return LowRanks.of([self[n].truncate(rank) for n in range(len(self.ranks))])
 
-    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def pad(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both factors in floats by layer, ``[layers, rows, rank]``: zeros beyond a layer's own rank."""
         starts, ranks = torch.tensor(self.starts[:-1]), torch.tensor(self.ranks)
         steps = torch.arange(self.rank)
@@ -210,7 +210,7 @@ class Patch:
         """The decoder layers of each block."""
         return self.blocks.groups
 
-    def grouped(self, groups: Groups) -> Patch:
+    def regroup(self, groups: Groups) -> Patch:
         """The patch in other groups: itself if they are its own."""
         return self if self.groups == groups else Patch.of(self.layers, groups)
 

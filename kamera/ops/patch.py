@@ -17,7 +17,7 @@ from einops import rearrange
 
 from kamera.ops.blocks import Blocks
 from kamera.ops.factoring import residuals, share_kept, stacks
-from kamera.ops.kv import KV, kv_map, regrouped
+from kamera.ops.kv import KV, kv_map, regroup
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
 from kamera.ops.lowrank import Deltas, Formed, LowRank, LowRanks, Patch, floats
 from kamera.ops.rope import relocate
@@ -32,7 +32,7 @@ def deficit(conditioned: KV, canonical: KV, layout: Layout, offset: Sequence[int
     """
     check_kv(canonical, layout)
     # Turn back in float32: rounding the turned copy to bf16 first would put noise into the deficit.
-    wide = kv_map(regrouped(conditioned, canonical.groups), _wide)
+    wide = kv_map(regroup(conditioned, canonical.groups), _wide)
     back = relocate_kv(wide, layout, [-o for o in offset])
     return Blocks(
         [
@@ -72,7 +72,7 @@ def patch_of(deltas: Deltas, rank: int | None, dtype: torch.dtype) -> Formed:
         kept = torch.arange(left.shape[2], device=x.device) < counts[:, None]
         left, right = (side.transpose(0, 1)[:, kept].contiguous() for side in (left, right))
         found[group].setdefault(name, []).append(LowRanks(left, right, tuple(directions.counts)))
-    parts = [{n: low for n, some in block.items() if (low := _joined(some)).rank} for block in found]
+    parts = [{n: low for n, some in block.items() if (low := _join(some)).rank} for block in found]
     return Formed(Patch(Blocks(parts, deltas.groups)), share_kept(total, lost))
 
 
@@ -106,7 +106,7 @@ def apply_patch(canonical: KV, patch: Patch | None, layout: Layout, offset: Sequ
     if len(patch.blocks) != len(layout):
         raise ValueError(f"patch of {len(patch.blocks)} layers, layout of {len(layout)}")
     out = []
-    held = patch.grouped(canonical.groups).blocks
+    held = patch.regroup(canonical.groups).blocks
     for block, factors, layers in zip(canonical.parts, held.parts, held.groups, strict=True):
         unknown = factors.keys() - block.keys()
         if unknown:
@@ -150,7 +150,7 @@ def _without_pairs(factors: LowRanks, side: torch.Tensor) -> torch.Tensor:
     return torch.cat([side[:, start : start + rank] for start, rank in pairs], dim=1)
 
 
-def _joined(some: Sequence[LowRanks]) -> LowRanks:
+def _join(some: Sequence[LowRanks]) -> LowRanks:
     """Factors of layers that follow each other, in floats."""
     if len(some) == 1:
         return some[0]

@@ -179,7 +179,7 @@ class CodedKV(Blocks[torch.Tensor]):
     def __iter__(self) -> Iterator[Mapping[str, torch.Tensor]]:
         return map(_Decoded, self.codes)
 
-    def held(self) -> Iterator[torch.Tensor]:
+    def contents(self) -> Iterator[torch.Tensor]:
         """Codes, steps and lows of all channels."""
         for coded in self.codes.parts:
             for channel in coded.values():
@@ -189,7 +189,7 @@ class CodedKV(Blocks[torch.Tensor]):
         """The values, decoded once."""
         return Blocks([dict(block) for block in self.parts], self.groups)
 
-    def grouped(self, groups: Groups) -> CodedKV:
+    def regroup(self, groups: Groups) -> CodedKV:
         """The codes in other groups of layers (copies)."""
         layers, parts = list(self.codes), list[dict[str, CodedChannel]]()
         for group in groups:
@@ -255,7 +255,7 @@ def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
     for block, layers in zip(kv.parts, kv.groups, strict=True):
         coded.append({})
         for name, tensor in block.items():
-            coded[-1][name] = _coded(tensor, name, layers, GRIDS[codec])
+            coded[-1][name] = _code_block(tensor, name, layers, GRIDS[codec])
             wide = _wide(tensor)
             off = _wide(coded[-1][name].dense()).sub_(wide)
             energy[name] = energy.get(name, 0.0) + _energy(wide)
@@ -266,7 +266,7 @@ def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
     return CodedKV(Blocks(coded, kv.groups), GRIDS[codec], Loss(overall, _short(largest), each))
 
 
-def _coded(tensor: torch.Tensor, name: str, layers: Sequence[int], grid: Grid) -> CodedChannel:
+def _code_block(tensor: torch.Tensor, name: str, layers: Sequence[int], grid: Grid) -> CodedChannel:
     """`code_channel` of a block. Its error names the first layer that has no codes."""
     try:
         return code_channel(tensor, axis_of(name), grid)
@@ -295,7 +295,7 @@ def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
         wide = torch.cat((wide, *[last] * (count * group - length)), dim)
     grouped = wide.unflatten(dim, (count, group))
     lows, highs = grouped.amin(dim + 1), grouped.amax(dim + 1)
-    steps = _rounded_up((highs - lows) / grid.levels, x.dtype)
+    steps = _round_up((highs - lows) / grid.levels, x.dtype)
     divisor = steps.to(wide.dtype)
     divisor = torch.where(divisor > 0, divisor, torch.ones_like(divisor)).unsqueeze(dim + 1)
     exact = (grouped - lows.unsqueeze(dim + 1)).div_(divisor)
@@ -309,7 +309,7 @@ def _codable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
 
 
-def _rounded_up(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _round_up(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x`` (≥ 0, same or wider dtype) rounded up to values of ``dtype``."""
     near = x.to(dtype)
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

@@ -105,7 +105,7 @@ def relocate(
     if not any(offset) or spec.rotary_dim == 0:
         return x
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return _rotated(x, spec, *turn_table(spec, tuple(offset), work, x.device), rotary_start)
+    return _rotate(x, spec, *turn_table(spec, tuple(offset), work, x.device), rotary_start)
 
 
 def token_turns(
@@ -122,10 +122,10 @@ def turn_tokens(
     x: torch.Tensor, spec: RopeSpec, turns: tuple[torch.Tensor, torch.Tensor], rotary_start: int = 0
 ) -> torch.Tensor:
     """`relocate` of ``x`` ``[..., tokens, dim]`` with an offset of its own for each token: `token_turns`."""
-    return _rotated(x, spec, *turns, rotary_start)
+    return _rotate(x, spec, *turns, rotary_start)
 
 
-def _rotated(
+def _rotate(
     x: torch.Tensor, spec: RopeSpec, cos: torch.Tensor, sin: torch.Tensor, rotary_start: int
 ) -> torch.Tensor:
     """``x`` turned by angles that broadcast to ``[..., tokens, pairs]``, as a copy."""

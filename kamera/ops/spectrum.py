@@ -69,7 +69,7 @@ def strongest(x: torch.Tensor, rank: int | None = None) -> Directions:
     width = max(2 * rank, rank + 16)
     if rank == 0 or 0 in x.shape or 4 * width > smaller:
         return _directions(_exact(x, rank), _GRAM_NOISE, x.dtype)
-    found, sure = _sketched(x, rank, width)
+    found, sure = _sketch(x, rank, width)
     noise = max(_GRAM_NOISE, _ROUNDINGS * torch.finfo(found.unit.dtype).eps)
     sketched = _directions(found, noise, x.dtype)
     again = [i for i, good in enumerate(sure.tolist()) if not good]
@@ -106,7 +106,7 @@ def _exact(x: torch.Tensor, rank: int) -> _Found:
     return _Found(unit, wide.mT @ unit, values, tokens_first)
 
 
-def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Tensor]:
+def _sketch(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Tensor]:
     """Directions by subspace iteration, and a mask ``[n]``: True if they keep enough energy."""
     work = x.to(torch.promote_types(x.dtype, torch.float32))
     draw = torch.randn(x.shape[2], width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)

@@ -134,7 +134,7 @@ class Catalogue:
         A patch of lower rank is a miss, unless its rank is already bounded by ``length``.
         """
         row = self.patch(chunk_id, antecedents, kind, base)
-        return row if row and row.budget and budget.met_by(row.budget, length) else None
+        return row if row and row.budget and budget.is_met_by(row.budget, length) else None
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
         """All patches of a chunk behind any antecedents, but for those with a base or behind survivors."""
@@ -238,7 +238,7 @@ def stored_patch(row: ObjectInfo | None, budget: PatchBudget, tokens: int, *, pr
     """
     if row is None:
         return None
-    met = row.budget is not None and budget.met_by(row.budget, tokens)
+    met = row.budget is not None and budget.is_met_by(row.budget, tokens)
     asked = row.proof is not None and not row.proof.undecided
     return Stored(guarantee_named(row.formed), met and (asked or not proving))
 

@@ -259,7 +259,7 @@ class Former:
 
     def _meets(self, record: PatchRecord, length: int) -> bool:
         try:
-            return self.budget.met_by(PatchBudget.from_info(record.info, record.patch.rank), length)
+            return self.budget.is_met_by(PatchBudget.from_info(record.info, record.patch.rank), length)
         except (TypeError, ValueError):
             return False
 

@@ -136,7 +136,7 @@ class Prover:
             first, sized = None, smallest
             for doubling in range(DOUBLINGS + 1):
                 if doubling:
-                    budget = budget.doubled(canonical.kv)
+                    budget = budget.double(canonical.kv)
                     sized = budget.form(deltas, self._backbone.layout, canonical.kv)
                 span = Span(canonical.kv, sized.formed.patch, canonical.offset)
                 proof = self._proof(want, self._seen(span, facts, before, questions), deltas, questions)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kamera.content import Ids, gear
 from kamera.reuse.cuts import cut, resets
-from kamera.reuse.parts import Part, Text, divided, filled, most
+from kamera.reuse.parts import Part, Text, divide, fill_gaps, most
 from kamera.reuse.paths import ROOT, Paths
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.radix import ids_of
@@ -96,9 +96,9 @@ class ContentIndex:
         text = Text(prompt)
         path = self._paths.onward(text, ROOT, 0)
         prefix = path[-1].stop if path else 0
-        parts = [*path, *(self._moved(text, prefix) if prefix < len(prompt) else ())]
+        parts = [*path, *(self._parts_behind(text, prefix) if prefix < len(prompt) else ())]
         self._use(parts)
-        parts = divided(parts, sorted({*resets(prompt, self.rule), *edges}))
+        parts = divide(parts, sorted({*resets(prompt, self.rule), *edges}))
         kept = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
         spans = [(part.start, part.stop) for part in kept]
         cuts = cut(prompt, self.rule, spans, edges)
@@ -129,7 +129,7 @@ class ContentIndex:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _moved(self, text: Text, prefix: int) -> list[Part]:
+    def _parts_behind(self, text: Text, prefix: int) -> list[Part]:
         """Parts behind the prefix, in order and apart: all that is equal around a stored window.
 
         Where `MOST` stretches go on no other is looked for, so that text that repeats itself costs no more.
@@ -152,7 +152,7 @@ class ContentIndex:
                     heapq.heappush(ends, parts[-1].stop)
                     known.update((part.node, part.start - part.offset) for part in parts)
         whole = most([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
-        return filled(whole, found, prefix, len(text.prompt))
+        return fill_gaps(whole, found, prefix, len(text.prompt))
 
     def _whole(self, part: Part) -> bool:
         return part.offset == 0 and part.stop - part.start == self._paths.content(part.node).tokens

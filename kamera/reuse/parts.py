@@ -21,7 +21,7 @@ class Part(NamedTuple):
     node: int
     offset: int
 
-    def clipped(self, low: int, high: int) -> Part:
+    def clip(self, low: int, high: int) -> Part:
         """The part within ``low`` to ``high``, empty or less (``stop <= start``) if it is outside."""
         start = max(self.start, low)
         return Part(start, min(self.stop, high), self.node, self.offset + start - self.start)
@@ -86,7 +86,7 @@ def most(parts: Sequence[Part]) -> list[Part]:
     return taken[::-1]
 
 
-def filled(taken: Sequence[Part], parts: Sequence[Part], first: int, last: int) -> list[Part]:
+def fill_gaps(taken: Sequence[Part], parts: Sequence[Part], first: int, last: int) -> list[Part]:
     """``taken``, and ``parts`` clipped to the gaps between them, ``first`` and ``last``, in order."""
     rest = iter(sorted(parts))
     part, far = next(rest, None), Part(first, first, 0, 0)
@@ -98,7 +98,7 @@ def filled(taken: Sequence[Part], parts: Sequence[Part], first: int, last: int) 
                 far = max(far, part, key=_ends)
                 part = next(rest, None)
             if far.stop > at:
-                out.append(far.clipped(at, one.start))
+                out.append(far.clip(at, one.start))
                 at = out[-1].stop
             else:
                 at = one.start if part is None else min(one.start, part.start)
@@ -108,13 +108,13 @@ def filled(taken: Sequence[Part], parts: Sequence[Part], first: int, last: int) 
     return out
 
 
-def divided(parts: Sequence[Part], edges: Sequence[int]) -> list[Part]:
+def divide(parts: Sequence[Part], edges: Sequence[int]) -> list[Part]:
     """The parts, none of them across an edge (ascending)."""
     out: list[Part] = []
     for part in parts:
         inner = edges[bisect_right(edges, part.start) : bisect_left(edges, part.stop)]
         borders = itertools.pairwise([part.start, *inner, part.stop])
-        out += [part.clipped(low, high) for low, high in borders]
+        out += [part.clip(low, high) for low, high in borders]
     return out
 
 

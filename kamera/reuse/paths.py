@@ -117,7 +117,7 @@ class Paths:
             if along.value is not None and (at + along.common, whole) > best:
                 best = at + along.common, whole
                 found = link, Part(at, at + along.common, along.value, 0)
-        return [*_unlinked(found)][::-1]
+        return [*_unlink(found)][::-1]
 
     def around(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
         """The longest part of a path through ``node`` that the prompt has around token ``at``.
@@ -159,7 +159,7 @@ class Paths:
 _Link = tuple["_Link", Part] | None
 
 
-def _unlinked(link: _Link) -> Iterator[Part]:
+def _unlink(link: _Link) -> Iterator[Part]:
     while link is not None:
         link, part = link
         yield part

@@ -143,7 +143,7 @@ class Reuser:
         errors of `Conversations.render` and `KameraWindow.plan`.
         """
         with self._account.now(self.backbone):
-            return self._prepared(prompt, tools)
+            return self._prepare(prompt, tools)
 
     def usage(self) -> Usage:
         """The model work of `prepare` and of `ReusePlan.run`, now and later; after the window's `flush` equal
@@ -168,7 +168,7 @@ class Reuser:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _prepared(
+    def _prepare(
         self, prompt: Sequence[Message] | torch.Tensor | Sequence[int] | Prompt, tools: Sequence[Any] | None
     ) -> ReusePlan:
         if not isinstance(prompt, Prompt) and _are_messages(prompt):
@@ -176,7 +176,7 @@ class Reuser:
                 self.backbone, cast(Sequence[Message], prompt), tools, self._discovery, self.sink
             )
         else:
-            given = prompt if isinstance(prompt, Prompt) else self._anchored(torch.as_tensor(prompt))
+            given = prompt if isinstance(prompt, Prompt) else self._anchor(torch.as_tensor(prompt))
             pieces = of_ids(self.backbone, given, self._discovery, self.sink)
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
@@ -188,7 +188,7 @@ class Reuser:
         plan = window.plan(Arrange(order, "repair", among, archive=False, recurring=moved), policy=policy)
         return ReusePlan(self, window, plan, prefix, pieces)
 
-    def _anchored(self, ids: torch.Tensor) -> Prompt:
+    def _anchor(self, ids: torch.Tensor) -> Prompt:
         if self._reader is None and self.backbone.processor is not None:
             with contextlib.suppress(ProcessorRequired):  # without a template there is no message to find
                 self._reader = LandmarkReader(self.backbone.processor)

@@ -94,8 +94,8 @@ def compose(
         raise ValueError(f"no patch behind {missing[0]}: {len(missing)} of {len(wanted)} terms are missing")
     wanted += dict.fromkeys(term for names in orders for term in triples_of(names) if term in terms)
     groups = next(iter(terms.values())).groups
-    layers = {term: terms[term].grouped(groups).layers for term in wanted}
-    there_known = None if known is None else known[1].grouped(groups).layers
+    layers = {term: terms[term].regroup(groups).layers for term in wanted}
+    there_known = None if known is None else known[1].regroup(groups).layers
     deltas: list[dict[str, torch.Tensor]] = []
     kept = said = missed = truth = 0.0
     for number in range(sum(map(len, groups))):

@@ -96,7 +96,7 @@ def _in_kernels(fault: Fault) -> Build:
             patch = given.patch or none
             given_of = Material(given.source, patch, given.layout, given.offset, none, none, seed=0)
             of = given_of.under(fault)
-            held = None if given.patch is None else of.patch.grouped(groups)
+            held = None if given.patch is None else of.patch.regroup(groups)
             write(given._replace(patch=held, layout=of.layout, offset=of.offset))
 
         return served
@@ -147,7 +147,7 @@ def _moved_without_free() -> AbstractContextManager[None]:
 
 def _in_forming(backbone: HfEngine, fault: Fault) -> Build:
     """Patches that are stored with this fault."""
-    form = PatchBudget._formed
+    form = PatchBudget._form
 
     def wrong(self: PatchBudget, deltas: Any, layout: Any, canonical: Any) -> Any:
         sized = form(self, deltas, layout, canonical)

@@ -13,7 +13,7 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.compile import PlanError, Settings, read_plan, run_plan
-from kamera.compile.cluster import divided, run_on_ray
+from kamera.compile.cluster import divide, run_on_ray
 from kamera.engines.hf import Backbone, HfEngine, Observer
 from tests.cli.run import kamera
 from tests.compile.same import contents
@@ -55,12 +55,12 @@ def load(model: Path, deadly: Path) -> HfEngine:
 
 def test_windows_that_begin_alike_are_one_part(tmp_path):
     plan = read_plan(plan_of(tmp_path))
-    parts = divided(plan, 3)
+    parts = divide(plan, 3)
     firsts = [{window.chunks[0] for window in part.windows} for part in parts]
     assert sorted(map(len, firsts)) == [1, 1, 2]  # a; b; c and e
     assert sum(map(len, firsts)) == len(set().union(*firsts))
     assert sorted(w.where for part in parts for w in part.windows) == sorted(w.where for w in plan.windows)
-    assert len(divided(plan, 99)) == 4
+    assert len(divide(plan, 99)) == 4
 
 
 @needs_ray

@@ -38,7 +38,7 @@ def turned_otherwise_in(layer: int):
             of = whole.under(SABOTAGES["wrong theta"])
             mixed = [of.layout[i] if i == layer else spec for i, spec in enumerate(layout)]
             here, held = apart(given.into), apart(given.source)
-            low = None if given.patch is None else given.patch.grouped(here.groups)
+            low = None if given.patch is None else given.patch.regroup(here.groups)
             write(given._replace(into=here, source=held, patch=low, layout=mixed))
 
         return served

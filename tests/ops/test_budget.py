@@ -105,7 +105,7 @@ def test_the_rank_still_bounds_every_channel():
     ],
 )
 def test_a_stored_patch_serves_who_asks_for_no_more(asked, held, tokens, met):
-    assert PatchBudget(*asked).met_by(PatchBudget(*held), tokens) is met
+    assert PatchBudget(*asked).is_met_by(PatchBudget(*held), tokens) is met
 
 
 def test_a_budget_reads_back_and_defaults_to_rank_alone():
@@ -152,7 +152,7 @@ def test_only_the_layers_asked_for_are_corrected(share, monkeypatch):
     ],
 )
 def test_a_patch_of_fewer_layers_does_not_serve(asked, held, met):
-    assert PatchBudget(4, None, asked).met_by(PatchBudget(4, None, held), 100) is met
+    assert PatchBudget(4, None, asked).is_met_by(PatchBudget(4, None, held), 100) is met
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_a_patch_of_fewer_layers_does_not_serve(asked, held, met):
 )
 def test_a_joined_budget_meets_both(one, other):
     one, other = PatchBudget(*one), PatchBudget(*other)
-    both = one.joined(other)
-    assert both == other.joined(one)
-    assert one.met_by(both, 100) and other.met_by(both, 100)
+    both = one.union(other)
+    assert both == other.union(one)
+    assert one.is_met_by(both, 100) and other.is_met_by(both, 100)
     assert both.rank == max(one.rank, other.rank)
 
 

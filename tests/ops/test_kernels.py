@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kamera.ops import KV, Blocks, LowRank, Patch, apply_patch, code_kv, kv_map, kv_of, kv_slice, relocate_kv
 from kamera.ops.kernels import dispatch, native_path, serve, torch_path
-from kamera.ops.kernels.native import compiled
+from kamera.ops.kernels.native import native_library
 from kamera.ops.kernels.stored import Writing
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, reference, span, target
 
-needs_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler on this machine")
+needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler on this machine")
 PATHS = [
     pytest.param(torch_path, id="torch"),
     pytest.param(native_path, id="native", marks=needs_compiler),
@@ -180,7 +180,7 @@ def test_a_buffer_of_inference_mode_can_be_written_outside_of_it(path):
 
 
 def test_serve_says_which_path_ran():
-    fast = "native" if compiled() is not None else "torch"
+    fast = "native" if native_library() is not None else "torch"
     for dtype, said in ((torch.float32, fast), (torch.bfloat16, fast), (torch.float64, "torch")):
         case = gqa(dtype)
         buffer, views = target(case, dtype)

@@ -14,7 +14,7 @@ from kamera.ops.kernels import native, serve
 from tests.ops.kernel_cases import rope, span
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-needs_compiler = pytest.mark.skipif(native.compiled() is None, reason="no C compiler on this machine")
+needs_compiler = pytest.mark.skipif(native.native_library() is None, reason="no C compiler on this machine")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def library(tmp_path_factory):
     """The library as the compiler makes it, once: what follows is about where it is kept."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return native._built(COMPILER)
+        return native._build(COMPILER)
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def copying(library, monkeypatch, tmp_path_factory):
 def fresh(monkeypatch, tmp_path):
     """No library loaded yet, and an empty cache; what was loaded before comes back afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native.compiled.cache_clear()
+    native.native_library.cache_clear()
     yield tmp_path
-    native.compiled.cache_clear()
+    native.native_library.cache_clear()
 
 
 def moved() -> tuple[str, bool]:
@@ -63,7 +63,7 @@ def test_the_library_is_built_once_in_a_private_directory(fresh, copying):
     (built,) = kept.iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) & 0o077 == 0
     made = built.stat().st_mtime_ns
-    native.compiled.cache_clear()
+    native.native_library.cache_clear()
     assert moved() == ("native", True)
     assert [(p, p.stat().st_mtime_ns) for p in kept.iterdir()] == [(built, made)]
 
@@ -71,13 +71,13 @@ def test_the_library_is_built_once_in_a_private_directory(fresh, copying):
 @needs_compiler
 def test_another_processor_or_source_takes_another_library(fresh, copying, monkeypatch, tmp_path):
     compiler = copying
-    first = native._built(compiler)
-    assert native._built(compiler) == first
+    first = native._build(compiler)
+    assert native._build(compiler) == first
     monkeypatch.setattr(native, "_processor", lambda: "a lesser one")
-    lesser = native._built(compiler)
+    lesser = native._build(compiler)
     monkeypatch.setattr(native, "_SOURCE", tmp_path / "serve.c")
     native._SOURCE.write_text("int other;")
-    assert len({first, lesser, native._built(compiler)}) == 3
+    assert len({first, lesser, native._build(compiler)}) == 3
 
 
 @pytest.mark.parametrize("why", ["switched off", "no compiler", "it fails", "it makes nonsense"])

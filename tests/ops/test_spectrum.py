@@ -38,7 +38,7 @@ def kept(x: torch.Tensor, found) -> torch.Tensor:
 @pytest.fixture
 def ways(monkeypatch):
     """How many matrices went each way."""
-    count = {"sketched": 0, "exact": 0}
+    count = {"sketch": 0, "exact": 0}
 
     def watch(name: str) -> None:
         way = getattr(spectrum, f"_{name}")
@@ -65,7 +65,7 @@ def test_a_sketch_keeps_the_energy_that_the_svd_keeps(tokens, features, fall, dt
         torch.testing.assert_close(
             found.values.square().sum(1), kept(x, found), rtol=1e-5, atol=0, msg="values are the energies"
         )
-    assert ways["sketched"] == 9
+    assert ways["sketch"] == 9
 
 
 @pytest.mark.parametrize("fall", [0.9, 0.95])
@@ -79,7 +79,7 @@ def test_both_methods_give_orthogonal_evenly_split_columns(fall, ways):
             size = found.values[:, :1, None]
             assert float(((gram - want) / size).abs().max()) < 2e-5
         assert bool((found.values.diff(dim=1) <= 0).all())
-    assert ways == {"sketched": 3, "exact": 3}
+    assert ways == {"sketch": 3, "exact": 3}
 
 
 def test_what_a_sketch_cannot_vouch_for_goes_the_exact_way(ways):
@@ -87,7 +87,7 @@ def test_what_a_sketch_cannot_vouch_for_goes_the_exact_way(ways):
     noise = torch.randn(2, 220, 200, generator=torch.Generator().manual_seed(1)) * 30
     x = torch.cat((matrices(220, 200, 0.8, n=2), noise))
     found = strongest(x, 16)
-    assert ways == {"sketched": 4, "exact": 2}
+    assert ways == {"sketch": 4, "exact": 2}
     torch.testing.assert_close(kept(x, found), best(x, 16), rtol=1e-5, atol=0)
 
 
@@ -113,7 +113,7 @@ def test_rounding_beside_a_signal_is_not_worth_the_exact_way(ways):
     x = matrices(220, 200, 0.8, n=3)
     x[0] = 1e-8 * torch.randn(220, 200, generator=torch.Generator().manual_seed(2))
     found = strongest(x, 16)
-    assert ways == {"sketched": 3, "exact": 0}
+    assert ways == {"sketch": 3, "exact": 0}
     assert found.counts == [16, 16, 16]
 
 
@@ -153,7 +153,7 @@ def test_a_sketch_does_not_depend_on_scale(scale, ways):
     want, got = strongest(x, 8), strongest(x * scale, 8)
     assert want.counts == got.counts
     torch.testing.assert_close(got.values / scale, want.values, rtol=1e-4, atol=0)
-    assert ways == {"sketched": 6, "exact": 0}
+    assert ways == {"sketch": 6, "exact": 0}
 
 
 def test_the_same_deficit_has_the_same_factors_bit_for_bit():

@@ -348,7 +348,7 @@ class CompletingCache(DynamicCache):
         for (start, length, completion), made in zip(self._parts, self.made, strict=True):
             count = length if completion is None else len(completion.rows)
             new, here = fresh[:, at : at + count], whole[:, start : start + length]
-            here.copy_(new if completion is None else completion.completed(channel, here, new))
+            here.copy_(new if completion is None else completion.complete(channel, here, new))
             made[index][channel.name] = here.clone()
             at += count
         return whole

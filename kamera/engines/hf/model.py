@@ -30,7 +30,7 @@ from kamera.ops import (
     kv_concat,
     kv_tensors,
     layer_groups,
-    regrouped,
+    regroup,
 )
 
 ModelCache = model_cache.ModelCache
@@ -209,8 +209,8 @@ class Model(HfContents):
         Codes stay codes.
         """
         if isinstance(kv, CodedKV):
-            return (kv if kv.groups == self.groups else kv.grouped(self.groups)).to(self._devices)
-        kv = regrouped(kv, self.groups)
+            return (kv if kv.groups == self.groups else kv.regroup(self.groups)).to(self._devices)
+        kv = regroup(kv, self.groups)
         pairs = [(block, d) for block, d in zip(kv.parts, self._devices, strict=True) if d is not None]
         if all([t.device == d for block, d in pairs for t in block.values()]):
             return kv

@@ -144,7 +144,7 @@ class Harvester:
         offset = uniform_offset(canonical.positions, ripe.positions)
         if not at_least(formed, "survivor") or offset is None:
             return True
-        if there and there.budget and self._budget.met_by(there.budget, canonical.tokens):
+        if there and there.budget and self._budget.is_met_by(there.budget, canonical.tokens):
             return True
         deltas = deficit(kv, canonical.kv, self._layout, offset)
         (patch, energy), filled = self._budget.form(deltas, self._layout, canonical.kv)

@@ -118,7 +118,7 @@ class _Behind:
     def _patch(self, row: ObjectInfo, behind: tuple[str, ...], enough: Guarantee) -> RowKey | None:
         """The patch of a chunk that is formed well ``enough``, and meets the budget."""
         patch = self.patches.get((row.chunk_id, behind))
-        if patch is None or patch.budget is None or not self._budget.met_by(patch.budget, row.tokens):
+        if patch is None or patch.budget is None or not self._budget.is_met_by(patch.budget, row.tokens):
             return None
         return patch.key if at_least(guarantee_named(patch.key.formed), enough) else None
 

@@ -44,7 +44,7 @@ def serve(
     if patch is not None:
         if len(patch.blocks) != len(layout):
             raise ValueError(f"patch of {len(patch.blocks)} layers, layout of {len(layout)}")
-        patch = patch.grouped(into.groups)
+        patch = patch.regroup(into.groups)
     given = Writing(into, source, patch, layout, tuple(offset), phased_only)
     _check(given)
     for path, fused in _candidates(into):

@@ -44,13 +44,13 @@ class LaunchStruct(ctypes.Structure):
 
 
 @cache
-def compiled() -> ctypes.CDLL | None:
+def native_library() -> ctypes.CDLL | None:
     """The kernel, or None if it cannot be built. The first call on a machine builds it (one second)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or os.name != "posix" or os.environ.get("KAMERA_NATIVE") == "0":
         return None
     try:
-        built = ctypes.CDLL(str(_built(compiler)))
+        built = ctypes.CDLL(str(_build(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         _log.info("no compiled CPU kernel, torch serves instead: %s", detail)
@@ -61,7 +61,7 @@ def compiled() -> ctypes.CDLL | None:
     return built
 
 
-def _built(compiler: str) -> Path:
+def _build(compiler: str) -> Path:
     """The shared library for this source, compiler and processor, from the user's cache or built now."""
     tuned = _TUNED.get(platform.machine(), [])
     flags = ["-O3", *tuned, "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno"]

@@ -8,7 +8,7 @@ import torch
 
 from kamera.ops.kernels import native
 from kamera.ops.kernels.launches import Launch, launches, servable
-from kamera.ops.kernels.native import compiled
+from kamera.ops.kernels.native import native_library
 from kamera.ops.kernels.stored import Writing
 from kamera.ops.lowrank import floats
 from kamera.ops.rope import turn_table
@@ -21,7 +21,7 @@ _VALUES_PER_THREAD = 1 << 15
 
 def can_write(given: Writing) -> bool:
     """True if the kernel is built and supports these dtypes and strides."""
-    built = compiled()
+    built = native_library()
     if built is None:
         return False
     return servable(given, frozenset(_KINDS) - (set() if built.kamera_half() else {torch.float16}))
@@ -42,7 +42,7 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
     if rope is None and launch.factors is None and not launch.bits:  # neither rotated nor decoded: a copy
         target.copy_(launch.source)
         return
-    held, factors = _held(launch)  # alive until the kernel returns
+    held, factors = _kernel_tensors(launch)  # alive until the kernel returns
     rows = [*(_layers(t, layers) for t in (launch.source, *held[:2], target)), *factors]
     table = torch.tensor(list(zip(*rows, strict=True)), dtype=torch.int64)
     cos = sin = None
@@ -73,13 +73,13 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
         largest=ctypes.addressof(largest),
     )
     threads = min(torch.get_num_threads(), 1 + target.numel() // _VALUES_PER_THREAD)
-    built = compiled()
+    built = native_library()
     assert built is not None, "can_write was not asked"
     if built.kamera_serve(ctypes.byref(job), threads):
         raise MemoryError(f"no memory for {threads} threads' scratch of {dim} features")
 
 
-def _held(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], list[list[int]]]:
+def _kernel_tensors(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], list[list[int]]]:
     """Tensors in the kernel's dtypes: steps, lows, left and right factor; only the last may be narrow.
 
     And by layer: addresses of left and right factor, ranks, columns of a row, the kind of the right one.

@@ -53,7 +53,7 @@ def _factor(factor, width, k, rows, mask, FACTOR_BITS: tl.constexpr):
 
 
 @triton.jit
-def _corrected(
+def _correct(
     x, left, right, left_scales, right_scales, rank, width, rows, features, row_mask, feature_mask,
     FACTOR_BITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -149,7 +149,7 @@ def serve_kernel(
                 g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
-                x = _corrected(
+                x = _correct(
                     x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
                     row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
@@ -170,11 +170,11 @@ def serve_kernel(
                 g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
-                a = _corrected(
+                a = _correct(
                     a, left, right, left_scales, right_scales, rank, width, rows, head * DIM + first,
                     row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
-                b = _corrected(
+                b = _correct(
                     b, left, right, left_scales, right_scales, rank, width, rows, head * DIM + second,
                     row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
@@ -201,7 +201,7 @@ def serve_kernel(
                 g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
-                x = _corrected(
+                x = _correct(
                     x, left, right, left_scales, right_scales, rank, width, rows, head * DIM + cols,
                     row_mask, some, FACTOR_BITS, PARTS, BLOCK_R, WIDEN, PRECISION,
                 )  # fmt: skip
