@@ -153,7 +153,7 @@ class RoomKV(Blocks[torch.Tensor]):
         self.where = _Where(room, place, held)
         room.only_here.add(self)
 
-    def held(self) -> Iterator[torch.Tensor]:
+    def contents(self) -> Iterator[torch.Tensor]:
         """The tensors of its own: none of what stands in the room alone."""
         for own in self.where.own:
             yield from own.values()
