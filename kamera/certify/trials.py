@@ -12,7 +12,7 @@ from kamera.certify.answers import Instead, answers
 from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
-from kamera.certify.sabotage import SABOTAGES, Material, sabotages
+from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.certify.verdict import QuestionOutcome
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
@@ -54,8 +54,8 @@ class Trials:
         prefilled = answers(self._exact_window, queries)
         blind = answers(_blind(self._patched_window), queries)
         for name in names:
-            spans, chunks = self._sabotages[name], [place.encoded for place in self._places]
-            served = Instead(self._patched_window, chunks, spans)
+            chunks = [place.encoded for place in self._places]
+            served = Instead(self._patched_window, chunks, self._sabotaged(name))
             yield name, _outcomes(queries, prefilled, blind, answers(served, queries))
 
     # -- the KV itself -------------------------------------------------------------------------
@@ -88,13 +88,10 @@ class Trials:
             flaw = flaw or moved_as_said(before, shown_spans(window), kept, self.backbone.layout)
         return KVComparison(flaw=flaw)
 
-    def compare_sabotages(self) -> dict[str, KVComparison]:
-        """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
+    def compare_sabotage(self, name: str) -> KVComparison:
+        """The KV that a sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return {
-            name: self._truth.compare(kv, said=SABOTAGES[name].patch is None)
-            for name, kv in self._sabotages.items()
-        }
+        return self._truth.compare(self._sabotaged(name), said=SABOTAGES[name].patch is None)
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -170,18 +167,14 @@ class Trials:
             found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
 
-    @cached_property
-    def _sabotages(self) -> dict[str, list[KV]]:
-        """The KV that each sabotaged build would show for the chunks of the patched window."""
-        faults = sabotages(self.backbone.axes)
-        shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in faults}
+    def _sabotaged(self, name: str) -> list[KV]:
+        """The KV that a sabotaged build would show for the chunks of the patched window."""
+        shown, layout = [self._places[0].canonical], self.backbone.layout
         patched = [(place, place.patch) for place in self._places if place.patch is not None]
         for n, (place, patch) in enumerate(patched):
-            another = patched[n - 1][1]
-            layout, stale = self.backbone.layout, self.stale[place.chunk_id]
+            another, stale = patched[n - 1][1], self.stale[place.chunk_id]
             of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
-            for name, fault in faults.items():
-                shown[name].append(of.under(fault).served())
+            shown.append(of.under(SABOTAGES[name]).served())
         return shown
 
 
