@@ -35,15 +35,8 @@ MANY_METHODS = {
     "KameraWindow": 29,
     "Engine": 25,
     "Model": 19,
-    "DiskTier": 20,
-    "Catalogue": 18,
-    "Folder": 19,
-    "Tiers": 16,
     "DialogueWindow": 18,
-    "Encrypted": 16,
-    "Index": 17,
     "KameraConnector": 16,
-    "ReusePolicy": 16,
 }
 """Classes with more public methods and properties than that, their bases' included, and how many. It only
 shrinks; the goal of `KameraWindow` is 24, and of every other class but an engine 15."""

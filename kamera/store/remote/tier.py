@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import UNREADABLE, Codec
-from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
+from kamera.store.info import ObjectInfo, Quarantined, RemoteStats
 from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
@@ -85,14 +85,11 @@ class RemoteTier:
                 self.read(name)
             return None
 
-    def weighed(self, tenant: str | None) -> Iterator[Weighed]:
-        """See `DiskTier`; uses are not counted here."""
-        return map(Weighed.of, self.listing.infos())
-
     def names(self) -> list[str]:
         return self.listing.names()
 
     def strangers(self) -> list[str]:
+        """One line for each key in the place of an object that is none."""
         return [f"{self._source(n)}: no object's name: move it away" for n in self.listing.strangers()]
 
     def put(self, name: str, data: bytes) -> bool:
