@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kamera import files
 from kamera.files import ASIDE, locked, published
 from tests.killing import die, in_child
 
@@ -16,12 +15,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("nameless", [True, False])
-def test_a_file_is_the_old_one_until_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
-) -> None:
-    if not nameless:
-        monkeypatch.setattr(files, "_without_name", lambda *_: None)
+def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with published(path) as file:
         file.write(b"old")
@@ -35,11 +29,7 @@ def test_a_file_is_the_old_one_until_it_is_whole(
     assert (path.read_bytes(), names(tmp_path), path.stat().st_mode & 0o7777) == (b"new", ["a"], 0o640)
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_without_name", lambda *_: None)
-
+def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(tmp_path: Path) -> None:
     def dies(tell: object) -> None:
         with published(tmp_path / "a") as file:
             file.write(b"half")
