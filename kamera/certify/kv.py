@@ -18,7 +18,6 @@ from functools import cached_property
 
 import torch
 
-from kamera.content import Encoded
 from kamera.engines.hf import precision
 from kamera.ops import (
     KV,
@@ -63,7 +62,6 @@ class ChunkPlace:
     """
 
     chunk_id: str
-    encoded: Encoded
     canonical: KV
     offset: tuple[int, ...]
     patch: Patch | None
@@ -78,14 +76,12 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
     for slot in window.slots:
         record = window.store.get_canonical(former_of(window).context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
-        seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
         patch = window.store.get_patch(former_of(window).context, slot.chunk_id, slot.antecedents)
         found.append(
             ChunkPlace(
                 slot.chunk_id,
-                Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
                 window.backbone.place(record.kv),
                 offset,
                 None if patch is None else patch.patch.truncate(window.policy.rank),

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from kamera.certify.answers import Instead, answers
+from kamera.certify.answers import answers
 from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
@@ -18,7 +18,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans
+from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans, with_kv
 
 DIVERGENCE = 0.5
 """Largest divergence of antecedents served as "near" here: one chunk of three differs."""
@@ -54,9 +54,8 @@ class Trials:
         prefilled = answers(self._exact_window, queries)
         blind = answers(_blind(self._patched_window), queries)
         for name in names:
-            chunks = [place.encoded for place in self._places]
-            served = Instead(self._patched_window, chunks, self._sabotaged(name))
-            yield name, _outcomes(queries, prefilled, blind, answers(served, queries))
+            served = answers(with_kv(self._patched_window, self._sabotaged(name)), queries)
+            yield name, _outcomes(queries, prefilled, blind, served)
 
     # -- the KV itself -------------------------------------------------------------------------
 
