@@ -23,7 +23,7 @@ from kamera.store.flights import Flights
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
-from kamera.store.orders import PutOrder, possible, rank
+from kamera.store.orders import PutOrder, rank, refuse
 from kamera.store.pins import PinBook
 from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
@@ -291,7 +291,7 @@ class Tiers:
     def _put_on_disk(
         self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
     ) -> None:
-        coming = possible(orders, found)
+        coming = [order for order in orders if not refuse(order, found)]
         for order, stamped in zip(coming, disk.write_many(coming), strict=True):
             if stamped is None or isinstance(stamped, Exception):
                 found[order.name] = stamped
@@ -306,7 +306,7 @@ class Tiers:
     ) -> None:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
         for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
-            coming = possible(list(wave), found)
+            coming = [order for order in wave if not refuse(order, found)]
             if self.remote is None or len(coming) < 2:
                 done = [self._put_away(order) for order in coming]
             else:  # round trips overlap

@@ -27,7 +27,7 @@ from kamera.store.disk.rows import Stamped
 from kamera.store.disk.syncing import sync_all, syncs_all
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.orders import PutOrder
+from kamera.store.orders import PutOrder, refuse
 from kamera.store.records import Record
 from kamera.trust import outranks
 
@@ -143,9 +143,8 @@ class DiskTier(DiskObjects):
         """Write what is to be put, and sync it: together by ``disk``, or one by one."""
         tmp, aside, grown = self._tmp.made(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
-            name, why = order.name, placed.get(order.needs)
-            if isinstance(why, Exception):
-                placed[name] = why
+            name = order.name
+            if refuse(order, placed):
                 continue
             try:
                 info, data = order.file or self._file(order.record)
@@ -188,9 +187,8 @@ class DiskTier(DiskObjects):
         rows: list[Stamped] = []
         with self._renaming():
             for order, row, there in aside:
-                name, why = order.name, placed.get(order.needs)
-                if isinstance(why, Exception):
-                    placed[name] = why
+                name = order.name
+                if refuse(order, placed):
                     continue
                 try:
                     if self._gives_way(row[0], order.replace, there):
