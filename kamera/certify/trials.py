@@ -9,11 +9,12 @@ from functools import cached_property
 import torch
 
 from kamera.certify.answers import answers
-from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
+from kamera.certify.kv import KVComparison, Truth, moved_as_said, spans_of
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.certify.verdict import QuestionOutcome
+from kamera.engines import Span
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
@@ -147,13 +148,13 @@ class Trials:
     # -- sabotage ------------------------------------------------------------------------------
 
     @cached_property
-    def _places(self) -> list[ChunkPlace]:
-        return places(self._patched_window, sequence_of(self._exact_window).position_ids)
+    def _spans(self) -> list[Span]:
+        return spans_of(self._patched_window, sequence_of(self._exact_window).position_ids)
 
     @cached_property
     def _truth(self) -> Truth:
         true = _live_kv(self._exact_window)
-        return Truth(self._places, true, self.backbone.layout, self.policy.budget)
+        return Truth(self._spans, true, self.backbone.layout, self.policy.budget)
 
     @cached_property
     def stale(self) -> dict[str, Patch]:
@@ -168,11 +169,13 @@ class Trials:
 
     def _sabotaged(self, name: str) -> list[KV]:
         """The KV that a sabotaged build would show for the chunks of the patched window."""
-        shown, layout = [self._places[0].canonical], self.backbone.layout
-        patched = [(place, place.patch) for place in self._places if place.patch is not None]
-        for n, (place, patch) in enumerate(patched):
-            another, stale = patched[n - 1][1], self.stale[place.chunk_id]
-            of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
+        shown, layout = [self._spans[0].kv], self.backbone.layout
+        chunk_ids = [slot.chunk_id for slot in self._patched_window.slots]
+        placed = zip(chunk_ids, self._spans, strict=True)
+        patched = [(chunk_id, span, span.patch) for chunk_id, span in placed if span.patch is not None]
+        for n, (chunk_id, span, patch) in enumerate(patched):
+            another, stale = patched[n - 1][2], self.stale[chunk_id]
+            of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
             shown.append(of.under(SABOTAGES[name]).served())
         return shown
 
