@@ -158,11 +158,12 @@ class Truth:
         return [as_said(span, self.layout) for span in self.spans]
 
     def _unlike_said(self, served: Sequence[KV]) -> Iterator[str]:
-        for n, (ours, want, span) in enumerate(zip(served, self._said, self.spans, strict=True)):
+        places = zip(served, self._said, self.spans, strict=True)
+        for n, (ours, want, span) in enumerate(places, 1):
             for found in compare_kv(ours, want, span.offset):
                 if not found.holds:
                     yield (
-                        f"in {found.worst} of chunk {n + 1} the kernels do not serve what canonical and patch "
+                        f"in {found.worst} of chunk {n} the kernels do not serve what canonical and patch "
                         f"say: off by {found.error:.1e}, over {found.tolerance:.0e}"
                     )
 

@@ -139,8 +139,8 @@ class LookBack:
             names = [info.key for info in held if info.kind == "canonical" and info.context == context]
         known = self._known.get(context)
         if known is None or known.objects.keys() != set(names):
-            held = {} if known is None else known.objects
-            known = _Pictures.of({name: held.get(name) or self._stored(name) for name in names})
+            before = {} if known is None else known.objects
+            known = _Pictures.of({name: before.get(name) or self._stored(name) for name in names})
             self._known[context] = known
         return known
 
