@@ -113,12 +113,11 @@ def test_a_rotation_that_is_wrong_everywhere_is_proved_to_be(trained, name):
         assert "relocation is off by" in run._flaw(trained)
 
 
-@pytest.mark.parametrize("name", ["patch scaled, in the kernels", "layer dropped, when it is formed"])
-def test_a_flaw_ends_the_probe_with_its_first_scene(trained, monkeypatch, name):
-    """One of the operator, and one that windows alone show."""
+def test_a_flaw_ends_the_probe_with_its_first_scene(trained, monkeypatch):
+    """Here one that windows alone show; below one of the operator."""
     monkeypatch.setattr(probe, "PER_TRIAL", 2)
-    with builds(trained)[name]():
-        assert bool(run._flaw(trained)) == name.endswith("kernels")
+    with builds(trained)["layer dropped, when it is formed"]():
+        assert run._flaw(trained) == ""
         made = certify(trained, probe="world", items=120)
     assert made.findings.keys() == probe.TRIALS.keys()
     assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}
@@ -142,6 +141,7 @@ def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_prob
     monkeypatch.setitem(run.PROBES, "world", silent_at_first)
     monkeypatch.setattr(probe, "PER_TRIAL", 2)
     with builds(trained)["patch scaled, in the kernels"]():
+        assert run._flaw(trained)
         made = certify(trained, probe="world", items=120, guarantees=["orbit"])
     assert made.findings["orbit"].n > 0
     assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}
