@@ -328,7 +328,7 @@ class Tiers:
             data = self._codec.encode(record, created)
             info = replace(info, bytes=len(data))
             self._dropped.pop(name, None)
-            if not self.remote.put(name, data):
+            if not self.remote.put(info, data):
                 return None
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
@@ -351,13 +351,13 @@ class Tiers:
                 kept = self.memory.peek(name)
                 if kept is not None:
                     record, info = kept
-                    if not self.remote.put(name, self._codec.encode(record, info.created)):
+                    if not self.remote.put(info, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
             found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
                 return
-            if not self.remote.put(name, found.data):
+            if not self.remote.put(found.info, found.data):
                 self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, found.stamp)
