@@ -30,13 +30,13 @@ def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     What a killed writer leaves behind is removed by the next one in its folder: a lock shows which writers
     are alive.
     """
-    aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         folder = os.open(path.parent, _FOLDER)
         stack.callback(os.close, folder)
         _sweep(folder)
+        aside, descriptor = _claimed(mode, folder)
         stack.callback(_remove, aside, folder)
-        with open(_claimed(aside, mode, folder), "w+b") as file:
+        with open(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -98,14 +98,14 @@ def holder(descriptor: int) -> str:
     return "another process"
 
 
-def _claimed(name: str, mode: int, folder: int) -> int:
-    """Descriptor of a new file, locked."""
+def _claimed(mode: int, folder: int) -> tuple[str, int]:
+    """Name and descriptor of a new file, locked."""
     while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(name, flags, mode, dir_fd=folder)
+        name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder)
         if taken(descriptor) and os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)  # another swept it before it was locked
+            return name, descriptor
+        os.close(descriptor)  # another sweeps it, that came before it was locked
 
 
 def _sweep(folder: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kamera import files
 from kamera.files import ASIDE, locked, published
 from tests.killing import die, in_child
 
@@ -43,6 +44,26 @@ def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_
             other.write(b"2")
         assert len(names(tmp_path)) == 2, "the dead one's is gone, that of b is not"
     assert names(tmp_path) == ["b", "c"]
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+    really = files.taken
+
+    def after_another(descriptor: int) -> bool:
+        if not swept:
+            swept.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+            assert really(swept[0])
+        return really(descriptor)
+
+    monkeypatch.setattr(files, "taken", after_another)
+    with published(tmp_path / "a") as file:
+        file.write(b"whole")
+        assert len(names(tmp_path)) == 2, "the other has yet to remove the first one"
+    os.close(swept[0])
+    assert (tmp_path / "a").read_bytes() == b"whole"
 
 
 def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:
