@@ -68,7 +68,8 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
 def with_kv(window: KameraWindow, kvs: Sequence[KV]) -> KameraWindow:
     """A fork that shows other KV for its chunks, ``kvs`` in their order: as it is, at their places."""
     state, fork = window._state, window.fork()
-    seats = [replace(s, source=replace(s.source, home=s.spot, patch=None)) for s in state.seats.seats]
+    sources = [replace(seat.shown, home=seat.spot, patch=None) for seat in state.seats.seats]
+    seats = [replace(s, source=own, clean=None) for s, own in zip(state.seats.seats, sources, strict=True)]
     places = zip(seats, state.facts, kvs, state.positions, strict=True)
     tensors = {seat.number: Resident(facts, Copy(kv, positions)) for seat, facts, kv, positions in places}
     fork._state = WindowState(Seats(tuple(seats), state.seats.frame), tensors)

@@ -315,12 +315,9 @@ class Placer:
 
     def _miss(self, seat: Seat) -> None:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
-        if self.policy.forms == "always":
-            self._harvest(seat)
-        elif self.policy.minimum != "exact" and (
-            (seat.chunk_id, seat.source.antecedents) in self.rows.prefilled
-        ):
-            self._harvest(seat, later=True)
+        now, met = self.policy.forms == "always", (seat.chunk_id, seat.source.antecedents)
+        if now or (self.policy.minimum != "exact" and met in self.rows.prefilled):
+            self._harvest(seat, later=not now)
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
