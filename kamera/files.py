@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -28,30 +27,19 @@ _LONGEST_PAUSE = 0.02  # seconds between two tries
 def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, in place of any other at ``path`` once it is complete and on the disk. Raises `OSError`.
 
-    Until then it has no name, if the system supports that. What a killed writer leaves behind otherwise is
-    removed by the next one in its folder: a lock shows which writers are alive.
+    What a killed writer leaves behind is removed by the next one in its folder: a lock shows which writers
+    are alive.
     """
-    aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         folder = os.open(path.parent, _FOLDER)
         stack.callback(os.close, folder)
         _sweep(folder)
+        aside, descriptor = _claimed(mode, folder)
         stack.callback(_remove, aside, folder)
-        descriptor, named = _without_name(path.parent, mode), False
-        while descriptor is None:
-            flags, named = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, True
-            descriptor = os.open(aside, flags, mode, dir_fd=folder)
-            if not taken(descriptor) or not os.fstat(descriptor).st_nlink:
-                os.close(descriptor)  # another swept it before it was locked
-                descriptor = None
         with open(descriptor, "w+b") as file:
-            if not named:
-                taken(descriptor)
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if not named:  # linkat follows the link only if it is given a folder
-                os.link(f"/proc/self/fd/{file.fileno()}", aside, dst_dir_fd=folder, follow_symlinks=True)
             os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
 
@@ -110,16 +98,14 @@ def holder(descriptor: int) -> str:
     return "another process"
 
 
-def _without_name(folder: Path, mode: int) -> int | None:
-    """Descriptor of a new file without a name; None if the system does not support that."""
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
-        return None
-    try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, mode)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            return None
-        raise
+def _claimed(mode: int, folder: int) -> tuple[str, int]:
+    """Name and descriptor of a new file, locked."""
+    while True:
+        name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder)
+        if taken(descriptor) and os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # another sweeps it, that came before it was locked
 
 
 def _sweep(folder: int) -> None:

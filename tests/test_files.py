@@ -16,12 +16,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("nameless", [True, False])
-def test_a_file_is_the_old_one_until_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
-) -> None:
-    if not nameless:
-        monkeypatch.setattr(files, "_without_name", lambda *_: None)
+def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with published(path) as file:
         file.write(b"old")
@@ -35,11 +30,7 @@ def test_a_file_is_the_old_one_until_it_is_whole(
     assert (path.read_bytes(), names(tmp_path), path.stat().st_mode & 0o7777) == (b"new", ["a"], 0o640)
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_without_name", lambda *_: None)
-
+def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(tmp_path: Path) -> None:
     def dies(tell: object) -> None:
         with published(tmp_path / "a") as file:
             file.write(b"half")
@@ -53,6 +44,26 @@ def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_
             other.write(b"2")
         assert len(names(tmp_path)) == 2, "the dead one's is gone, that of b is not"
     assert names(tmp_path) == ["b", "c"]
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+    really = files.taken
+
+    def after_another(descriptor: int) -> bool:
+        if not swept:
+            swept.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+            assert really(swept[0])
+        return really(descriptor)
+
+    monkeypatch.setattr(files, "taken", after_another)
+    with published(tmp_path / "a") as file:
+        file.write(b"whole")
+        assert len(names(tmp_path)) == 2, "the other has yet to remove the first one"
+    os.close(swept[0])
+    assert (tmp_path / "a").read_bytes() == b"whole"
 
 
 def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:

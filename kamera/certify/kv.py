@@ -3,7 +3,7 @@
 Two comparisons, of copies read back from the live cache, as the serving kernels wrote them:
 
 * *as said*: R(δ)(canonical + patch) by the slow reference, from the store's objects and a re-prefill's
-  positions. Only the last rounding may differ (`precision`), in every layer and every dtype.
+  positions. Only the last rounding may differ, in every layer and every dtype.
 * *as true*: the KV of a re-prefill. A patch keeps a part of the deficit Δ; as much of it must be served as
   the best patch within the budget keeps, less `SLACK`, and at its scale: ⟨served, Δ⟩ is ‖served‖² for factors
   of least error, whatever their rank, since what they leave out is orthogonal to them.
@@ -18,21 +18,9 @@ from functools import cached_property
 
 import torch
 
-from kamera.content import Encoded
-from kamera.engines.hf import precision
-from kamera.ops import (
-    KV,
-    Blocks,
-    Deltas,
-    Layout,
-    Patch,
-    PatchBudget,
-    apply_patch,
-    deficit,
-    floats,
-    kv_map,
-    relocate_kv,
-)
+from kamera.engines import Span
+from kamera.engines.hf import compare_kv
+from kamera.ops import KV, Blocks, Deltas, Layout, Patch, PatchBudget, apply_patch, deficit, floats, kv_map
 from kamera.ops import uniform_offset as offset_between
 from kamera.window import KameraWindow, ShownSpan, former_of
 
@@ -55,42 +43,20 @@ def _rounding(dtype: torch.dtype) -> float:
     return max(1e-4, torch.finfo(dtype).eps / 2) ** 2
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkPlace:
-    """A chunk at its place in a window.
-
-    It stands ``offset`` (per axis) from the position of its ``canonical``; the first chunk has no ``patch``.
-    """
-
-    chunk_id: str
-    encoded: Encoded
-    canonical: KV
-    offset: tuple[int, ...]
-    patch: Patch | None
-
-
-def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
-    """Places of the chunks of a window that were all served out of its store.
+def spans_of(window: KameraWindow, positions: torch.Tensor) -> list[Span]:
+    """The chunks of a window that were all served out of its store, as its objects tell; the first leads.
 
     ``positions`` ``[axes, tokens]`` are those of the same chunks in a window that prefilled them.
     """
-    found = []
+    found, context = [], former_of(window).context
     for slot in window.slots:
-        record = window.store.get_canonical(former_of(window).context, slot.chunk_id)
+        record = window.store.get_canonical(context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
-        seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
-        patch = window.store.get_patch(former_of(window).context, slot.chunk_id, slot.antecedents)
-        found.append(
-            ChunkPlace(
-                slot.chunk_id,
-                Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
-                window.backbone.place(record.kv),
-                offset,
-                None if patch is None else patch.patch.truncate(window.policy.rank),
-            )
-        )
+        patch = window.store.get_patch(context, slot.chunk_id, slot.antecedents)
+        held = None if patch is None else patch.patch.truncate(window.policy.rank)
+        found.append(Span(window.backbone.place(record.kv), held, offset))
     return found
 
 
@@ -126,12 +92,12 @@ class _Energies:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The chunks of a window, their ``true`` KV (a re-prefill's), and what a patch within ``budget`` keeps.
+    """The chunks of a window (`spans_of`), their ``true`` KV (a re-prefill's), and the patches' ``budget``.
 
     The first chunk leads and has no deficit.
     """
 
-    places: Sequence[ChunkPlace]
+    spans: Sequence[Span]
     true: Sequence[KV]
     layout: Layout
     budget: PatchBudget
@@ -140,8 +106,8 @@ class Truth:
         """Served KV of the same chunks; ``said`` asks whether it is what their stored patches say, too."""
         flaw = next(self._unlike_said(served), "") if said else ""
         sums: dict[str, list[float]] = {}
-        for n, (kv, place) in enumerate(zip(served, self.places, strict=True)):
-            ours = deficit(kv, place.canonical, self.layout, place.offset)
+        for n, (kv, span) in enumerate(zip(served, self.spans, strict=True)):
+            ours = deficit(kv, span.kv, self.layout, span.offset)
             for i, spec in enumerate(self.layout):
                 for c in spec.channels:
                     lacking, got = self._deficits[n][i][c.name], ours[i][c.name]
@@ -159,16 +125,16 @@ class Truth:
     @cached_property
     def _deficits(self) -> list[Deltas]:
         return [
-            deficit(kv, place.canonical, self.layout, place.offset)
-            for kv, place in zip(self.true, self.places, strict=True)
+            deficit(kv, span.kv, self.layout, span.offset)
+            for kv, span in zip(self.true, self.spans, strict=True)
         ]
 
     @cached_property
     def _energies(self) -> list[dict[tuple[int, str], _Energies]]:
         """What the best patch of each chunk keeps, formed again from a re-prefill; the first has none."""
         found = []
-        for n, (deltas, place) in enumerate(zip(self._deficits, self.places, strict=True)):
-            patch = self.budget.form(deltas, self.layout, place.canonical).formed.patch if n else None
+        for n, (deltas, span) in enumerate(zip(self._deficits, self.spans, strict=True)):
+            patch = self.budget.form(deltas, self.layout, span.kv).formed.patch if n else None
             worth = math.inf if patch is None else _least_worth(patch)
             kept = {}
             for i, layer in enumerate(deltas):
@@ -189,18 +155,16 @@ class Truth:
     @cached_property
     def _said(self) -> list[KV]:
         """What the store's objects say of each chunk, rounded once."""
-        return [
-            _rounded_as(apply_patch(_wide(p.canonical), p.patch, self.layout, p.offset), p.canonical)
-            for p in self.places
-        ]
+        return [as_said(span, self.layout) for span in self.spans]
 
     def _unlike_said(self, served: Sequence[KV]) -> Iterator[str]:
-        for n, (ours, want) in enumerate(zip(served, self._said, strict=True)):
-            for where, off, most in errors(ours, want):
-                if not off <= most:
+        places = zip(served, self._said, self.spans, strict=True)
+        for n, (ours, want, span) in enumerate(places, 1):
+            for found in compare_kv(ours, want, span.offset):
+                if not found.holds:
                     yield (
-                        f"in {where} of chunk {n + 1} the kernels do not serve what canonical and patch say: "
-                        f"off by {off:.1e}, over {most:.0e}"
+                        f"in {found.worst} of chunk {n} the kernels do not serve what canonical and patch "
+                        f"say: off by {found.error:.1e}, over {found.tolerance:.0e}"
                     )
 
 
@@ -217,20 +181,18 @@ def moved_as_said(
         offset = offset_between(was.positions, span.positions)
         if offset is None:
             return f"span {index} was torn apart by a move"
-        want = _rounded_as(relocate_kv(_wide(was.kv), layout, offset), was.kv)
-        for where, off, most in errors(span.kv, want):
-            if not off <= 8 * most:  # the first copy was rounded, too
-                return f"in {where} of span {index} a move is off by {off:.1e}, over {8 * most:.0e}"
+        for found in compare_kv(span.kv, as_said(Span(was.kv, None, offset), layout), offset):
+            off, most = found.error, 8 * found.tolerance  # the first copy was rounded, too
+            if not off <= most:
+                return f"in {found.worst} of span {index} a move is off by {off:.1e}, over {most:.0e}"
     return ""
 
 
-def errors(ours: KV, want: KV) -> Iterator[tuple[str, float, float]]:
-    """Where, the relative error there, and what rounding explains, of every layer and channel."""
-    for i, layer in enumerate(want):
-        for name, target in layer.items():
-            norm = max(float(target.double().norm()), 1e-30)
-            off = float((ours[i][name].double() - target.double()).norm()) / norm
-            yield f"layer {i} channel {name}", off, precision(ours[i][name].dtype)
+def as_said(span: Span, layout: Layout) -> KV:
+    """KV of a span by the slow reference, rounded once."""
+    said = apply_patch(kv_map(span.kv, torch.Tensor.double), span.patch, layout, span.offset)
+    pairs = zip(said.parts, span.kv.parts, strict=True)
+    return Blocks([{n: t.to(own[n].dtype) for n, t in block.items()} for block, own in pairs], said.groups)
 
 
 def _least_worth(patch: Patch) -> float:
@@ -270,17 +232,3 @@ def _energy(x: torch.Tensor) -> float:
 
 def _inner(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((x.double() * y.double()).sum())
-
-
-def _wide(kv: KV) -> KV:
-    return kv_map(kv, torch.Tensor.double)
-
-
-def _rounded_as(kv: KV, like: KV) -> KV:
-    return Blocks(
-        [
-            {n: t.to(own[n].dtype) for n, t in block.items()}
-            for block, own in zip(kv.parts, like.parts, strict=True)
-        ],
-        kv.groups,
-    )

@@ -8,17 +8,18 @@ from functools import cached_property
 
 import torch
 
-from kamera.certify.answers import Instead, answers
-from kamera.certify.kv import ChunkPlace, KVComparison, Truth, moved_as_said, places
+from kamera.certify.answers import answers
+from kamera.certify.kv import KVComparison, Truth, moved_as_said, spans_of
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
-from kamera.certify.sabotage import SABOTAGES, Material, sabotages
+from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.certify.verdict import QuestionOutcome
+from kamera.engines import Span
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans
+from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans, with_kv
 
 DIVERGENCE = 0.5
 """Largest divergence of antecedents served as "near" here: one chunk of three differs."""
@@ -54,9 +55,8 @@ class Trials:
         prefilled = answers(self._exact_window, queries)
         blind = answers(_blind(self._patched_window), queries)
         for name in names:
-            spans, chunks = self._sabotages[name], [place.encoded for place in self._places]
-            served = Instead(self._patched_window, chunks, spans)
-            yield name, _outcomes(queries, prefilled, blind, answers(served, queries))
+            served = answers(with_kv(self._patched_window, self._sabotaged(name)), queries)
+            yield name, _outcomes(queries, prefilled, blind, served)
 
     # -- the KV itself -------------------------------------------------------------------------
 
@@ -88,13 +88,10 @@ class Trials:
             flaw = flaw or moved_as_said(before, shown_spans(window), kept, self.backbone.layout)
         return KVComparison(flaw=flaw)
 
-    def compare_sabotages(self) -> dict[str, KVComparison]:
-        """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
+    def compare_sabotage(self, name: str) -> KVComparison:
+        """The KV that a sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return {
-            name: self._truth.compare(kv, said=SABOTAGES[name].patch is None)
-            for name, kv in self._sabotages.items()
-        }
+        return self._truth.compare(self._sabotaged(name), said=SABOTAGES[name].patch is None)
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -151,13 +148,13 @@ class Trials:
     # -- sabotage ------------------------------------------------------------------------------
 
     @cached_property
-    def _places(self) -> list[ChunkPlace]:
-        return places(self._patched_window, sequence_of(self._exact_window).position_ids)
+    def _spans(self) -> list[Span]:
+        return spans_of(self._patched_window, sequence_of(self._exact_window).position_ids)
 
     @cached_property
     def _truth(self) -> Truth:
         true = _live_kv(self._exact_window)
-        return Truth(self._places, true, self.backbone.layout, self.policy.budget)
+        return Truth(self._spans, true, self.backbone.layout, self.policy.budget)
 
     @cached_property
     def stale(self) -> dict[str, Patch]:
@@ -170,18 +167,16 @@ class Trials:
             found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
 
-    @cached_property
-    def _sabotages(self) -> dict[str, list[KV]]:
-        """The KV that each sabotaged build would show for the chunks of the patched window."""
-        faults = sabotages(self.backbone.axes)
-        shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in faults}
-        patched = [(place, place.patch) for place in self._places if place.patch is not None]
-        for n, (place, patch) in enumerate(patched):
-            another = patched[n - 1][1]
-            layout, stale = self.backbone.layout, self.stale[place.chunk_id]
-            of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
-            for name, fault in faults.items():
-                shown[name].append(of.under(fault).served())
+    def _sabotaged(self, name: str) -> list[KV]:
+        """The KV that a sabotaged build would show for the chunks of the patched window."""
+        shown, layout = [self._spans[0].kv], self.backbone.layout
+        chunk_ids = [slot.chunk_id for slot in self._patched_window.slots]
+        placed = zip(chunk_ids, self._spans, strict=True)
+        patched = [(chunk_id, span, span.patch) for chunk_id, span in placed if span.patch is not None]
+        for n, (chunk_id, span, patch) in enumerate(patched):
+            another, stale = patched[n - 1][2], self.stale[chunk_id]
+            of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
+            shown.append(of.under(SABOTAGES[name]).served())
         return shown
 
 

@@ -38,10 +38,11 @@ class Catalogue:
     """
 
     def __init__(self, store: ChunkStore, context: Context, queue: Later | None, losses: Losses) -> None:
-        self._met: set[tuple[str, tuple[str, ...]]] = set()
         self.store = store
         self.context = context
         self.losses = losses
+        self.prefilled: set[tuple[str, tuple[str, ...]]] = set()
+        """Chunks with the antecedents behind which this window, or a fork of it, has prefilled them."""
         self._queue = queue
         self._here = threading.local()
 
@@ -163,18 +164,6 @@ class Catalogue:
             alike = likeness(self.store, self.context)
             return nearest(self.patches_of(chunk_id), antecedents, limit, alike)
         return []
-
-    def unkept(self, chunk_id: str) -> bool:
-        """True if the store has not accepted a chunk's canonical so far."""
-        return chunk_id in self.losses.unkept
-
-    def was_prefilled_behind(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        """True if a chunk was prefilled behind these antecedents before, by this window or a fork of it."""
-        return (chunk_id, tuple(antecedents)) in self._met
-
-    def record_prefill(self, chunk_id: str, antecedents: Sequence[str]) -> None:
-        """Record that a chunk was prefilled behind these antecedents."""
-        self._met.add((chunk_id, tuple(antecedents)))
 
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""

@@ -4,7 +4,6 @@
 shared and must not be written in place.
 """
 
-from kamera.ops import chunk_id, digest, tensor_digest
 from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.copy import Copied, certificate_folders
 from kamera.store.admin.forget import Forgotten
@@ -16,7 +15,6 @@ from kamera.store.keys import (
     Context,
     behind_survivors,
     canonical_key,
-    chunk_of,
     chunks_of,
     encoding_context,
     is_key,
@@ -59,12 +57,9 @@ __all__ = [
     "behind_survivors",
     "canonical_key",
     "certificate_folders",
-    "chunk_id",
-    "chunk_of",
     "chunks_of",
     "conditioned",
     "conditioned_of",
-    "digest",
     "encoding_context",
     "is_key",
     "is_remote",
@@ -78,6 +73,5 @@ __all__ = [
     "probe_text",
     "signature",
     "survivor",
-    "tensor_digest",
     "whole_id",
 ]

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
-from kamera.store.fields import Header, canonical_json, common_header, is_count
+from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.groups import Group, TensorEntry, file_entries, grouped
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
@@ -189,24 +189,6 @@ def _parsed(text: bytes, source: str) -> Header:
     except MALFORMED as error:
         raise CorruptChunk(f"{source}: malformed header: {error}") from error
     return dict(header)
-
-
-def header_of(info: ObjectInfo) -> Header:
-    """What `info_of` reads of a header: with the size of the file it is ``info`` again."""
-    own = replace(info.context, probe="")
-    notes: dict[str, Any] = {"orderings": info.orderings, "asked_rank": None}  # of a patch without a budget
-    for part in (info.budget, info.proof, info.sample):
-        notes.update({} if part is None else part.to_info())
-    return common_header(info.kind, info.key, info.chunk_id, own, info.tokens, notes) | {
-        "antecedents": list(info.antecedents),
-        "rank": info.rank,
-        "formed": info.formed,
-        "created": info.created,
-        "base": info.base,
-        "behind": info.behind,
-        "sizes": [list(size) for size in info.sizes],
-        **({} if info.outline is None else {"outline": info.outline.to_header()}),
-    }
 
 
 def info_of(header: Header, size: int) -> ObjectInfo:

@@ -143,13 +143,8 @@ def survivor(chunk_id: str, lineage: str) -> str:
     return f"{chunk_id}{_LINEAGE}{lineage}"
 
 
-def chunk_of(antecedent: str) -> str:
-    """The chunk id in an entry of a patch's antecedents."""
-    return antecedent.partition(_LINEAGE)[0]
-
-
 def chunks_of(antecedents: Sequence[str]) -> tuple[str, ...]:
-    """The chunk ids in a patch's antecedents, as `chunk_of`."""
+    """The chunk ids in a patch's antecedents."""
     return tuple([antecedent.partition(_LINEAGE)[0] for antecedent in antecedents])
 
 

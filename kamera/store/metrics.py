@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,25 +51,16 @@ class Watched(Protocol):
 
 
 class Counters:
-    """Numbers and times of what happened, by metric and labels. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: Counter[tuple[str, ...]] = Counter(dict.fromkeys(_ZEROS, 0))
-        self._times: dict[tuple[str, ...], list[float]] = {}
-        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
+    """What happened in a store, by metric and labels. Nothing is counted here: see `Metrics`."""
 
     def count(self, metric: str, *labels: str) -> None:
         """Count one event."""
-        with self._lock:
-            self._sums.update([(metric, *labels)])
 
     def time(self, metric: str, seconds: float, *labels: str) -> None:
         """Count one event that took this long."""
-        with self._lock:
-            told = self._times.setdefault((metric, *labels), [0.0] * (len(_SECONDS) + 2))
-            told[bisect_left(_SECONDS, seconds)] += 1
-            told[-1] += seconds
+
+    def watch(self, store: Watched) -> None:
+        """Report ``store``'s tiers too, as long as it is open."""
 
     def missed(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
         """Count a look-up that found nothing to serve, or raised ``error``."""
@@ -88,48 +77,48 @@ class Counters:
         """Count a chunk placed with this guarantee, by a forward if ``computed``; ``new``: never seen."""
         self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
 
-    def watch(self, store: Watched) -> None:
-        """Report ``store``'s tiers too, as long as it is open."""
-        with self._lock:
-            self._stores.add(store)
-
 
 class Metrics(Counters):
-    """Counters in a Prometheus registry (default: the global one), collected at each scrape.
+    """Counters in a Prometheus registry (default: the global one). Safe to use from several threads.
 
-    One may be given to several stores. Raises `StoreError` without ``prometheus-client``
-    (``kamera[metrics]``), `ValueError` for a registry that has Kamera's metrics already.
+    One may be given to several stores; their tiers are asked at each scrape. Raises `StoreError` without
+    ``prometheus-client`` (``kamera[metrics]``), `ValueError` for a registry that has Kamera's already.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        super().__init__()
         try:
             import prometheus_client as prometheus
         except ImportError:
             raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
-        collector: Any = self  # their type is a base class, whose import would need the extra
-        (prometheus.REGISTRY if registry is None else registry).register(collector)
+        own: Any = prometheus.REGISTRY if registry is None else registry
+        self._lock = threading.Lock()
+        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._sums = {name: prometheus.Counter(name, *told, registry=own) for name, told in _SUMS.items()}
+        self._times = {
+            name: prometheus.Histogram(name, *told, registry=own, buckets=_SECONDS)
+            for name, told in _TIMES.items()
+        }
+        for metric, why in _ZEROS:
+            self._sums[metric].labels(why)
+        own.register(self)
+
+    def count(self, metric: str, *labels: str) -> None:
+        self._sums[metric].labels(*labels).inc()
+
+    def time(self, metric: str, seconds: float, *labels: str) -> None:
+        timed = self._times[metric]
+        (timed.labels(*labels) if labels else timed).observe(seconds)
+
+    def watch(self, store: Watched) -> None:
+        with self._lock:
+            self._stores.add(store)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, for Prometheus."""
+        """The state of the stores, for Prometheus."""
         from prometheus_client import core
 
         with self._lock:
-            sums, times, stores = dict(self._sums), dict(self._times), list(self._stores)
-        for name, (about, labels) in _SUMS.items():
-            counted = core.CounterMetricFamily(name, about, labels=labels)
-            for (metric, *values), number in sums.items():
-                if metric == name:
-                    counted.add_metric(values, number)
-            yield counted
-        for name, (about, labels) in _TIMES.items():
-            timed = core.HistogramMetricFamily(name, about, labels=labels)
-            for (metric, *values), (*parts, total) in times.items():
-                if metric == name:
-                    bounds = (*map(str, _SECONDS), "+Inf")
-                    below = [(bound, sum(parts[: i + 1])) for i, bound in enumerate(bounds)]
-                    timed.add_metric(values, below, total)
-            yield timed
+            stores = list(self._stores)
         size = core.GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])
         objects = core.GaugeMetricFamily("kamera_store_objects", "Objects held", labels=["store", "tier"])
         memory = core.CounterMetricFamily("kamera_store_memory", "Look-ups", labels=["store", "event"])

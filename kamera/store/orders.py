@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import PATCH_KINDS
@@ -37,13 +37,9 @@ def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
         left = [i for i in left if first[orders[i].name] != i]
 
 
-def possible(orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]) -> list[PutOrder]:
-    """Those whose need was not refused; the others are ``found`` refused for the same reason."""
-    left = []
-    for order in orders:
-        why = found.get(order.needs)
-        if isinstance(why, Exception):
-            found[order.name] = why
-        else:
-            left.append(order)
-    return left
+def refuse(order: PutOrder, outcomes: dict[str, Any]) -> bool:
+    """True if the object that an order needs was refused: then it is, too, for the same reason."""
+    why = outcomes.get(order.needs)
+    if isinstance(why, Exception):
+        outcomes[order.name] = why
+    return isinstance(why, Exception)

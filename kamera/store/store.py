@@ -201,7 +201,7 @@ class ChunkStore:
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._named(context, chunk_id, antecedents, kind, base)
-        there = self._tiers.has(key)
+        there = bool(self._tiers.present([key]))
         self._asked(there)
         return there
 

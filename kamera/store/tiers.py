@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreError
+from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
@@ -23,7 +23,7 @@ from kamera.store.flights import Flights
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
-from kamera.store.orders import PutOrder, possible, rank
+from kamera.store.orders import PutOrder, rank, refuse
 from kamera.store.pins import PinBook
 from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
@@ -74,8 +74,9 @@ class Tiers:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
             disk.pins.caches(remote.url)
             self._trim()
-            for name in disk.index.unsent(tenant):  # left by a process that was killed, or offline
-                self._uploads.add(name)
+            left = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
+            for row in sorted(left, key=BY_AGE):
+                self._uploads.add(row.key)
 
     @property
     def lower(self) -> list[Lower]:
@@ -129,13 +130,9 @@ class Tiers:
                 return described(record, there or self.get(order.needs))
         return record
 
-    def has(self, name: str) -> bool:
-        """True if `get` would find an object, as far as is known without reading it."""
-        return bool(self.present([name]))
-
     def present(self, names: Sequence[str]) -> set[str]:
-        """Those of ``names`` that `get` would find; the remote is asked once, for all that are not here."""
-        found = {name for name in names if self.has_here(name)}
+        """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
+        found = {name for name in names if self._has_here(name)}
         away = [name for name in names if name not in found]
         try:
             return found | self.remote.present(away) if self.remote is not None and away else found
@@ -201,15 +198,10 @@ class Tiers:
                 self.delete([one.key for one in objects if one.key not in kept])
                 return [one.key not in kept for one in objects]
             assert self.disk is not None
-            gone = [one.key not in kept and self.disk.evict(one.key, one.stamp) for one in objects]
+            gone = [one.key not in kept and self.disk.delete(one.key, one.stamp) for one in objects]
         for one in objects:
             self.memory.drop(one.key)  # it is read again if it stayed
         return gone
-
-    def scrub(self) -> list[str]:
-        """Leave no trace of deleted rows in any file beside the objects; list what may be left, and why."""
-        why = None if self.disk is None else self.disk.index.scrub()
-        return [] if why is None else [why]
 
     def remote_stats(self) -> RemoteStats | None:
         """The remote's counters and the number of pending objects; None without a remote."""
@@ -257,7 +249,7 @@ class Tiers:
         # the remote is not asked: an object that it lists may still turn out damaged
         return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
 
-    def has_here(self, name: str) -> bool:
+    def _has_here(self, name: str) -> bool:
         """True if the object is in the directory, or without one in memory."""
         if self.disk is None:
             return self.memory.info(name) is not None
@@ -270,7 +262,7 @@ class Tiers:
         return None if stamp is None else self.memory.info(name, stamp) or self.disk.info(name)
 
     def _fetch(self, name: str, remote: RemoteTier) -> Record | None:
-        if self.has_here(name):  # fetched while this call waited
+        if self._has_here(name):  # fetched while this call waited
             return self._local(name)
         try:
             found = remote.read(name)
@@ -278,16 +270,17 @@ class Tiers:
             return None
         if found is None:
             return None
-        try:
-            stamp = "" if self.disk is None else self.disk.adopt(found)
-        except StoreError as error:  # such as no room: the object is served all the same
-            logger.warning("%s is not cached: %s", name, error)
+        if self.disk is None:
+            self.memory.put(found.record, found.info)
             return found.record
-        if self.disk is not None and stamp is not None:
-            self.disk.index.notes.note_sent(name, stamp)
+        order = PutOrder(name, found.record, replace=False, file=(found.info, found.data))
+        [stamped] = self.disk.write_many([order])
+        if isinstance(stamped, Exception):  # such as no room: the object is served all the same
+            logger.warning("%s is not cached: %s", name, stamped)
+        elif stamped is not None:  # else an intact one stays there
+            self.disk.index.notes.note_sent(name, stamped[1])
             self._trim()
-        if stamp is not None:
-            self.memory.put(found.record, found.info, stamp)
+            self.memory.put(found.record, *stamped)
         return found.record
 
     def _trim(self) -> None:
@@ -298,7 +291,7 @@ class Tiers:
     def _put_on_disk(
         self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
     ) -> None:
-        coming = possible(orders, found)
+        coming = [order for order in orders if not refuse(order, found)]
         for order, stamped in zip(coming, disk.write_many(coming), strict=True):
             if stamped is None or isinstance(stamped, Exception):
                 found[order.name] = stamped
@@ -313,7 +306,7 @@ class Tiers:
     ) -> None:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
         for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
-            coming = possible(list(wave), found)
+            coming = [order for order in wave if not refuse(order, found)]
             if self.remote is None or len(coming) < 2:
                 done = [self._put_away(order) for order in coming]
             else:  # round trips overlap
@@ -335,7 +328,7 @@ class Tiers:
             data = self._codec.encode(record, created)
             info = replace(info, bytes=len(data))
             self._dropped.pop(name, None)
-            if not self.remote.put(name, data):
+            if not self.remote.put(info, data):
                 return None
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
@@ -358,14 +351,14 @@ class Tiers:
                 kept = self.memory.peek(name)
                 if kept is not None:
                     record, info = kept
-                    if not self.remote.put(name, self._codec.encode(record, info.created)):
+                    if not self.remote.put(info, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
             found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
                 return
-            if not self.remote.put(name, found.data):
-                self.disk.evict(name, found.stamp)  # the next look-up fetches the stronger one
+            if not self.remote.put(found.info, found.data):
+                self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, found.stamp)
         self._trim()

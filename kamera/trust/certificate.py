@@ -99,15 +99,15 @@ class Certificate:
         pairs.append(("on backbone", ours.fingerprint, settings, grounds.fingerprint))
         for name in theirs | ours.versions:
             pairs.append((f"with {name}", ours.versions.get(name), f"this is {name}", theirs.get(name)))
+        was, wanted = ours.budget, grounds.budget
         pairs += [
-            ("with patches of rank", ours.budget.rank, "the policy's rank is", grounds.budget.rank),
-            ("with patch_bytes", ours.budget.share, "the policy's is", grounds.budget.share),
+            ("with patches of rank", was.rank, "the policy's rank is", wanted.rank),
+            ("with patch_bytes", was.share, "the policy's is", wanted.share),
+            ("with patches of", _layers(was), "the policy corrects", _layers(wanted)),
         ]
         for measured, then, here, now in pairs:
             if then != now:
                 return f"it was measured {measured} {_short(then)}, {here} {_short(now)}"
-        if ours.budget != grounds.budget:
-            return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
 
     @property
@@ -186,4 +186,18 @@ def _digest(content: Any) -> str:
 def _short(value: object) -> object:
     """A digest by its first digits."""
     text = str(value)
-    return text[:12] if len(text) == 64 else text or "none"
+    return text[:12] if len(text) == 64 and text.isalnum() else text or "none"
+
+
+def _layers(budget: PatchBudget) -> str:
+    return "all layers" if budget.layers is None else f"layers {', '.join(map(str, budget.layers))}"
+
+
+def _uncoerced(value: Any, kind: type) -> Any:
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError(f"{value!r} is no {kind.__name__}")
+
+
+for _kind in (str, int, float):  # cattrs itself takes "12" for 12
+    _CONVERTER.register_structure_hook(_kind, _uncoerced)

@@ -149,19 +149,14 @@ class ReusePolicy:
         if not 0.0 <= self.audit <= 1.0:
             raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
 
-    def admits(self, guarantee: Guarantee) -> bool:
-        """True if an arriving chunk may be served with this guarantee."""
-        return guarantee not in self.withheld and at_least(guarantee, self.minimum)
-
-    @property
-    def patches(self) -> bool:
-        """True if a stored patch may serve: behind its antecedents, or behind others."""
-        return self.admits("patched") or self.admits("near")
+    def admits(self, *guarantees: Guarantee) -> bool:
+        """True if an arriving chunk may be served with one of these guarantees."""
+        return any(g not in self.withheld and at_least(g, self.minimum) for g in guarantees)
 
     @property
     def moves(self) -> bool:
         """True if a stored chunk may be served behind antecedents that it was never conditioned on."""
-        return self.samples or any(self.admits(guarantee) for guarantee in ("near", "blind"))
+        return self.samples or self.admits("near", "blind")
 
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""

@@ -21,6 +21,7 @@ from kamera.window.functions import (
     sequence_of,
     shown_spans,
     terms_in_force,
+    with_kv,
 )
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
@@ -93,4 +94,5 @@ __all__ = [
     "shown_spans",
     "terms_in_force",
     "well_formed",
+    "with_kv",
 ]

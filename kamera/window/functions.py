@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from kamera.content import Chunk, Content, Encoded
 from kamera.engines import Recipe
-from kamera.ops import kv_copy
-from kamera.patches import Former, form_orbit, later_of
+from kamera.ops import KV, kv_copy
+from kamera.patches import Copy, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
 from kamera.window.asking import ANSWER, Inquiry, Question, Response
@@ -19,7 +20,8 @@ from kamera.window.lookalikes import candidates
 from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
-from kamera.window.state import ShownSpan, Slot, moved
+from kamera.window.seats import Seats
+from kamera.window.state import Resident, ShownSpan, Slot, WindowState, moved
 from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
 
@@ -60,6 +62,18 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
         ShownSpan(encoded, positions, kv_copy(stage.live.read(i)))
         for i, (encoded, positions) in enumerate(parts)
     )
+
+
+@serial
+def with_kv(window: KameraWindow, kvs: Sequence[KV]) -> KameraWindow:
+    """A fork that shows other KV for its chunks, ``kvs`` in their order: as it is, at their places."""
+    state, fork = window._state, window.fork()
+    sources = [replace(seat.shown, home=seat.spot, patch=None) for seat in state.seats.seats]
+    seats = [replace(s, source=own, clean=None) for s, own in zip(state.seats.seats, sources, strict=True)]
+    places = zip(seats, state.facts, kvs, state.positions, strict=True)
+    tensors = {seat.number: Resident(facts, Copy(kv, positions)) for seat, facts, kv, positions in places}
+    fork._state = WindowState(Seats(tuple(seats), state.seats.frame), tensors)
+    return fork
 
 
 @serial

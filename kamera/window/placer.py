@@ -54,7 +54,7 @@ class Placer:
             return self.archived(seat)
         if isinstance(self.request, Arrange) and not self.request.archive:
             return seat
-        if seat.archived and not self.rows.unkept(seat.chunk_id):
+        if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
             self.owed.append(Archive(seat.number, True, later=True))
@@ -63,7 +63,7 @@ class Placer:
 
     def archived(self, seat: Seat) -> Seat:
         """Archive a chunk: its canonical, and the patch of its prefill."""
-        if seat.archived and not self.rows.unkept(seat.chunk_id):
+        if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
         if self.base(seat.chunk_id) is None:
             self.steps.append(Archive(seat.number, self._computes(seat)))
@@ -161,7 +161,7 @@ class Placer:
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
         """Why no stored KV serves a chunk behind ``before``, by the rows that `best_source` looked at."""
         policy, rows = self.policy, self.rows
-        if policy.minimum == "exact" or not (policy.patches or policy.moves):
+        if policy.minimum == "exact" or not (policy.admits("patched") or policy.moves):
             return "policy"
         if chunk.chunk_id in self.limits.glue:
             return "glue"
@@ -315,12 +315,9 @@ class Placer:
 
     def _miss(self, seat: Seat) -> None:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
-        if self.policy.forms == "always":
-            self._harvest(seat)
-        elif self.policy.minimum != "exact" and self.rows.was_prefilled_behind(
-            seat.chunk_id, seat.source.antecedents
-        ):
-            self._harvest(seat, later=True)
+        now, met = self.policy.forms == "always", (seat.chunk_id, seat.source.antecedents)
+        if now or (self.policy.minimum != "exact" and met in self.rows.prefilled):
+            self._harvest(seat, later=not now)
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""

@@ -36,7 +36,7 @@ def plan(request: Request, view: View) -> Plan:
     Raises the refusals of the operation: WindowFull, NotRelocatable, PolicyRefused.
     """
     seats, policy = view.seats, view.policy
-    patches = policy.patches or not isinstance(request, Arrange) or request.archive
+    patches = policy.admits("patched", "near") or not isinstance(request, Arrange) or request.archive
     planner = Planner(request, seats, view.rows, policy, view.limits, patches)
     match request:
         case Append(content=Newcomer() as chunk):

@@ -164,7 +164,7 @@ class _PlanRun(RunTensors):
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
         self.seated(seat, facts, copy)
-        self.former.catalogue.record_prefill(facts.chunk_id, seat.source.antecedents)
+        self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.stood[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
         self.former.store.metrics.served(seat.guarantee, computed=True, new=new)

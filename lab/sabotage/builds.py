@@ -155,7 +155,7 @@ def _in_forming(backbone: HfEngine, fault: Fault) -> Build:
         of = Material(canonical, held, layout, still, held, held, seed=0).under(fault)
         return sized._replace(formed=sized.formed._replace(patch=of.patch))
 
-    return lambda: replaced(PatchBudget, "_formed", wrong)
+    return lambda: replaced(PatchBudget, "_form", wrong)
 
 
 def _anothers_patches() -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,9 +32,18 @@ def certified(backbone: HfEngine, items: int = 20 * SCENES):
     return certify(backbone, probe="world", items=items, guarantees=["patched"])
 
 
-def trials(backbone: HfEngine, scene: int = 0) -> Trials:
-    (shown,) = itertools.islice(run.scenes_of("world"), scene, scene + 1)
-    return Trials(backbone, shown, ReusePolicy(certified=False, forms="always"))
+def trials(backbone: HfEngine) -> Trials:
+    return Trials(backbone, next(run.scenes_of("world")), ReusePolicy(certified=False, forms="always"))
+
+
+def unseen(asked: Trials) -> list[str]:
+    """Faults that the KV of windows does not tell."""
+    return [name for name in sabotages(asked.backbone.axes) if not asked.compare_sabotage(name).flaw]
+
+
+@pytest.fixture(scope="module")
+def asked(trained):
+    return trials(trained)
 
 
 def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch):
@@ -52,15 +60,13 @@ def test_the_kv_of_windows_tells_every_fault_in_every_precision():
         asked = trials(HfEngine(*load("mla", dtype=dtype)))
         sound = asked.compare() & asked.compare_after_moves() & asked.compare_survivors()
         assert (sound.flaw, sound.lack) == ("", ""), dtype
-        wrong = asked.compare_sabotages()
-        assert wrong.keys() == sabotages(axes=1).keys()
-        assert [name for name, found in wrong.items() if not found.flaw] == []
+        assert asked.backbone.axes == 1 and unseen(asked) == [], dtype
 
 
 @pytest.mark.parametrize(("scale", "told"), [(0.97, True), (0.995, False), (1.03, True)])
-def test_the_scale_of_a_patch_is_told_within_two_percent(trained, monkeypatch, scale, told):
+def test_the_scale_of_a_patch_is_told_within_two_percent(asked, monkeypatch, scale, told):
     monkeypatch.setattr("kamera.certify.sabotage.SCALE", scale)
-    found = trials(trained).compare_sabotages()["patch scaled"]
+    found = asked.compare_sabotage("patch scaled")
     assert bool(found.flaw) == told
     assert not told or "of its scale" in found.flaw
 
@@ -68,29 +74,26 @@ def test_the_scale_of_a_patch_is_told_within_two_percent(trained, monkeypatch, s
 def test_each_axis_alone_is_told_in_half_precision():
     asked = trials(HfEngine(*load("gqa", dtype=torch.bfloat16)))
     assert asked.compare().flaw == ""
-    wrong = asked.compare_sabotages()
-    assert wrong.keys() == SABOTAGES.keys()
-    assert [name for name, found in wrong.items() if not found.flaw] == []
+    assert asked.backbone.axes == 3 and unseen(asked) == []
 
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch, kernels):
+def test_every_wrong_build_has_a_flaw_by_which_no_certificate_is_safe(trained, monkeypatch, kernels):
     """The table in short: `python -m lab.sabotage.certificates` asks 120 questions a guarantee.
 
     What can be wrong in a kernel is also what a sound build's certificate is tried with (above).
     """
-    monkeypatch.setattr(probe, "PER_TRIAL", 2)
     monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
-    verdicts = {}
+    flaws = {}
     for name, build in builds(trained).items():
         if name.endswith(", in the kernels") is kernels:
             with build():
-                verdicts[name] = certified(trained, items=2).findings["patched"].verdict
-    assert len(verdicts) > 10
-    assert {name for name, verdict in verdicts.items() if verdict != "unsafe"} == set()
+                flaws[name] = run._flaw(trained) or trials(trained).compare().flaw
+    assert len(flaws) > 10
+    assert [name for name, flaw in flaws.items() if not flaw] == []
 
 
-@pytest.mark.slow  # the table in short, above, asks the same builds with their proofs
+@pytest.mark.slow  # the same builds have been asked with their proofs, above
 def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained, monkeypatch):
     monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     missed = []
@@ -110,9 +113,13 @@ def test_a_rotation_that_is_wrong_everywhere_is_proved_to_be(trained, name):
         assert "relocation is off by" in run._flaw(trained)
 
 
-def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
-    with builds(trained)["patch scaled, in the kernels"]():
+def test_a_flaw_ends_the_probe_with_its_first_scene(trained, monkeypatch):
+    """Here one that windows alone show; below one of the operator."""
+    monkeypatch.setattr(probe, "PER_TRIAL", 2)
+    with builds(trained)["layer dropped, when it is formed"]():
+        assert run._flaw(trained) == ""
         made = certify(trained, probe="world", items=120)
+    assert made.findings.keys() == probe.TRIALS.keys()
     assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}
     assert max(finding.n for finding in made.findings.values()) == probe.PER_TRIAL
     assert made.sabotages == {}
@@ -132,7 +139,9 @@ def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_prob
         return scene if index else replace(scene, queries={**scene.queries, "orbit": ()})
 
     monkeypatch.setitem(run.PROBES, "world", silent_at_first)
+    monkeypatch.setattr(probe, "PER_TRIAL", 2)
     with builds(trained)["patch scaled, in the kernels"]():
+        assert run._flaw(trained)
         made = certify(trained, probe="world", items=120, guarantees=["orbit"])
     assert made.findings["orbit"].n > 0
     assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}

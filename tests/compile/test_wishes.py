@@ -147,4 +147,4 @@ def test_no_certificate_covers_a_policy_that_leaves_layers_out():
     held = certificate(vision_backbone(), of_rank=32)
     assert held.difference(grounds_of(vision_backbone(), ReusePolicy().budget)) is None
     refusal = held.difference(grounds_of(vision_backbone(), ReusePolicy(layers="0:3").budget))
-    assert "patches of all layers" in str(refusal)
+    assert "with patches of all layers, the policy corrects layers 0, 1, 2" in str(refusal)

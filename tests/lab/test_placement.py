@@ -39,15 +39,14 @@ POLICIES = {
 class Library(Fake):
     """Rows of canonicals, and of patches: behind orders, of orbits, and behind survivors."""
 
+    prefilled: frozenset[tuple] = frozenset()
+
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
         return {behind for chunk, behind, kind in self.patches if chunk == chunk_id and kind == "exact"}
 
     def patch_within(self, chunk_id, length, antecedents, kind, budget, base=""):
         behind = sorted(antecedents) if kind == "orbit" else antecedents
         return super().patch_within(chunk_id, length, behind, kind, budget, base)
-
-    def was_prefilled_behind(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        return False
 
     def near(self, chunk_id, antecedents, limit):
         found = sorted(

@@ -10,8 +10,17 @@ import torch
 from hypothesis import strategies as st
 
 from kamera.ops import KV, Blocks, Codes, LowRank, LowRanks, Patch, equal_groups, kv_of
-from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
+from kamera.store import (
+    CanonicalRecord,
+    Context,
+    EncodingRecord,
+    ObjectInfo,
+    PatchRecord,
+    encoding_context,
+)
 from kamera.store.codec import Codec
+from kamera.store.disk.index import Index
+from kamera.store.info import Selection
 from kamera.store.pins import PinBook
 from lab.reliability.forge import join, seal, split
 
@@ -136,6 +145,11 @@ def snapshot(root: Path) -> dict[str, bytes]:
 def is_pinned(book: PinBook, name: str) -> bool:
     """Whether an object is pinned now."""
     return any(pin.name == name for pin in book.list())
+
+
+def rows_of(index: Index, tenant: str, **wanted: Any) -> list[ObjectInfo]:
+    """The objects of a tenant that an index lists."""
+    return list(index.iterate(tenant, Selection(**wanted)))
 
 
 def drop_index(root: Path) -> None:

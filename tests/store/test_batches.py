@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import IncompatibleChunk
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, ObjectInfo
 from kamera.store.remote import RemoteTier
 from tests.store.builders import (
     CONTEXT,
@@ -101,10 +101,10 @@ def test_puts_to_a_remote_overlap_but_none_goes_before_what_it_needs(
     sent: list[str] = []
     real = RemoteTier.put
 
-    def put(self: RemoteTier, name: str, data: bytes) -> bool:
+    def put(self: RemoteTier, info: ObjectInfo, data: bytes) -> bool:
         everyone.wait()
-        sent.append(name)
-        return real(self, name, data)
+        sent.append(info.key)
+        return real(self, info, data)
 
     monkeypatch.setattr(RemoteTier, "put", put)
     encodings = [encoding(chunk) for chunk in CHUNKS]

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import nn
 
 from kamera.engines.hf import HfEngine
-from kamera.store import ChunkStore, Context, tensor_digest
+from kamera.ops import tensor_digest
+from kamera.store import ChunkStore, Context
 from tests.models import processors, tiny
 from tests.store.builders import assert_same, canonical, patch
 

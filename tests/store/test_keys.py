@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.store import Context, canonical_key, chunk_id, digest, patch_key, tensor_digest
+from kamera.ops import chunk_id, digest, tensor_digest
+from kamera.store import Context, canonical_key, patch_key
 from tests.store.builders import tensors
 
 CONTEXT = Context("backbone", "anchor", "tenant")

@@ -21,7 +21,7 @@ from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
 from lab.reliability.redis_server import RedisServer
 from tests.killing import die, in_child
-from tests.store.builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch, rows_of
 
 QUICK = "timeout=60&retries=0&cooldown=0.05"
 CHUNK = "c" * 64
@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_be_written_still_serves(
         raise StoreError("no space left on device")
 
     with opened("two") as store:
-        monkeypatch.setattr(DiskTier, "adopt", full)
+        monkeypatch.setattr(DiskTier, "_write", full)
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert "no space left" in caplog.text
 
@@ -322,7 +322,7 @@ def test_a_cache_over_its_limit_evicts_the_least_recently_used(
         for name in "ca":
             assert store.get_canonical(CONTEXT, name) is not None
     with opened(disk_limit=int(3.5 * one)) as store:
-        here = {info.chunk_id for info in store._disk.index.rows(tenant="")}  # type: ignore[union-attr]
+        here = {info.chunk_id for info in rows_of(store._disk.index, tenant="")}  # type: ignore[union-attr]
         assert here == {"a", "c", "e"}
         assert len(store.ls()) == 5
         for name in "abcde":
@@ -343,7 +343,7 @@ def test_what_the_remote_does_not_have_never_leaves_the_cache(
         assert not store.flush(30).unsaved
         store.put(canonical("d"))
         assert not store.flush(30).unsaved
-        assert len(store._disk.index.rows(tenant="")) <= 1  # type: ignore[union-attr]
+        assert len(rows_of(store._disk.index, tenant="")) <= 1  # type: ignore[union-attr]
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abcd"] == [True] * 4
 
 

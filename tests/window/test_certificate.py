@@ -180,6 +180,10 @@ REFUSED = {
     "rank": ({"budget": PatchBudget(6, 0.03)}, "patches of rank 6, the policy's rank is 5"),
     "bytes": ({"budget": PatchBudget(RANK, 0.02)}, "with patch_bytes 0.02, the policy's is 0.03"),
     "any bytes": ({"budget": PatchBudget(RANK)}, "with patch_bytes None, the policy's is 0.03"),
+    "layers": (
+        {"budget": PatchBudget(RANK, ReusePolicy.patch_bytes, (0, 2))},
+        "with patches of layers 0, 2, the policy corrects all layers",
+    ),
     "torch": ({"versions": {**library_versions(), "torch": "1.0"}}, "with torch 1.0, this is torch 2"),
     "kamera": ({"versions": {**library_versions(), "kamera": "0.0"}}, "with kamera 0.0, this is kamera"),
     "library": ({"versions": {}}, "with kamera None, this is kamera"),
@@ -262,6 +266,17 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
     reseal(path, findings={"perfect": document["certificate"]["findings"]["patched"]})
     with pytest.raises(InvalidCertificate, match=r"perfect not in literal.*findings\['perfect'\]"):
         Certificate.read(path)
+    path.write_text(json.dumps(document))
+    grounds = document["certificate"]["grounds"]
+    for field, wrong, kind in (
+        ("position_limit", "12", "int"),
+        ("position_limit", True, "int"),
+        ("dtype", 16, "str"),
+        ("budget", {**grounds["budget"], "share": "0.03"}, "float"),
+    ):
+        reseal(path, grounds={**grounds, field: wrong})
+        with pytest.raises(InvalidCertificate, match=rf"expected {kind}.*grounds\.{field}"):
+            Certificate.read(path)
     with pytest.raises(InvalidCertificate, match="no certificate at"):
         Certificate.read(folder / "missing.json")
 

@@ -14,6 +14,7 @@ from kamera import window
 from kamera.engines import PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
 from kamera.ops import PatchBudget, SampleSize
+from kamera.patches import Losses
 from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
@@ -34,6 +35,7 @@ class Fake:
     bases: dict[str, object] = field(default_factory=dict)
     based: dict[tuple, object] = field(default_factory=dict)
     doubts: set[tuple] = field(default_factory=set)
+    losses: Losses = field(default_factory=Losses)
 
     def has_canonical(self, chunk_id: str) -> bool:
         return chunk_id in self.canonicals
@@ -60,9 +62,6 @@ class Fake:
 
     def doubted(self, chunk_id, antecedents) -> bool:
         return (chunk_id, tuple(antecedents)) in self.doubts
-
-    def unkept(self, chunk_id) -> bool:
-        return False
 
 
 PROVED = Proof(0.0, 0, 1, 0.0, ())

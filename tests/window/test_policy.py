@@ -11,8 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
 from kamera.patches.near import divergence
 from kamera.patches.orbit import balanced, how_many, orderings
-from kamera.store import StoreAdmin
-from kamera.store.keys import chunk_of
+from kamera.store import StoreAdmin, keys
 from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.window import former_of, keep_orbit
 from tests.engines.compare import worst
@@ -209,7 +208,7 @@ def test_a_patch_behind_survivors_needs_survivors(pieces):
     window.append(c)  # behind the survivor b, which still knows a
     assert guarantees(window) == ["survivor", "patched"]
     (info,) = [i for i in window.store.ls("exact") if i.chunk_id == c.id]
-    assert (tuple(map(chunk_of, info.antecedents)), info.formed) == ((b.id,), "survivor")
+    assert (keys.chunks_of(info.antecedents), info.formed) == ((b.id,), "survivor")
     clean = make(backbone, window.store, b)
     with watching(backbone) as seen:
         clean.recall(c.id)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kamera import ChunkStore, KameraWindow
-from kamera.ops import KV
-from kamera.window import sequence_of, shown_spans
+from kamera.ops import KV, kv_map
+from kamera.window import sequence_of, shown_spans, with_kv
 from tests.reuse.rig import FULL, HEAD, family, words
 
 
@@ -41,3 +41,21 @@ def test_writing_to_a_shown_span_changes_no_answer():
             for tensor in layer.values():
                 tensor.zero_()
     assert torch.equal(window.next_token_logits(words(5, 4)), before)
+
+
+def test_a_fork_with_other_kv_answers_by_that_and_the_window_by_its_own():
+    backbone = family("llama_mqa")
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), HEAD, policy=FULL)
+    for seed in (1, 2, 3):
+        window.append(backbone.chunk_from_tensors(words(seed, 9 + seed)))
+    window.slide(1)
+    window.condition(1, False)
+    question = words(5, 4)
+    before = window.next_token_logits(question)
+    own = [span.kv for span in shown_spans(window)[1:]]
+    none = [kv_map(kv, torch.zeros_like) for kv in own]
+    for kvs, alike in ((own, True), (none, False)):
+        fork = with_kv(window, kvs)
+        assert torch.equal(fork.next_token_logits(question), before) == alike
+        assert all(same(span.kv, kv) for span, kv in zip(shown_spans(fork)[1:], kvs, strict=True))
+        assert torch.equal(window.next_token_logits(question), before)

@@ -8,7 +8,7 @@ from kamera.engines.hf.load import hide_progress, load_processor
 from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import (
     OperatorProof,
-    precision,
+    compare_kv,
     prove_cuts,
     prove_moves,
     prove_patch,
@@ -24,9 +24,9 @@ __all__ = [
     "Observer",
     "OperatorProof",
     "ServedModel",
+    "compare_kv",
     "hide_progress",
     "load_processor",
-    "precision",
     "prove_cuts",
     "prove_moves",
     "prove_patch",

@@ -74,7 +74,7 @@ class StoreAdmin:
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
         disk = self._tiers.disk
-        return len(self._tiers.memory.infos()) if disk is None else disk.rebuild_index()
+        return len(self._tiers.memory.infos()) if disk is None else disk.index.compare(afresh=True)
 
     # -- keeping and removing objects ----------------------------------------------------------
 

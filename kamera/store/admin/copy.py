@@ -144,7 +144,7 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
     if coded and context.lossy:
         raise ValueError(f"it is in {context.kv} already, and codes of codes lose twice")
     record = replace(record, context=replace(context, kv=kv) if kv and coded else context)
-    if target._tiers.has(target._codec.name(record.key)):
+    if target._tiers.present([target._codec.name(record.key)]):
         return "present"
     loss = None
     if coded and isinstance(record, CanonicalRecord):

@@ -5,13 +5,12 @@ The index is compared with every file first, so that it agrees with the files.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.codec import UNREADABLE, Codec
+from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, behind_survivors, is_key, object_key, whole_id
@@ -57,12 +56,12 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     look.names.update(trace.name for trace in found)  # the header of a copy may be gone
     search.forget(look.names)
     tiers.pins.unpin(look.names)
-    unclean = tiers.scrub()
+    unclean = None if tiers.disk is None else tiers.disk.index.scrub()
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(removed),
         copies=sum(trace.tier is not None for trace in found),
-        left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *unclean])),
+        left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *filter(None, [unclean])])),
     )
 
 
@@ -132,10 +131,9 @@ class _Look:
         lost = {}
         for name in set(disk.names()) - disk.index.keys():
             try:
-                disk.header(name)
+                disk.info(name)
             except CorruptChunk:
-                with contextlib.suppress(*UNREADABLE):
-                    disk.read(name)  # quarantines it: it is looked at there
+                pass  # it is in quarantine now, and looked at there
             except (StoreVersionError, WrongKey) as error:
                 lost[name] = f": {error}"
         return lost

@@ -6,7 +6,7 @@ import time
 
 from kamera.store.admin.quarantine import Quarantine
 from kamera.store.eviction import choose, value
-from kamera.store.info import Collected, Progress, Removed, untold
+from kamera.store.info import Collected, Progress, Removed, Weighed, untold
 from kamera.store.tiers import Tiers
 
 _AT_ONCE = 256
@@ -23,7 +23,11 @@ def collect(
 ) -> Collected:
     """`StoreAdmin.gc`; ``tenant`` None: all tenants."""
     now, ward = time.time(), Quarantine(tiers)
-    objects = list(tiers.lower[-1].weighed(tenant))
+    if tiers.remote is not None:
+        objects = [Weighed.of(info) for info in tiers.remote.listing.infos()]
+    else:
+        assert tiers.disk is not None, "what is in memory has its own limit"
+        objects = list(tiers.disk.index.weighed(tenant))
     removed: list[Removed] = []
     victims = list(choose(objects, tiers.pins.kept(), max_bytes, now))
     for start in range(0, len(victims), _AT_ONCE):

@@ -22,7 +22,7 @@ def _renewed(disk: DiskTier) -> VerifyReport:
     """Clear up after dead writers, and make the rows anew."""
     stale = 0 if disk.read_only else disk.collect()
     listed, names = disk.index.keys(), set(disk.names())
-    disk.rebuild_index()
+    disk.index.compare(afresh=True)
     return VerifyReport(0, (), (), len(names - listed), len(listed - names), stale)
 
 
@@ -30,7 +30,7 @@ def _read(tier: Lower, report: VerifyReport, progress: Progress) -> VerifyReport
     """Read every object of ``tier``, and add to ``report``."""
     ok = 0
     quarantined: list[str] = []
-    refused = tier.strangers()
+    refused = [] if isinstance(tier, DiskTier) else tier.strangers()
     names = tier.names()
     for done, name in enumerate(names, 1):
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from kamera import forks
 from kamera.files import PATIENCE, lock_of
-from kamera.store.disk.syncing import sync_all, syncs_all
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
@@ -36,7 +35,7 @@ class Folder:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -49,37 +48,21 @@ class Folder:
         path = self.path / name
         if make:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self._descriptor)
-        return Folder(path, _opened(path, self._descriptor))
-
-    def again(self) -> Folder:
-        """The same folder under a descriptor of its own."""
-        return Folder(self.path, os.open(".", _DIRECTORY, dir_fd=self._descriptor))
-
-    def is_same_folder(self, status: os.stat_result) -> bool:
-        """True if ``status`` is this folder's own: another may have taken its place."""
-        mine = os.fstat(self._descriptor)
-        return (mine.st_dev, mine.st_ino) == (status.st_dev, status.st_ino)
+                os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        return Folder(path, _opened(path, self.descriptor))
 
     def status(self, name: str) -> os.stat_result | None:
         """Status of the entry ``name``, a link's own; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         return None
-
-    def refuse_links(self) -> None:
-        """Raise `NotAFile` if there is a link in this folder."""
-        for name in self.names():
-            status = self.status(name)
-            if status is not None and stat.S_ISLNK(status.st_mode):
-                raise NotAFile(f"{self.path / name} is a link, and a store follows no links: remove it")
 
     def open(self, name: str) -> int:
         """Descriptor of a regular file, closed by the caller. Raises `FileNotFoundError` if there is none."""
-        status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
-        descriptor = os.open(name, _FILE, dir_fd=self._descriptor)
+        descriptor = os.open(name, _FILE, dir_fd=self.descriptor)
         try:
             _refuse_holes(self.path / name, descriptor)
         except BaseException:
@@ -109,7 +92,7 @@ class Folder:
     def create(self, name: str, data: bytes, *, sync: bool = True) -> os.stat_result:
         """Create a file that only its owner may read; by default it is synced."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+        descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
             left = memoryview(data)
             while left:
@@ -122,19 +105,19 @@ class Folder:
 
     def move(self, name: str, target: Folder, new: str) -> None:
         """Rename a file, replacing any entry of the new name."""
-        os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+        os.replace(name, new, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def remove(self, name: str) -> bool:
         """Delete a file or link; return True if it existed."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._descriptor)
+            os.unlink(name, dir_fd=self.descriptor)
             return True
         return False
 
     def names(self) -> list[str]:
         """Names of its entries, sorted."""
         # a separate descriptor: listing moves its position, which other threads would share
-        descriptor = os.open(".", _DIRECTORY, dir_fd=self._descriptor)
+        descriptor = os.open(".", _DIRECTORY, dir_fd=self.descriptor)
         try:
             return sorted(os.listdir(descriptor))
         finally:
@@ -155,16 +138,7 @@ class Folder:
 
     def sync(self) -> None:
         """Sync its names to the disk."""
-        os.fsync(self._descriptor)
-
-    def sync_all(self) -> None:
-        """Sync all that was written to its file system since it was opened; only where `syncs_all`."""
-        sync_all(self._descriptor)
-
-    @property
-    def syncs_all(self) -> bool:
-        """True if `sync_all` can be relied upon here."""
-        return syncs_all(self._descriptor)
+        os.fsync(self.descriptor)
 
     def close(self) -> None:
         """Close the descriptor; may be called again."""
@@ -235,7 +209,7 @@ class Nested:
         status, folder = self._parent.status(self._name), self._folder
         if status is None:
             return None
-        if folder is None or not folder.is_same_folder(status):
+        if folder is None or not os.path.samestat(os.fstat(folder.descriptor), status):
             # the other is closed when the last thread that uses it lets go of it
             folder = self._parent.sub(self._name)
             self._folder = folder if self._stays else None

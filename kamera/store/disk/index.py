@@ -24,7 +24,7 @@ from kamera.store.disk.database import Database, Dropped, Unusable
 from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.notes import Notes
 from kamera.store.disk.rows import COLUMNS, FIELDS, INSERT, WEIGHED, Stamped, columns_of, read_row, row_of
-from kamera.store.info import ALL, BY_AGE, Census, KindCount, ObjectInfo, Selection, Weighed
+from kamera.store.info import ALL, Census, KindCount, ObjectInfo, Selection, Weighed
 from kamera.store.keys import KINDS, Context, is_key
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,15 @@ class Index:
     def compare(self, *, afresh: bool = False) -> int:
         """Compare every row with its file, or make it anew; return the number of rows."""
         while True:
-            with contextlib.suppress(Dropped):  # damage, met on the way: it is empty now
+            try:
                 self._ask("SELECT 1")  # names and tables agree
                 db = self._database()
                 self._correct(db, {*self._files.names(), *self.keys()}, afresh=afresh)
                 return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])
+            except Dropped:  # damage, met on the way: it is empty now
+                continue
+            except OSError as error:
+                raise self._unlisted(error) from error
 
     def scrub(self) -> str | None:
         """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""
@@ -157,10 +161,6 @@ class Index:
             last = Weighed(*rows[-1][: len(FIELDS)])
             after = last.created, last.key
 
-    def rows(self, tenant: str, **wanted: Any) -> list[ObjectInfo]:
-        """`iterate`, all at once."""
-        return list(self.iterate(tenant, Selection(**wanted)))
-
     def names_of(self, kind: str, context: Context) -> list[str]:
         """Names of the objects of a kind and context, oldest first."""
         wanted = columns_of(context, self._codec) | {"kind": kind}
@@ -183,12 +183,6 @@ class Index:
     def bytes(self) -> int:
         """The bytes of all objects, of all tenants."""
         return int(self._ask("SELECT COALESCE(SUM(bytes), 0) FROM objects")[0][0])
-
-    def unsent(self, tenant: str) -> list[str]:
-        """A tenant's objects whose files the remote did not confirm, oldest first."""
-        sent = self.notes.sent()
-        rows = [row for row in self.weighed(tenant) if sent.get(row.key) != row.stamp]
-        return [row.key for row in sorted(rows, key=BY_AGE)]
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
@@ -246,7 +240,7 @@ class Index:
                 logger.warning("listing from the files for now: %s", error)
                 self._again = time.monotonic() + _RETRY_SECONDS
             except OSError as error:
-                raise StoreError(f"store {self.path.parent}: cannot list the objects: {error}") from error
+                raise self._unlisted(error) from error
 
     def _agree(self, db: Database) -> Any:
         """Bring the rows of ``db`` into agreement with the files; return its connection."""
@@ -300,9 +294,12 @@ class Index:
                     self.later([row[0]])
                     found = None if stamp is None else self._files.row(row[0])
             except OSError as error:
-                raise StoreError(f"store {self.path.parent}: cannot list the objects: {error}") from error
+                raise self._unlisted(error) from error
             if found is not None:
                 yield found[0]
+
+    def _unlisted(self, error: OSError) -> StoreError:
+        return StoreError(f"store {self.path.parent}: cannot list the objects: {error}")
 
     def _stamp(self, key: str) -> str | None:
         return self._files.stamp(key) if is_key(key) else None  # the key may be damaged

@@ -72,10 +72,9 @@ class DiskBounds:
             with self._disk.pins.cell.alone():
                 kept = self._disk.pins.kept() | {coming}
                 if self._cache:
-                    sent = self._disk.index.notes.sent()
-                    kept |= {row.key for row in rows if sent.get(row.key) != row.stamp}
+                    kept |= {row.key for row in self._disk.index.notes.unsent(rows)}
                 victims = [found for found, _ in choose(rows, kept, rest, time.time(), by="use")]
-                freed = sum(one.bytes for one in victims if self._disk.evict(one.key, one.stamp))
+                freed = sum(one.bytes for one in victims if self._disk.delete(one.key, one.stamp))
             if not freed:
                 break
             gone += freed

@@ -9,9 +9,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from kamera.store.disk.database import Database, Unusable
+from kamera.store.info import Weighed
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +65,16 @@ class Notes:
         except Unusable as error:
             logger.debug("uses not counted: %s", error)
 
-    def sent(self) -> dict[str, str]:
-        """Key and stamp of every file that the remote confirmed; some may be gone or replaced since."""
-        return {key: stamp for key, stamp in self._say("SELECT key, stamp FROM sent")}
+    def unsent(self, rows: Iterable[Weighed]) -> list[Weighed]:
+        """Those of ``rows`` whose files the remote did not confirm."""
+        sent = dict(self._say("SELECT key, stamp FROM sent"))
+        return [row for row in rows if sent.get(row.key) != row.stamp]
 
     def note_sent(self, key: str, stamp: str) -> None:
         """Note that the remote has the file of ``stamp``."""
         self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", key, stamp)
 
-    def _say(self, sql: str, *values: str) -> list[tuple[str, ...]]:
+    def _say(self, sql: str, *values: str) -> list[Any]:
         with contextlib.suppress(Unusable):
             if not self._read_only:
                 return self._db.execute(sql, values)

@@ -21,7 +21,7 @@ from kamera.store.disk.index import Index
 from kamera.store.disk.keep import PinFile
 from kamera.store.disk.marker import MARKER, open_directory
 from kamera.store.fields import Header
-from kamera.store.info import ObjectInfo, Quarantined, Weighed
+from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
 from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
@@ -43,7 +43,9 @@ class DiskObjects:
         with self._translated("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)
-            self._root.refuse_links()  # SQLite would follow one
+            for name, status in self._root.statuses():  # SQLite would follow a link
+                if stat.S_ISLNK(status.st_mode):
+                    raise NotAFile(f"{root / name} is a link, and a store follows no links: remove it")
             self._tmp, self._objects = (Nested(self._root, name) for name in ("tmp", "objects"))
             self._quarantine = Nested(self._root, "quarantine", stays=False)
             self._files = ObjectFiles(self._objects, self._tmp, codec)
@@ -95,14 +97,6 @@ class DiskObjects:
         with self._translated("list the objects"):
             return self._files.names()
 
-    def strangers(self) -> list[str]:
-        """One line for each thing in the place of an object that is none: here any other file is ignored."""
-        return []
-
-    def weighed(self, tenant: str | None) -> Iterator[Weighed]:
-        """The objects that may be collected, of all tenants if ``tenant`` is None."""
-        return self.index.weighed(tenant)
-
     def header(self, key: str) -> Header | None:
         """The header of ``key``, its tensors unverified. Raises as the codec; nothing is moved."""
         with self._translated("read"):
@@ -114,11 +108,6 @@ class DiskObjects:
         with self._translated("read"):
             # one that somebody writes has a name that may not be on the disk yet
             return self._agrees(key) and key not in self._files.traced()
-
-    def rebuild_index(self) -> int:
-        """Rebuild the rows from the files' headers; return their number."""
-        with self._translated("list the objects"):
-            return self.index.compare(afresh=True)
 
     def copies(self) -> list[Quarantined]:
         """All copies in quarantine, by name and time; of all tenants."""

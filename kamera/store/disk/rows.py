@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import cattrs
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
 from kamera.errors import KameraError
+from kamera.ops import FactorSize
 from kamera.store.codec import Codec
 from kamera.store.fields import canonical_json
-from kamera.store.head import header_of, info_of
 from kamera.store.info import ObjectInfo, Weighed
 from kamera.store.keys import Context
 
-SCHEMA = 8
+SCHEMA = 9
 FIELDS = Weighed._fields[:-2]
 """What is counted and searched by; uses are in a table of their own."""
 COLUMNS = ", ".join((*FIELDS, "said", "signature"))
@@ -26,6 +29,17 @@ CREATE TABLE sent (key PRIMARY KEY, stamp) WITHOUT ROWID;
 """
 INSERT = f"INSERT OR REPLACE INTO objects VALUES ({', '.join('?' * (len(FIELDS) + 2))})"
 WEIGHED = f"SELECT {', '.join(FIELDS)}, COALESCE(uses, 0), used FROM objects LEFT JOIN uses USING (key)"
+_CONVERTER = cattrs.Converter(detailed_validation=False)
+_OWN = override(omit=True)  # what a backbone answers, which is no part of a context's identity
+_CONVERTER.register_structure_hook(Context, make_dict_structure_fn(Context, _CONVERTER, probe=_OWN))
+_CONVERTER.register_unstructure_hook(Context, make_dict_unstructure_fn(Context, _CONVERTER, probe=_OWN))
+
+
+@_CONVERTER.register_structure_hook
+def _size_of(numbers: Any, _: Any) -> FactorSize:
+    return FactorSize(*numbers)
+
+
 _IDS = ("chunk_id", "fingerprint", "anchor", "tenant", "kv", "base")
 
 Stamped = tuple[ObjectInfo, str]
@@ -37,7 +51,7 @@ def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
     plain = Weighed.of(info)._replace(stamp=stamp)
     fields = {name: getattr(plain, name) for name in FIELDS}
     ids = {name: codec.veil(fields[name]) for name in _IDS if fields[name] or name != "base"}
-    row = (*(fields | ids).values(), codec.veil(canonical_json(header_of(info))))
+    row = (*(fields | ids).values(), codec.veil(canonical_json(_CONVERTER.unstructure(info))))
     return (*row, codec.sign(json.dumps(row)))
 
 
@@ -48,7 +62,7 @@ def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
         if codec.sign(json.dumps(row[:-1])) != signature:
             return None
         held = Weighed(*fields)
-        return info_of(json.loads(codec.unveil(said)), held.bytes), held.stamp
+        return _CONVERTER.structure(json.loads(codec.unveil(said)), ObjectInfo), held.stamp
     except (KameraError, AttributeError, KeyError, TypeError, ValueError):
         return None
 

@@ -24,10 +24,10 @@ from kamera.store.disk.folder import Folder, size_of, stamp_of
 from kamera.store.disk.marker import MARKER
 from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
+from kamera.store.disk.syncing import sync_all, syncs_all
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.opened import Fetched
-from kamera.store.orders import PutOrder
+from kamera.store.orders import PutOrder, refuse
 from kamera.store.records import Record
 from kamera.trust import outranks
 
@@ -55,7 +55,7 @@ class DiskTier(DiskObjects):
         super().__init__(root, codec, read_only=read_only)
         self.make_room: Callable[[str, int], None] | None = None
         """Called before ``size`` more bytes are written for an object; its errors refuse that one."""
-        self._syncs_all = self._root.syncs_all
+        self._syncs_all = syncs_all(self._root.descriptor)
         if not self.read_only:
             self.collect()
 
@@ -75,27 +75,21 @@ class DiskTier(DiskObjects):
             return [error] * len(orders)
         return [placed[order.name] for order in orders]
 
-    def adopt(self, found: Fetched) -> str | None:
-        """Store an object that was written elsewhere; its stamp, or None if an intact one stays there."""
-        order = PutOrder(found.info.key, found.record, replace=False, file=(found.info, found.data))
-        [placed] = self.write_many([order])
-        if isinstance(placed, Exception):
-            raise placed
-        return None if placed is None else placed[1]
+    def delete(self, key: str, stamp: str | None = None) -> bool:
+        """Remove the object ``key``; True if this removed it: a loss of power does not bring it back.
 
-    def delete(self, key: str) -> bool:
-        """Remove the object ``key``; return True if it existed."""
-        with self._changing("delete"):
-            gone = self._remove(key, None)
+        With a ``stamp`` only if its file still has that, and without waiting for the disk.
+        """
+        with self._changing("delete" if stamp is None else "evict"):
+            with self._renaming():
+                gone = stamp in (None, self._files.stamp(key)) and self._objects.made().remove(file_of(key))
+            if stamp is not None:
+                self.index.later([key])  # its row is of another file, or of none
+                return gone
             self.index.drop(key)
             if gone:
                 self._objects.made().sync()
-        return gone
-
-    def evict(self, key: str, stamp: str) -> bool:
-        """Remove the object ``key`` if its file still has ``stamp``; return True if it was removed."""
-        with self._changing("evict"):
-            return self._remove(key, stamp)
+            return gone
 
     def collect(self) -> int:
         """Remove files left by dead writers; return their number."""
@@ -129,7 +123,7 @@ class DiskTier(DiskObjects):
             trace = Trace.begun(tmp, [order.name for order in orders])
             stack.callback(trace.close)
             # a descriptor of its own, which is told of every write that fails from now on
-            disk = stack.enter_context(self._root.again()) if len(orders) > 1 and self._syncs_all else None
+            disk = stack.enter_context(self._root.sub("tmp")) if len(orders) > 1 and self._syncs_all else None
             try:
                 aside = self._write_aside(orders, placed, trace, disk)
                 listed = self._bring(aside, placed, trace, disk)
@@ -149,9 +143,8 @@ class DiskTier(DiskObjects):
         """Write what is to be put, and sync it: together by ``disk``, or one by one."""
         tmp, aside, grown = self._tmp.made(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
-            name, why = order.name, placed.get(order.needs)
-            if isinstance(why, Exception):
-                placed[name] = why
+            name = order.name
+            if refuse(order, placed):
                 continue
             try:
                 info, data = order.file or self._file(order.record)
@@ -170,7 +163,7 @@ class DiskTier(DiskObjects):
             except (KameraError, ValueError) as error:
                 placed[name] = error
         if disk is not None and aside:
-            disk.sync_all()
+            sync_all(disk.descriptor)
         return aside
 
     def _file(self, record: Record) -> tuple[ObjectInfo, bytes]:
@@ -194,9 +187,8 @@ class DiskTier(DiskObjects):
         rows: list[Stamped] = []
         with self._renaming():
             for order, row, there in aside:
-                name, why = order.name, placed.get(order.needs)
-                if isinstance(why, Exception):
-                    placed[name] = why
+                name = order.name
+                if refuse(order, placed):
                     continue
                 try:
                     if self._gives_way(row[0], order.replace, there):
@@ -210,7 +202,7 @@ class DiskTier(DiskObjects):
                 rows.append(row)
             listed = not rows or self.index.put(rows)
         if disk is not None:
-            disk.sync_all()
+            sync_all(disk.descriptor)
         else:
             objects.sync()
         placed.update((row[0].key, row) for row in rows)
@@ -232,17 +224,6 @@ class DiskTier(DiskObjects):
     def _stays(self, info: ObjectInfo, replace: bool) -> bool:
         """True if ``info`` must not take the place of the object stored under its key."""
         return (not replace or self._outranks(info)) and self._intact(info.key)
-
-    def _remove(self, key: str, stamp: str | None) -> bool:
-        """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
-        with self._renaming():
-            if stamp is not None and self._files.stamp(key) != stamp:
-                self.index.later([key])  # its row is of another file
-                return False
-            gone = self._objects.made().remove(file_of(key))
-        if gone:
-            self.index.later([key])
-        return gone
 
     def _clear_up(self, tmp: Folder) -> int:
         """Clear up after dead writers; return the number of files removed."""

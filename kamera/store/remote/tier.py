@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import UNREADABLE, Codec
-from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, Weighed
+from kamera.store.info import ObjectInfo, Quarantined, RemoteStats
 from kamera.store.opened import Fetched
 from kamera.store.pins import PinBook
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, BlobCell, Blobs
@@ -85,28 +85,24 @@ class RemoteTier:
                 self.read(name)
             return None
 
-    def weighed(self, tenant: str | None) -> Iterator[Weighed]:
-        """See `DiskTier`; uses are not counted here."""
-        return map(Weighed.of, self.listing.infos())
-
     def names(self) -> list[str]:
         return self.listing.names()
 
     def strangers(self) -> list[str]:
+        """One line for each key in the place of an object that is none."""
         return [f"{self._source(n)}: no object's name: move it away" for n in self.listing.strangers()]
 
-    def put(self, name: str, data: bytes) -> bool:
-        """Store ``data`` over the object ``name``; False if that was formed behind stronger KV.
+    def put(self, info: ObjectInfo, data: bytes) -> bool:
+        """Store an object, whose file is ``data``; False if the one there was formed behind stronger KV.
 
         Of two machines that put at the same instant, the later one may not see the other's.
         """
-        mine = self._codec.read_info(BytesSource(data), name, self._source(name))
-        if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):
+        if info.formed is not None and outranks(GUARANTEES[0], info.formed):
             with contextlib.suppress(*UNREADABLE):
-                there = self.info(name)
-                if there is not None and outranks(there.formed, mine.formed):
+                there = self.info(info.key)
+                if there is not None and outranks(there.formed, info.formed):
                     return False
-        self._blobs.put(OBJECTS + name, data)
+        self._blobs.put(OBJECTS + info.key, data)
         self._count("stored")
         return True
 

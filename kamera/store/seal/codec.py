@@ -39,11 +39,6 @@ class Sealed(Codec):
         """A key of ``size`` bytes (up to 64) for one purpose only; it reveals nothing about the others."""
         return hashlib.blake2b(purpose.encode(), key=self.root, digest_size=size).digest()
 
-    @property
-    def folder(self) -> str:
-        """Name of the tenant's directory."""
-        return self.key_for("kamera.folder.v1").hex()
-
     def name(self, key: str) -> str:
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()

@@ -38,15 +38,15 @@ def directory_of(root: Path, codec: Codec, *, read_only: bool = False) -> Path:
     """
     if not isinstance(codec, Sealed):
         return root
+    name = codec.key_for("kamera.folder.v1").hex()
     try:
-        plain = Codec()
         with (
-            open_directory(root, plain.marker, make=not read_only) as store,
+            open_directory(root, Codec().marker, make=not read_only) as store,
             store.sub(TENANTS, make=not read_only) as tenants,
         ):
             store.sync()
-            tenants.sub(codec.folder, make=not read_only).close()
+            tenants.sub(name, make=not read_only).close()
             tenants.sync()
     except OSError as error:
         raise StoreError(f"store {root}: cannot open: {error}") from error
-    return root / TENANTS / codec.folder
+    return root / TENANTS / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,10 +56,11 @@ def stores(draw: st.DrawFn) -> list[Weighed]:
 class Fake:
     """The tiers of a store of these objects."""
 
-    disk = remote = None
+    remote = None
 
     def __init__(self, objects: list[Weighed], pinned: set[str]) -> None:
-        self.lower = [self]
+        self.disk = SimpleNamespace(index=self, collect=lambda: 0)
+        self.lower = [self.disk]
         self.pins = PinBook(PinCell())
         self.pins.pin([(name, 1) for name in pinned])
         self.gone: list[str] = []

@@ -16,7 +16,7 @@ from kamera.store import ChunkStore, Context, ObjectInfo, StoreAdmin
 from kamera.store.disk.index import Index
 from kamera.store.disk.rows import Stamped
 from kamera.store.keys import KINDS
-from tests.store.builders import CONTEXT, canonical, patch
+from tests.store.builders import CONTEXT, canonical, patch, rows_of
 
 CHUNK = "c" * 64
 
@@ -81,7 +81,7 @@ def filled(path: Path, rows: list[ObjectInfo], clock: Callable[[], float] = CLOC
 def listed(path: Path, rows: list[ObjectInfo]) -> None:
     """An index of ``rows`` at ``path``, closed."""
     index = filled(path, rows)
-    assert len(index.rows(tenant="")) == len(rows)
+    assert len(rows_of(index, tenant="")) == len(rows)
     index.close()
 
 
@@ -102,15 +102,15 @@ ROWS = [info(i, kind=("canonical", "exact", "orbit")[i % 3]) for i in range(2500
 def test_rows_come_in_order_and_in_parts_that_make_the_whole(tmp_path: Path) -> None:
     index = filled(tmp_path / "i", ROWS)
     expected = sorted(ROWS, key=lambda row: (row.created, row.key))
-    assert index.rows(tenant="") == expected
-    parts = [index.rows(tenant="", limit=700, offset=at) for at in range(0, 3000, 700)]
+    assert rows_of(index, tenant="") == expected
+    parts = [rows_of(index, tenant="", limit=700, offset=at) for at in range(0, 3000, 700)]
     assert [row for part in parts for row in part] == expected
     assert [len(part) for part in parts] == [700, 700, 700, 400, 0]
     exact = [row for row in expected if row.kind == "exact"]
-    assert index.rows(tenant="", kind="exact") == exact
-    assert index.rows(tenant="", kind="exact", limit=3, offset=5) == exact[5:8]
-    assert index.rows(tenant="", chunk_id="chunk7") == [r for r in expected if r.chunk_id == "chunk7"]
-    assert index.rows(tenant="other") == []
+    assert rows_of(index, tenant="", kind="exact") == exact
+    assert rows_of(index, tenant="", kind="exact", limit=3, offset=5) == exact[5:8]
+    assert rows_of(index, tenant="", chunk_id="chunk7") == [r for r in expected if r.chunk_id == "chunk7"]
+    assert rows_of(index, tenant="other") == []
 
 
 def test_a_row_added_during_a_listing_disturbs_no_other(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_row_added_during_a_listing_disturbs_no_other(tmp_path: Path) -> None:
     index.put([files.held[info(9999).key]])
     for gone in first[2:8]:
         files.take(gone.key)
-    assert len(index.rows(tenant="")) == len(ROWS) - 5
+    assert len(rows_of(index, tenant="")) == len(ROWS) - 5
     assert first + list(listed) == sorted(ROWS, key=lambda row: (row.created, row.key))
 
 
@@ -143,7 +143,7 @@ def test_counts_equal_those_of_the_rows(tmp_path: Path) -> None:
 
 def test_no_lookup_or_listing_walks_the_table(tmp_path: Path) -> None:
     index = filled(tmp_path / "i", ROWS)
-    index.rows(tenant="")
+    rows_of(index, tenant="")
     plans = [
         plan_of(index, "SELECT * FROM objects WHERE key = ?", "k"),
         plan_of(
@@ -164,7 +164,7 @@ def test_what_gc_reads_comes_in_pages_that_sort_nothing(
     tmp_path: Path, tenant: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = filled(tmp_path / "index.sqlite", [info(number) for number in range(20)])
-    index.rows(tenant="")
+    rows_of(index, tenant="")
     asked: list[tuple[str, tuple[str, ...]]] = []
     execute = index._db.execute
     monkeypatch.setattr(index._db, "execute", lambda sql, v=(): asked.append((sql, v)) or execute(sql, v))
@@ -217,7 +217,7 @@ def test_damage_met_in_use_is_repaired_from_the_files(tmp_path: Path, damage: st
             db.execute("DROP TABLE objects")
         db.close()
     index = filled(path, ROWS)
-    assert index.rows(tenant="") == sorted(ROWS, key=lambda row: (row.created, row.key))
+    assert rows_of(index, tenant="") == sorted(ROWS, key=lambda row: (row.created, row.key))
     assert sum(held.objects for held in index.kinds("").values()) == len(ROWS)
 
 
@@ -241,7 +241,7 @@ def test_a_rebuild_finds_what_reading_has_not_met_yet(tmp_path: Path) -> None:
     index = filled(path, ROWS)
     assert index.compare(afresh=True) == len(ROWS)
     assert index._db.execute("PRAGMA integrity_check(1)") == [("ok",)]
-    assert len(index.rows(tenant="")) == len(ROWS)
+    assert len(rows_of(index, tenant="")) == len(ROWS)
 
 
 def test_verify_finds_damage_of_the_index_too(tmp_path: Path) -> None:
@@ -261,15 +261,15 @@ def test_verify_finds_damage_of_the_index_too(tmp_path: Path) -> None:
 def test_a_process_that_holds_the_file_that_was_replaced_follows(tmp_path: Path) -> None:
     files = Rows(ROWS[:5])
     mine, other = Index(tmp_path / "i", files), Index(tmp_path / "i", files)
-    assert len(mine.rows(tenant="")) == len(other.rows(tenant="")) == 5
+    assert len(rows_of(mine, tenant="")) == len(rows_of(other, tenant="")) == 5
     other._db._remove(sqlite3.DatabaseError("said so"))
     files.bring(ROWS[5])
     mine.put([(ROWS[5], "1-1-1")])
-    assert len(other.rows(tenant="")) == len(mine.rows(tenant="")) == 6
+    assert len(rows_of(other, tenant="")) == len(rows_of(mine, tenant="")) == 6
     mine.close()
     files.bring(ROWS[6])
     other.put([(ROWS[6], "1-1-1")])
-    assert len(other.rows(tenant="")) == 7
+    assert len(rows_of(other, tenant="")) == 7
     other.close()
 
 
@@ -277,7 +277,7 @@ def test_a_file_replaced_before_it_is_asked_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, other = filled(tmp_path / "i", ROWS[:7]), filled(tmp_path / "i", ROWS[:7])
-    assert len(index.rows(tenant="")) == len(other.rows(tenant="")) == 7
+    assert len(rows_of(index, tenant="")) == len(rows_of(other, tenant="")) == 7
     agree, left = index._agree, [2, 1]
 
     def replaced(db: Any) -> Any:
@@ -287,19 +287,19 @@ def test_a_file_replaced_before_it_is_asked_is_not_believed(
         return agreed
 
     monkeypatch.setattr(index, "_agree", replaced)
-    assert len(index.rows(tenant="")) == 7 and not left
+    assert len(rows_of(index, tenant="")) == 7 and not left
 
 
 def test_an_index_deleted_under_a_living_process_is_filled_again(tmp_path: Path) -> None:
     index = filled(tmp_path / "i", ROWS[:7])
     for path in tmp_path.glob("i*"):
         path.unlink()
-    assert len(index.rows(tenant="")) == 7
+    assert len(rows_of(index, tenant="")) == 7
 
 
 def test_a_repair_that_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(tmp_path / "i", ROWS[:2])
-    assert len(index.rows(tenant="")) == 2
+    assert len(rows_of(index, tenant="")) == 2
 
     def fails(key: str) -> Stamped | None:
         raise OSError("the disk is away")
@@ -308,9 +308,9 @@ def test_a_repair_that_was_interrupted_is_done_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr(index._files, "row", fails)
     for _ in range(2):
         with pytest.raises(StoreError, match="the disk is away"):  # and never an empty list
-            index.rows(tenant="")
+            rows_of(index, tenant="")
     monkeypatch.undo()
-    assert len(index.rows(tenant="")) == 2
+    assert len(rows_of(index, tenant="")) == 2
 
 
 def test_an_index_of_the_schema_before_is_made_anew(tmp_path: Path) -> None:
@@ -344,5 +344,5 @@ def test_processes_that_replace_one_index_always_see_it_whole(tmp_path: Path) ->
     index = filled(path, ROWS[:200])
     ready.wait()
     while any(other.is_alive() for other in others):
-        assert len(index.rows(tenant="")) == 200
+        assert len(rows_of(index, tenant="")) == 200
     assert [other.exitcode for other in others] == [0, 0]

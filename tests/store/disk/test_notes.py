@@ -9,7 +9,7 @@ from pathlib import Path
 from kamera.store import ChunkStore
 from kamera.store.disk.index import Index
 from kamera.store.disk.notes import HALF_LIFE, decayed
-from tests.store.builders import CONTEXT, canonical, patch
+from tests.store.builders import CONTEXT, canonical, patch, rows_of
 from tests.store.disk.test_index import CHUNK, CLOCK, ROWS, Clock, Rows, filled
 
 
@@ -20,7 +20,7 @@ def uses(index: Index) -> dict[str, tuple[float, float | None]]:
 def test_uses_are_counted_and_fade(tmp_path: Path) -> None:
     clock = Clock()
     index = filled(tmp_path / "i", ROWS[:3], clock)
-    index.rows(tenant="")
+    rows_of(index, tenant="")
     for _ in range(3):
         index.notes.used(ROWS[1].key)
     index.notes.used("f" * 64)  # of nothing here
@@ -52,7 +52,7 @@ def test_reads_write_no_row_each(tmp_path: Path) -> None:
 def test_uses_survive_a_rebuild_and_go_with_their_object(tmp_path: Path) -> None:
     files = Rows(ROWS[:3])
     index = Index(tmp_path / "i", files, clock=CLOCK)
-    assert len(index.rows(tenant="")) == 3
+    assert len(rows_of(index, tenant="")) == 3
     for row in ROWS[:3]:
         index.notes.used(row.key)
     index.notes.flush()

@@ -17,6 +17,7 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
+from kamera.store.seal.tenants import directory_of
 from kamera.store.sources import BytesSource
 from tests.store.builders import CONTEXT, assert_same, canonical, encode, patch, records
 
@@ -127,11 +128,11 @@ def test_a_listing_reads_and_decrypts_the_header_alone() -> None:
     assert max(read) < 0.2 * len(data)
 
 
-def test_nobody_without_the_secret_can_name_an_object() -> None:
+def test_nobody_without_the_secret_can_name_an_object(tmp_path: Path) -> None:
     key = canonical(context=ACME).key
     codecs = [SEALED, Sealed.of("beta", SECRET), Sealed.of("acme", b"another secret, also long enough")]
     names = {key, *(codec.name(key) for codec in codecs)}
-    folders = {codec.folder for codec in codecs}
+    folders = {directory_of(tmp_path, codec) for codec in codecs}
     assert len(names) == 4 and len(folders) == 3
     assert Sealed.of("acme", SECRET.decode()).name(key) == SEALED.name(key)  # text is its UTF-8
 
