@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, groupby
 from typing import Literal
 
@@ -17,7 +16,8 @@ from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Part, Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Trial
-from kamera.patches import anchor_ids
+from kamera.forks import lazy
+from kamera.patches import Anchor, anchor_ids, prefill_anchor
 
 ReusedPart = Literal["context", "all"]
 """Reused part: the context, or also the live parts before the prompt's last text."""
@@ -49,10 +49,10 @@ class TaskAsker:
         self.limit, self.reuse, self.shrink = limit, reuse, shrink or Shrink()
         self.around = anchor_ids(backbone, system).shape[0]
 
-    @cached_property
-    def _desk(self) -> Desk:
-        """Made when the first sample is asked: it runs the anchor."""
-        return Desk(self.backbone, self.system)
+    @lazy
+    def _anchor(self) -> Anchor:
+        """Run when the first sample is asked."""
+        return prefill_anchor(self.backbone, self.system)
 
     def trials(
         self, sample: TaskSample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
@@ -60,7 +60,7 @@ class TaskAsker:
         """One trial of each arm, the re-prefill first, as the others are compared with it (``ideal`` is its
         first token, if it is not among them). Each arm gets a new adapter; errors are in the trials.
         """
-        desk = self._desk.cleared()
+        desk = Desk(self.backbone, self.system, self._anchor)
         try:
             case: Case | Exception = self._fitted(desk, sample)
         except Exception as error:

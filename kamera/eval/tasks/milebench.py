@@ -27,6 +27,7 @@ from kamera.eval.tasks.sample import (
     Task,
     TaskSample,
     grouped,
+    interleaved,
     mean,
 )
 from kamera.eval.tasks.set_files import lacking, read_json
@@ -101,8 +102,8 @@ class MileBench(Task):
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        return write_predictions(answered, folder)
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
+        write_predictions(answered, folder)
 
 
 def _datasets(root: Path) -> list[str]:
@@ -175,12 +176,8 @@ def _asked_from(context: str) -> int:
 
 
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
-    """Text and pictures alternately, text first and last."""
-    pieces = _PLACEHOLDER.split(text)
-    parts: list[Part] = [Passage(pieces[0], live)]
-    for number, words in zip(pieces[1::2], pieces[2::2], strict=True):
-        parts += [Picture(images / paths[int(number) - 1], live), Passage(words, live)]
-    return parts
+    texts, numbers = _PLACEHOLDER.split(text)[::2], _PLACEHOLDER.findall(text)
+    return interleaved(texts, [Picture(images / paths[int(number) - 1]) for number in numbers], live)
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:

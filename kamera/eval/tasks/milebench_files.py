@@ -12,12 +12,11 @@ from kamera.eval.tasks.sample import Answered, TaskSample, mean
 from kamera.eval.tasks.set_files import write_json
 
 
-def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
+def write_predictions(answered: Sequence[Answered], folder: Path) -> None:
     """``{Dataset}/pred.json``, ``eval.json``, ``eval_score.json`` and extracted choices, of one arm."""
     by_dataset: dict[str, list[Answered]] = defaultdict(list)
     for a in answered:
         by_dataset[a.sample.task].append(a)
-    written: list[Path] = []
     for name, items in by_dataset.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         documents: dict[str, Any] = {
@@ -29,8 +28,8 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
             documents["pred_with_extracted.json"] = [
                 {**_prediction(a, folder.name), **_extracted(a)} for a in items
             ]
-        written += [write_json(folder / name / file, document) for file, document in documents.items()]
-    return written
+        for file, document in documents.items():
+            write_json(folder / name / file, document)
 
 
 def quantity(sample: TaskSample) -> str:

@@ -123,7 +123,7 @@ def test_a_run_of_other_versions_or_form_is_refused_by_name(backbone, data, tmp_
     with pytest.raises(TaskDataError, match="was run with versions"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
     kept.write_text(json.dumps({"task": "mm-niah", "arms": ["blind"]}))  # as they were before forms
-    with pytest.raises(TaskDataError, match="a run of format 1, this is format 6"):
+    with pytest.raises(TaskDataError, match="a run of format None, this is format 6"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
 
 
