@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.options import File, Form, Quiet
 
 _PLAIN_WIDTH = 200
 _UNBOUNDED = 10_000
@@ -62,7 +62,7 @@ class _Lines(tqdm):  # type: ignore[type-arg]
 class Output:
     """Output of a verb, from its ``--format``, ``--output`` and ``--quiet``."""
 
-    format: Form = Format.table
+    format: Form = "table"
     output: File = None
     quiet: Quiet = False
 
@@ -73,7 +73,7 @@ class Output:
 
     def write(self, document: Mapping[str, Any], tables: Iterable[Table | str]) -> None:
         """Write the result: ``document`` as JSON, or ``tables`` for people."""
-        if self.format is Format.json:
+        if self.format == "json":
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif self.output is None:
             # a pipe has no width: folded lines would hide matches from grep

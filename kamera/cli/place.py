@@ -97,18 +97,18 @@ class StorePlace:
             cache=self.cache,
         )
 
-    def open_answering(self) -> ChunkStore:
-        """Open an existing store. Raises `StoreError` for a directory that is not a store, or a dead remote.
+    def open_answering(self, *, make: bool = False) -> ChunkStore:
+        """Open a store. Raises `StoreError` for a dead remote, and unless it may ``make`` one for none.
 
         In a window a remote that is down gives misses; listing or filling one needs the error.
         """
-        if not self.remote and not (Path(self.url) / MARKER).is_file():
+        if not make and not self.remote and not (Path(self.url) / MARKER).is_file():
             raise StoreError(
                 f"{self.url!r} is not a kamera store (it has no {MARKER}): give a store's directory"
             )
         parts = urlsplit(self.url)
         # opening would create it
-        if parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():
+        if not make and parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:
