@@ -71,7 +71,7 @@ def demo(
     columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "encodes", "ms")
     rows = [
         (
-            _short(row.operation) if row.arm == "re-prefill" else "",
+            row.operation if row.arm == "re-prefill" else "",
             row.arm,
             f"{row.one_hop:.2f}",
             f"{row.two_hop:.2f}",
@@ -117,8 +117,3 @@ def _picture(result: Demo) -> Iterator[str]:
 def _ms(milliseconds: float) -> str:
     """In five digits at most, so that a slow machine's table is no wider."""
     return f"{milliseconds:.{0 if milliseconds >= 100 else 1}f}"
-
-
-def _short(operation: str) -> str:
-    """An operation's name in a narrow column."""
-    return operation.replace(" (slides by itself)", "").replace(", first time", ", first")

@@ -27,18 +27,14 @@ Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into
 class TaskOptions:
     """Which samples are asked and how: arguments of `kamera.eval.tasks.run_task`."""
 
-    limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each annotation file.")] = (
-        None
-    )
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each file.")] = None
     sample: Annotated[int | None, typer.Option(min=1, help="Ask N samples, drawn by --seed from all.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Which samples --sample draws.")] = 0
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Longest prompt in tokens [default: the model's position limit]."),
     ] = None
-    system: Annotated[str | None, typer.Option(help="System prompt [default: the chat template's own].")] = (
-        None
-    )
+    system: Annotated[str | None, typer.Option(help="System prompt [default: the template's own].")] = None
     reuse: Annotated[
         Literal["context", "all"],
         typer.Option(help="Reuse the context, or also question and choices before its end."),

@@ -55,6 +55,13 @@ def kind_of(item: Any) -> str | None:
     return str(kind).removesuffix("_url") if kind in _KINDS else None
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, its parts joined."""
+    content = message.get("content")
+    items = content if isinstance(content, list | tuple) else [{"text": content}]
+    return "".join(str(item.get("text") or "") for item in items if isinstance(item, Mapping))
+
+
 def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """A picture or video item in the form ``{"type": kind, kind: source}``, its other entries kept."""
     name = f"{kind}_url"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, NamedTuple, get_args
 
-from kamera.content import Message
+from kamera.content import Message, text_of
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
-from kamera.edits.policies.calls import is_result, text_of
+from kamera.edits.policies.calls import is_result
 from kamera.edits.policies.images import Counted, Removed, count_images
 from kamera.edits.policy import EditPolicy, edited, same
 from kamera.errors import EditPolicyFailed

@@ -21,7 +21,7 @@ from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, shown_over
-from kamera.sessions.logprobs import noted_of
+from kamera.sessions.logprobs import check_logprobs
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
 from kamera.sessions.showing import Options, Shown, State
@@ -150,7 +150,8 @@ class ChatSession:
         that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
         of the window.
         """
-        watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
+        check_logprobs(logprobs, options)
+        watch = Stopwatch(stream or Stream(), self.backbone, logprobs)
         options = answer_options(self._anchors, watch, options, seed, logprobs)
         with self._change() as seen:
             base = self.state if after is None else self._behind(after)
