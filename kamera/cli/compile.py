@@ -108,8 +108,7 @@ def compile_plan(
                     bar.set_postfix_str(step.doing, refresh=False)
                     bar.update(step.units)
             report, shown = job.report(), opened.url
-    heading = {"model": model, "plan": str(plan), "store": shown, "rank": rank}
-    out.show({**heading, **asdict(report)})
+    out.show({"model": model, "plan": str(plan), "store": shown, "rank": rank, **asdict(report)})
     if report.failures:
         raise typer.Exit(1)
 

@@ -132,7 +132,7 @@ def read_window(directory: Path) -> Document:
             **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
             "anchor_tokens": tensors["anchor/ids"].shape[0],
             "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
-            "bytes": sum(_nbytes(t) for t in tensors.values()),
+            "bytes": sum(t.nbytes for t in tensors.values()),
             "chunks": chunks,
         }
 
@@ -174,7 +174,3 @@ def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:
             if shape not in seen["shapes"]:
                 seen["shapes"].append(shape)
     return channels
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -94,12 +94,10 @@ def demo(
 
 def _cache() -> Path:
     """Your cache folder, or a temporary one where that cannot be made."""
-    path = user_cache_path("kamera", appauthor=False)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kamera-"))
-    return path
 
 
 def _picture(result: Demo) -> Iterator[str]:

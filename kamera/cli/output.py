@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from functools import reduce
 from operator import getitem
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +31,7 @@ _MOMENTS = ("created", "expires", "when")
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 Columns = Mapping[str, Sequence[str]]
+Item = TypeVar("Item")
 
 LINE_SECONDS = 10.0
 """Between two lines of progress within one step, where no bar can be drawn."""
@@ -93,6 +94,13 @@ class Output:
         if self.quiet or sys.stderr.isatty():
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
+
+    def over(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+        """The items, of which a progress bar tells how many of ``total`` are done."""
+        with self.progress(total, unit) as bar:
+            for item in items:
+                yield item
+                bar.update()
 
     def show(self, document: Mapping[str, Any], columns: Columns = MappingProxyType({})) -> None:
         """Write the result; for people its entries become `tables`."""
