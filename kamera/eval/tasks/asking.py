@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import Literal
 
 from kamera.engines.hf import HfEngine
@@ -13,7 +14,7 @@ from kamera.eval.adapter import Adapter, ArmQuestion, Reply, Unit
 from kamera.eval.arms import NATIVE, REPREFILL, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Part, Task, TaskSample
+from kamera.eval.tasks.sample import Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Trial
 from kamera.forks import lazy
@@ -116,14 +117,12 @@ class TaskAsker:
     def _units(self, sample: TaskSample) -> list[Unit]:
         """Adjacent live parts are one unit, because they arrive together, with the question."""
         units: list[Unit] = []
-        for live, parts in groupby(sample.parts, self._is_live):
+        shown = sample.parts if self.reuse == "context" else [replace(p, live=False) for p in sample.parts]
+        for live, parts in groupby(shown, attrgetter("live")):
             items = [self.shrink.content(part) for part in parts]
             for content in [[*chain(*items)]] if live else items:
                 units.append(Unit(f"u{len(units)}", content, live))
         return units
-
-    def _is_live(self, part: Part) -> bool:
-        return part.live and self.reuse == "context"
 
 
 def room_of(backbone: HfEngine) -> int | None:

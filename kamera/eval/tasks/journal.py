@@ -72,7 +72,10 @@ class Journal:
             if not resume:
                 raise ValueError(f"{str(folder)!r} already holds a run: give another folder, or resume it")
             check_same(folder, read_header(folder)["settings"], settings)
-            self._read()
+            for trial in _read_lines(self.path, Trial):
+                self.trials[trial.item, trial.arm] = trial
+            for row in _read_lines(self._samples, SampleRow):
+                self.rows[row.sample.id] = row
         else:
             folder.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)  # of a run that was killed before it had a header
@@ -106,12 +109,6 @@ class Journal:
         """Append a sample, unless it is in the journal already."""
         if row.sample.id not in self.rows:
             _append(self._samples, asdict(row))
-            self.rows[row.sample.id] = row
-
-    def _read(self) -> None:
-        for trial in _read_lines(self.path, Trial):
-            self.trials[trial.item, trial.arm] = trial
-        for row in _read_lines(self._samples, SampleRow):
             self.rows[row.sample.id] = row
 
 

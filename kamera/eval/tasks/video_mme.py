@@ -93,7 +93,7 @@ class VideoMME(VideoTask):
         """Official: correct per answered, as in the benchmark's own script; ``mean`` is over all samples.
 
         Overall and by duration, domain, sub-category and task type, for each setting; a response without a
-        letter counts as unanswered.
+        letter counts as unanswered. A setting without an answer has 0, as in that script.
         """
         labelled = [a for a in answered if a.score is not None]
         scored = [(a.sample, float(a.score or 0.0)) for a in labelled]
@@ -103,7 +103,7 @@ class VideoMME(VideoTask):
             asked = [s for q, s in scored if q.task == setting]
             of = [(q, s) for q, s in read if q.task == setting]
             if asked:
-                groups.append(Cell("overall", setting, _right([s for _, s in of]), len(of)))
+                groups.append(Cell("overall", setting, mean([s for _, s in of] or [0.0]), len(of)))
                 groups.append(Cell("overall, of all asked", setting, mean(asked), len(asked)))
             lengths = ((length, s) for length in DURATIONS for q, s in of if q.meta["duration"] == length)
             groups += grouped(f"duration, {setting}", lengths)
@@ -129,11 +129,6 @@ class VideoMME(VideoTask):
                 )
             if videos:
                 write_json(folder / f"video-mme-{setting}.json", list(videos.values()))
-
-
-def _right(scores: Sequence[float]) -> float:
-    """The share of correct answers; 0 if nothing was answered, as in the benchmark's script."""
-    return mean(scores) if scores else 0.0
 
 
 def _row_error(row: dict[str, Any]) -> str:
