@@ -59,7 +59,8 @@ def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message, its parts joined."""
     content = message.get("content")
     items = content if isinstance(content, list | tuple) else [{"text": content}]
-    return "".join(str(item.get("text") or "") for item in items if isinstance(item, Mapping))
+    texts = (item.get("text") for item in items if isinstance(item, Mapping))
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class PlacedKV:
 class Desk:
     """Encodes each unit once, computes each canonical once; arms of one item share it.
 
-    Arms on it place KV by themselves: a reference in a `KameraWindow` would have the faults of those.
+    Arms on it place KV by themselves: a re-prefill by a `KameraWindow` would share the faults of the windows
+    that are compared with it.
 
     ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks`` and ``facts`` are the units
     so far, by name. ``prepared`` is for what arms compute off the clock and would compute again for every

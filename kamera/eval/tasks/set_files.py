@@ -28,9 +28,7 @@ def read_json(path: Path, kind: type, mend: str = "download it again") -> Any:
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise TaskDataError(f"{path}: not readable ({error}): {mend}") from None
     if not isinstance(value, kind):
-        raise TaskDataError(
-            f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
-        )
+        raise TaskDataError(f"{path}: a {type(value).__name__}, not a {kind.__name__}: {mend}")
     return value
 
 
