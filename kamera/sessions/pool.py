@@ -375,8 +375,7 @@ class SessionPool:
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
         tails = tails_of((key[0], manner.kind, hint), anchor, state.messages, anchors.calls, manner.tools)
         try:
-            if self.max_bytes is not None and state.window is not None:
-                entry.bytes = anchors.memory(state.window).total
+            entry.bytes = 0 if self.max_bytes is None else anchors.memory(state.window).total
             if self._saved is not None:  # while it is reserved: saves of one session keep their order
                 self._saved.save(*key, entry.session.fork(), anchors)
         finally:
