@@ -18,7 +18,7 @@ import torch
 import typer
 
 from kamera import __version__, testbed
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.options import File, Form, Quiet
 from kamera.cli.output import Output, finite, listing
 from kamera.engines.hf import HfEngine
 from kamera.ops import kv_bytes
@@ -160,7 +160,7 @@ def fidelity(
     items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out episodes.")] = 0,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:

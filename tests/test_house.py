@@ -51,14 +51,14 @@ LINES = {
     "patches": (2_650, 1_800),
     "window": (7_000, 3_400),
     "reuse": (1_700, 2_000),
-    "edits": (1_350, 1_200),
-    "sessions": (4_150, 2_200),
+    "edits": (1_300, 1_200),
+    "sessions": (4_100, 2_200),
     "certify": (1_500, 1_100),
     "compile": (1_250, 1_300),
     "serve": (1_250, 1_200),
-    "eval": (4_750, 4_600),
+    "eval": (4_650, 4_600),
     "testbed": (900, 900),
-    "cli": (2_650, 2_600),
+    "cli": (2_600, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
 

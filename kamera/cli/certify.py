@@ -13,7 +13,7 @@ from rich.table import Table
 from kamera.certify import ITEMS, TRIALS
 from kamera.certify import certify as probed
 from kamera.cli.command import command
-from kamera.cli.options import Form, Format, Loading, Model, PatchBytes, Quiet
+from kamera.cli.options import Form, Loading, Model, PatchBytes, Quiet
 from kamera.cli.output import Output, facts, listing
 from kamera.trust import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
@@ -34,7 +34,7 @@ def certify(
         Scenes | None, typer.Option(help="Questions of the probe (default: pages; world for 'testbed').")
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Questions to ask about each guarantee.")] = ITEMS,
-    format: Form = Format.table,
+    format: Form = "table",
     output: Annotated[
         Path | None,
         typer.Option(

@@ -15,7 +15,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, Owner, PatchBytes
 from kamera.cli.output import Output
 from kamera.cli.place import Coded, StorePlace, StoreUrl
-from kamera.compile import CompileJob, PlanFile, Settings, read_plan
+from kamera.compile import CompileJob, Settings, read_plan
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
 from kamera.trust import ReusePolicy
@@ -87,7 +87,9 @@ def compile_plan(
     if place.there:
         place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
-        _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
+        windows = planned.windows[:limit]  # a store that does not exist yet holds no chunk
+        ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
+        refuse_ids(windows, ids, place.url)
     if workers is not None:
         from kamera.compile.cluster import run_on_ray
 
@@ -106,8 +108,7 @@ def compile_plan(
                     bar.set_postfix_str(step.doing, refresh=False)
                     bar.update(step.units)
             report, shown = job.report(), opened.url
-    heading = {"model": model, "plan": str(plan), "store": shown, "rank": rank}
-    out.show({**heading, **asdict(report)})
+    out.show({"model": model, "plan": str(plan), "store": shown, "rank": rank, **asdict(report)})
     if report.failures:
         raise typer.Exit(1)
 
@@ -117,9 +118,3 @@ def _layers(text: str | None) -> Sequence[int] | str | None:
     if text is None or not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
         return text
     return [int(number) for number in text.split(",")]
-
-
-def _refuse_any_id(plan: PlanFile, settings: Settings, place: StorePlace) -> None:
-    windows = plan.windows[: settings.limit]
-    ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
-    refuse_ids(windows, ids, place.url)

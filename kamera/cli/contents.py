@@ -53,11 +53,11 @@ def read_object(path: Path) -> Document:
         with Folder.at(path.parent) as folder:
             data, _ = folder.read(path.name)
     except NotAFile as refused:
-        return {"path": str(path), "bytes": path.lstat().st_size, "intact": False, "error": str(refused)}
+        return _damaged(str(path), path.lstat().st_size, refused)
     key = path.name.split(".")[0]  # a file in quarantine has a time after its key
     if not is_key(key):
         error = f"{path.name!r} is not an object's name: it should be KEY.safetensors"
-        return {"path": str(path), "bytes": len(data), "intact": False, "error": error}
+        return _damaged(str(path), len(data), error)
     return describe(data, key, str(path))
 
 
@@ -68,7 +68,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
         record = codec.decode(data, name, path)
         info = codec.read_info(BytesSource(data), name, path)
     except (CorruptChunk, StoreVersionError, WrongKey) as error:
-        return {"path": path, "bytes": len(data), "intact": False, "error": str(error)}
+        return _damaged(path, len(data), error)
     about = dict(record.info)
     document: Document = {"path": path, "intact": True, **asdict(info), "info": about}
     document |= {"energy": about.get("energy"), "kv_bytes": None, "percent_of_kv": None}
@@ -86,6 +86,10 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
     document["tensor_bytes"] = record.nbytes
     document["dtype"] = next((c["dtype"] for c in document["channels"].values()), None)
     return document
+
+
+def _damaged(path: str, size: int, error: object) -> Document:
+    return {"path": path, "bytes": size, "intact": False, "error": str(error)}
 
 
 def relate(objects: list[Document], store: Path | None, codec: Codec | None = None) -> None:
@@ -128,7 +132,7 @@ def read_window(directory: Path) -> Document:
             **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
             "anchor_tokens": tensors["anchor/ids"].shape[0],
             "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
-            "bytes": sum(_nbytes(t) for t in tensors.values()),
+            "bytes": sum(t.nbytes for t in tensors.values()),
             "chunks": chunks,
         }
 
@@ -170,7 +174,3 @@ def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:
             if shape not in seen["shapes"]:
                 seen["shapes"].append(shape)
     return channels
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

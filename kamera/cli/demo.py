@@ -71,7 +71,7 @@ def demo(
     columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "encodes", "ms")
     rows = [
         (
-            _short(row.operation) if row.arm == "re-prefill" else "",
+            row.operation if row.arm == "re-prefill" else "",
             row.arm,
             f"{row.one_hop:.2f}",
             f"{row.two_hop:.2f}",
@@ -94,12 +94,10 @@ def demo(
 
 def _cache() -> Path:
     """Your cache folder, or a temporary one where that cannot be made."""
-    path = user_cache_path("kamera", appauthor=False)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kamera-"))
-    return path
 
 
 def _picture(result: Demo) -> Iterator[str]:
@@ -117,8 +115,3 @@ def _picture(result: Demo) -> Iterator[str]:
 def _ms(milliseconds: float) -> str:
     """In five digits at most, so that a slow machine's table is no wider."""
     return f"{milliseconds:.{0 if milliseconds >= 100 else 1}f}"
-
-
-def _short(operation: str) -> str:
-    """An operation's name in a narrow column."""
-    return operation.replace(" (slides by itself)", "").replace(", first time", ", first")

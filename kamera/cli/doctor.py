@@ -48,11 +48,7 @@ def doctor(
         document = {"model": model, "supported": False, "reason": str(error)}
         out.write(document, [f"{model}: refused", f"  {error}"])
         raise typer.Exit(1) from None
-    proofs: dict[str, OperatorProof] = {}
-    with out.progress(len(_claims(backbone)) + 2, "proof") as bar:
-        for claim, proof in _prove(backbone):
-            proofs[claim] = proof
-            bar.update()
+    proofs = dict(out.over(_prove(backbone), len(_claims(backbone)) + 3, "proof"))
     failed = next((claim for claim, proof in proofs.items() if not proof.holds), None)
     reason = None
     if failed is not None:

@@ -27,18 +27,14 @@ Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into
 class TaskOptions:
     """Which samples are asked and how: arguments of `kamera.eval.tasks.run_task`."""
 
-    limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each annotation file.")] = (
-        None
-    )
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N samples of each file.")] = None
     sample: Annotated[int | None, typer.Option(min=1, help="Ask N samples, drawn by --seed from all.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Which samples --sample draws.")] = 0
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Longest prompt in tokens [default: the model's position limit]."),
     ] = None
-    system: Annotated[str | None, typer.Option(help="System prompt [default: the chat template's own].")] = (
-        None
-    )
+    system: Annotated[str | None, typer.Option(help="System prompt [default: the template's own].")] = None
     reuse: Annotated[
         Literal["context", "all"],
         typer.Option(help="Reuse the context, or also question and choices before its end."),
@@ -71,12 +67,12 @@ class TaskRun:
     ] = "reprefill,blind,patch@16"
     arm_module: ArmModules = None
     shard: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="I/N",
             help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
         ),
-    ] = None
+    ] = "1/1"
     asked: TaskOptions = TaskOptions()
 
     def ask(self, name: str, **options: Any) -> None:
@@ -84,17 +80,16 @@ class TaskRun:
         from kamera.eval.arms import arms_named, arms_of
         from kamera.eval.tasks.registry import make_task
         from kamera.eval.tasks.run import run_task
-        from kamera.eval.tasks.selection import Selection, parse_shard
+        from kamera.eval.tasks.selection import Selection
 
         task, asked = make_task(name, **options), self.asked
         names = [arm.strip() for arm in self.arms.split(",")]
         others = arms_of(self.arm_module or ())
         arms_named(names, others)  # fails before the model is loaded
-        shard = None if self.shard is None else parse_shard(self.shard)
-        Selection(asked.limit, asked.sample, asked.seed, shard)
+        Selection(asked.limit, asked.sample, asked.seed, self.shard)
         backbone = self.loading.load(self.model, show_progress=self.written.shows_progress)
         with self.written.progress(None, "sample") as bar:
-            given = {"arms": names, "others": others, "shard": shard, "bar": bar, **vars(asked)}
+            given = {"arms": names, "others": others, "shard": self.shard, "bar": bar, **vars(asked)}
             results = run_task(backbone, task, self.data, self.out, **given)
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
         _write(self.written, results, self.out, about)

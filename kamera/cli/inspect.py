@@ -87,11 +87,7 @@ def inspect(
 
 def _store(path: Path, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
     files = contents.object_files(path) if of is None else contents.files_of(path, of)
-    objects = []
-    with out.progress(len(files[:limit]), "object") as bar:
-        for file in files[:limit]:
-            objects.append(contents.read_object(file))
-            bar.update()
+    objects = [contents.read_object(file) for file in out.over(files[:limit], len(files[:limit]), "object")]
     contents.relate(objects, path)
     return _document(str(path), len(files), objects, len(list((path / "quarantine").glob("*"))))
 
@@ -102,12 +98,10 @@ def _remote(place: StorePlace, of: str | None, limit: int | None, out: Output) -
     with place.open_answering() as store:
         raw = StoreAdmin(store).objects
         names = raw.names() if of is None else keys_of(store, [of])
-        with out.progress(len(names[:limit]), "object") as bar:
-            for name in names[:limit]:
-                data = raw.load(name)
-                if data is not None:  # else it was deleted after the listing
-                    objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
-                bar.update()
+        for name in out.over(names[:limit], len(names[:limit]), "object"):
+            data = raw.load(name)
+            if data is not None:  # else it was deleted after the listing
+                objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
         copies = len(StoreAdmin(store).quarantine.copies())
     contents.relate(objects, None, raw.codec)
     return _document(store.url, len(names), objects, copies)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,20 +12,8 @@ if TYPE_CHECKING:
     from kamera.engines.hf import HfEngine, ServedModel
 
 
-class Format(str, Enum):
-    """Format of a result."""
-
-    table = "table"
-    json = "json"
-
-
-class Dtype(str, Enum):
-    """Dtype of a model's weights; ``auto`` is that of the checkpoint."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Dtype of a model's weights; ``auto`` is that of the checkpoint."""
 
 
 def _usable(device: str | None) -> str | None:
@@ -66,7 +53,7 @@ Device = Annotated[
     str | None, typer.Option(callback=_usable, help="Device of the model: cpu, cuda, cuda:1, …")
 ]
 Precision = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the weights.")]
-Form = Annotated[Format, typer.Option("--format", help="Format of the result.")]
+Form = Annotated[Literal["table", "json"], typer.Option("--format", help="Format of the result.")]
 File = Annotated[
     Path | None,
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
@@ -95,7 +82,7 @@ class Loading:
     """Where and in which dtype a command's model is loaded."""
 
     device: Device = None
-    dtype: Precision = Dtype.auto
+    dtype: Precision = "auto"
 
     def load(self, model: str, *, show_progress: bool) -> HfEngine:
         """The engine of a model: a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
@@ -106,13 +93,13 @@ class Loading:
 
         if not show_progress:
             hide_progress()
-        return Backbone.from_pretrained(_named(model), device=self.device, dtype=self.dtype.value).engine
+        return Backbone.from_pretrained(_named(model), device=self.device, dtype=self.dtype).engine
 
     def served(self, model: str) -> ServedModel:
         """As `load`, for a model that another engine runs: no weight is loaded."""
         from kamera.engines.hf import ServedModel
 
-        return ServedModel(_named(model), dtype=self.dtype.value)
+        return ServedModel(_named(model), dtype=self.dtype)
 
 
 def _named(model: str) -> str:

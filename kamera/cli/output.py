@@ -14,14 +14,14 @@ from datetime import datetime, timezone
 from functools import reduce
 from operator import getitem
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.options import File, Form, Quiet
 
 _PLAIN_WIDTH = 200
 _UNBOUNDED = 10_000
@@ -31,6 +31,7 @@ _MOMENTS = ("created", "expires", "when")
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 Columns = Mapping[str, Sequence[str]]
+Item = TypeVar("Item")
 
 LINE_SECONDS = 10.0
 """Between two lines of progress within one step, where no bar can be drawn."""
@@ -62,7 +63,7 @@ class _Lines(tqdm):  # type: ignore[type-arg]
 class Output:
     """Output of a verb, from its ``--format``, ``--output`` and ``--quiet``."""
 
-    format: Form = Format.table
+    format: Form = "table"
     output: File = None
     quiet: Quiet = False
 
@@ -73,7 +74,7 @@ class Output:
 
     def write(self, document: Mapping[str, Any], tables: Iterable[Table | str]) -> None:
         """Write the result: ``document`` as JSON, or ``tables`` for people."""
-        if self.format is Format.json:
+        if self.format == "json":
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif self.output is None:
             # a pipe has no width: folded lines would hide matches from grep
@@ -93,6 +94,13 @@ class Output:
         if self.quiet or sys.stderr.isatty():
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
+
+    def over(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+        """The items, of which a progress bar tells how many of ``total`` are done."""
+        with self.progress(total, unit) as bar:
+            for item in items:
+                yield item
+                bar.update()
 
     def show(self, document: Mapping[str, Any], columns: Columns = MappingProxyType({})) -> None:
         """Write the result; for people its entries become `tables`."""

@@ -17,31 +17,31 @@ from kamera.store.keys import KVForm
 from kamera.store.remote import is_remote
 
 
-def lasting(url: str) -> str:
-    """The url of a remote, or the absolute path of a directory; `typer.BadParameter` for anything else."""
-    parts = urlsplit(url)
-    if parts.scheme in ("memory", "obstore+memory"):
-        raise typer.BadParameter(f"{url!r} is gone when this command ends: give a directory or a remote")
-    if is_remote(url):
-        return url
-    if "://" in url and parts.scheme != "file":
-        raise typer.BadParameter(
-            f"{parts.scheme}:// is not a store: give a directory, file://, redis://, s3://, gs://"
-        )
-    path = Path(unquote(parts.path) if "://" in url else url).absolute()
-    if path.exists() and not path.is_dir():
-        raise typer.BadParameter(f"{str(path)!r} is a file: give a directory or a remote")
-    return str(path)
-
-
 def store_url(text: str | None) -> str | None:
-    """As `lasting`; ``@FILE`` reads the url from a file, for one that contains a password."""
+    """The url of a remote, or the absolute path of a directory; ``@FILE`` reads it from a file.
+
+    So a password need not be an argument. Raises `typer.BadParameter` for anything else.
+    """
     if text is not None and text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise typer.BadParameter(f"it has no readable url: {error}") from None
-    return None if text is None else lasting(text)
+    if text is None:
+        return None
+    parts = urlsplit(text)
+    if parts.scheme in ("memory", "obstore+memory"):
+        raise typer.BadParameter(f"{text!r} is gone when this command ends: give a directory or a remote")
+    if is_remote(text):
+        return text
+    if "://" in text and parts.scheme != "file":
+        raise typer.BadParameter(
+            f"{parts.scheme}:// is not a store: give a directory, file://, redis://, s3://, gs://"
+        )
+    path = Path(unquote(parts.path) if "://" in text else text).absolute()
+    if path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is a file: give a directory or a remote")
+    return str(path)
 
 
 StoreUrl = Annotated[
@@ -97,18 +97,18 @@ class StorePlace:
             cache=self.cache,
         )
 
-    def open_answering(self) -> ChunkStore:
-        """Open an existing store. Raises `StoreError` for a directory that is not a store, or a dead remote.
+    def open_answering(self, *, make: bool = False) -> ChunkStore:
+        """Open a store. Raises `StoreError` for a dead remote, and unless it may ``make`` one for none.
 
         In a window a remote that is down gives misses; listing or filling one needs the error.
         """
-        if not self.remote and not (Path(self.url) / MARKER).is_file():
+        if not make and not self.remote and not (Path(self.url) / MARKER).is_file():
             raise StoreError(
                 f"{self.url!r} is not a kamera store (it has no {MARKER}): give a store's directory"
             )
         parts = urlsplit(self.url)
         # opening would create it
-        if parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():
+        if not make and parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:

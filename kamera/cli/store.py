@@ -36,18 +36,12 @@ def stats(target: StoreArgument, kind: Kind = None) -> None:
         pins, cap = admin.pins.list(), admin.pins.cap
         damaged = admin.quarantine.copies()
         remote = admin.stats().remote
-    objects = sum(counted.objects for counted in census.kinds.values())
-    total = sum(counted.bytes for counted in census.kinds.values())
-    pinned = sum(pin.bytes for pin in pins)
     document = {
         "store": store.url,
-        "objects": objects,
-        "bytes": total,
-        "chunks": census.chunks,
-        "contexts": census.contexts,
-        "kinds": {name: asdict(counted) for name, counted in census.kinds.items()},
-        "forms": {name: asdict(counted) for name, counted in census.forms.items()},
-        "pinned": {"objects": len(pins), "bytes": pinned, "cap": cap},
+        "objects": sum(counted.objects for counted in census.kinds.values()),
+        "bytes": sum(counted.bytes for counted in census.kinds.values()),
+        **asdict(census),
+        "pinned": {"objects": len(pins), "bytes": sum(pin.bytes for pin in pins), "cap": cap},
         "quarantined": {"copies": len(damaged), "bytes": sum(copy.bytes for copy in damaged)},
     }
     if remote is not None:

@@ -67,11 +67,6 @@ class StoreArgument:
         typer.Option(metavar="DIR", file_okay=False, help="The directory in front of a remote."),
     ] = None
 
-    @property
-    def place(self) -> StorePlace:
-        """Where it is."""
-        return StorePlace(self.store, self.owner, cache=self.cache)
-
     @contextmanager
     def open(self, *, make: bool = False) -> Iterator[ChunkStore]:
         """The store, which must exist unless ``make`` creates it.
@@ -79,9 +74,7 @@ class StoreArgument:
         Raises `RemoteUnavailable` for a remote that stops answering: its objects would silently be missing
         from the result.
         """
-        with self.place.open() if make else self.place.open_answering() as store:
-            if make:
-                StoreAdmin(store).objects.reach()
+        with StorePlace(self.store, self.owner, cache=self.cache).open_answering(make=make) as store:
             yield store
             remote = StoreAdmin(store).stats().remote
             if remote is not None and remote.reads != "closed":

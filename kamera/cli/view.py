@@ -39,10 +39,9 @@ def view(
     The page is one file that loads nothing from elsewhere. A trace has ids, numbers and times; with
     Trace(FILE, content=True) it also has texts and pictures.
     """
-    name = title or re.split(r"[/\\?#]", source.rstrip("/"))[-1]
-    events = _events(source)
-    path = output or Path(f"{Path(re.split(r'[/?#]', source.rstrip('/'))[-1]).stem or 'window'}.html")
-    path.write_text(page(events, title=name), encoding="utf-8")
+    name, events = re.split(r"[/\\?#]", source.rstrip("/"))[-1], _events(source)
+    path = output or Path(f"{Path(name).stem or 'window'}.html")
+    path.write_text(page(events, title=title or name), encoding="utf-8")
     Output(quiet=quiet).note(f"{len(events)} operations")
     print(path)
 

@@ -24,7 +24,7 @@ from kamera.content.forms import (
 )
 from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
-from kamera.content.items import kind_of, media_item
+from kamera.content.items import kind_of, media_item, text_of, texts_of
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import ProcessedMedia
@@ -98,6 +98,8 @@ __all__ = [
     "response_items",
     "response_logprobs",
     "text_borders",
+    "text_of",
+    "texts_of",
     "tool_of",
     "tool_schema",
 ]

@@ -16,7 +16,7 @@ from kamera.content.media import load_image
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
 from kamera.content.template import Seams
-from kamera.content.turns import Turn, as_messages, said
+from kamera.content.turns import Turn, as_messages, make_turns
 from kamera.content.video import Clip, load_clip
 from kamera.errors import (
     EmptyChunk,
@@ -97,7 +97,7 @@ class ChunkBuilder:
         if messages is None and not isinstance(question, str):
             return self.checked_ids(question)
         template = self._template_for(str(question))
-        turns = said("user", str(question)) if messages is None else text_turns(messages, "question")
+        turns = make_turns("user", str(question)) if messages is None else text_turns(messages, "question")
         return template.token_ids(template.question(turns, tail))
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
@@ -112,7 +112,7 @@ class ChunkBuilder:
             return torch.empty(0, dtype=torch.int64)
         template = self._template_for(str(system))
         turns = text_turns(messages, "system prompt") if messages else []
-        turns = said("system", system) if isinstance(system, str) else turns
+        turns = make_turns("system", system) if isinstance(system, str) else turns
         # without a template the tokenizer's own BOS opens the sequence
         return template.token_ids(template.opening(turns), special=not template.has_template)
 

@@ -21,6 +21,9 @@ from kamera.content.template import ChatTemplate, Message, media_items
 from kamera.errors import ModalityNotSupported, NotSegmentable
 from kamera.ops import digest
 
+_COUNTED = 1 << 16
+"""Beginnings of conversations whose turns are remembered."""
+
 
 class Conversations:
     """Renders conversations for one processor (or bare tokenizer).
@@ -210,6 +213,8 @@ class Conversations:
         for last, message in enumerate(messages, 1):
             key = digest("turns", key, repr(self._shape(message)))
             if key not in self._turns:
+                if len(self._turns) >= _COUNTED:
+                    self._turns.clear()
                 try:
                     self._turns[key] = self._tokens(messages[:last], tools).count(self._opener or -1)
                 except ModalityNotSupported:

@@ -55,6 +55,19 @@ def kind_of(item: Any) -> str | None:
     return str(kind).removesuffix("_url") if kind in _KINDS else None
 
 
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's parts."""
+    content = message.get("content")
+    items = content if isinstance(content, list | tuple) else [{"text": content}]
+    texts = [item.get("text") for item in items if isinstance(item, Mapping)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, its parts joined."""
+    return "".join(texts_of(message))
+
+
 def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """A picture or video item in the form ``{"type": kind, kind: source}``, its other entries kept."""
     name = f"{kind}_url"

@@ -15,7 +15,7 @@ import torch
 
 from kamera.content.prefix import common_prefix
 from kamera.content.template import ChatTemplate, dropped
-from kamera.content.turns import Turn, check_role, said, strings_in
+from kamera.content.turns import Turn, check_role, make_turns, strings_in
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
 
 _MARK = "KAMERAMARK"
@@ -114,7 +114,7 @@ class PromptFormat(ChatTemplate):
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         is_open = turns[0]["role"] == "user"
-        whole = self.render(turns if is_open else [*said("user", _START), *turns], generation=True)
+        whole = self.render(turns if is_open else [*make_turns("user", _START), *turns], generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
         if is_open:
             return self._behind_prefix(before), after
@@ -147,14 +147,14 @@ class PromptFormat(ChatTemplate):
             if role not in ("user", "system"):
                 self._check_kept(role)
         if any(turn.get("tool_calls") for turn in turns):
-            self.check([*(said("user", _START) if roles[0] != "user" else []), *turns])
+            self.check([*(make_turns("user", _START) if roles[0] != "user" else []), *turns])
         return False
 
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""
 
         def rendered(by: str) -> str:
-            return self.render([*said("user", "a"), *said(by, _MARK)], generation=False)
+            return self.render([*make_turns("user", "a"), *make_turns(by, _MARK)], generation=False)
 
         try:
             written = rendered(role)
@@ -186,7 +186,7 @@ def _with_text(turn: Turn, word: str) -> Turn:
 
 def _with_mark(turns: Sequence[Turn], mark: str) -> list[Turn]:
     """``turns`` with ``mark`` at the end of the user's turn."""
-    (marked,) = said("user", mark)
+    (marked,) = make_turns("user", mark)
     if not turns or turns[-1]["role"] != "user":
         return [*turns, marked]
     return [*turns[:-1], {**turns[-1], "content": [*turns[-1]["content"], *marked["content"]]}]

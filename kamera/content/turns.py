@@ -14,7 +14,7 @@ Turn = dict[str, Any]
 """A message: "role", "content" (a list of content items), and other entries that a template reads."""
 
 
-def said(role: str, text: str) -> list[Turn]:
+def make_turns(role: str, text: str) -> list[Turn]:
     """One turn of text."""
     return [{"role": role, "content": [{"type": "text", "text": text}]}]
 

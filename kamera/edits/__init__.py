@@ -1,7 +1,7 @@
 """Edits of a conversation: directives, differences of two renderings, policies that edit messages."""
 
 from kamera.edits import policies
-from kamera.edits.clearing import Cleared, Clearing, clearing_of
+from kamera.edits.clearing import Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
@@ -9,7 +9,6 @@ from kamera.edits.messages import edited_messages
 from kamera.edits.policy import EditPolicy, edited, same
 
 __all__ = [
-    "Cleared",
     "Clearing",
     "Client",
     "Difference",

@@ -16,14 +16,6 @@ CLEAR = "clear_tool_uses_20250919"
 
 
 @dataclass(frozen=True)
-class Cleared:
-    """Messages after an edit, and the edit as it was applied; None if it was not."""
-
-    messages: list[Message]
-    applied: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class Clearing:
     """Old tool results that leave once a prompt has ``trigger`` tokens, if that removes ``at_least``."""
 
@@ -33,18 +25,21 @@ class Clearing:
 
     def applied(
         self, messages: list[Message], conversations: Conversations, tools: Sequence[Any] | None
-    ) -> Cleared:
-        """The messages after the edit. Raises the errors of `Conversations.render`."""
+    ) -> tuple[list[Message], dict[str, Any] | None]:
+        """The messages after the edit, and the edit as it was applied; None if it was not.
+
+        Raises the errors of `Conversations.render`.
+        """
         before = conversations.render(messages, tools=tools).num_tokens
         if before < self.trigger:
-            return Cleared(messages)
+            return messages, None
         left: list[Message] = list(self.policy(messages, 0))
         uses = sum(a != b for a, b in zip(messages, left, strict=True))
         removed = before - conversations.render(left, tools=tools).num_tokens
         if not uses or removed < self.at_least:
-            return Cleared(messages)
+            return messages, None
         counts = {"cleared_tool_uses": uses, "cleared_input_tokens": removed}
-        return Cleared(left, {"type": CLEAR, **counts})
+        return left, {"type": CLEAR, **counts}
 
 
 def clearing_of(management: Fields) -> Clearing | None:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, NamedTuple, get_args
 
-from kamera.content import Message
+from kamera.content import Message, text_of, texts_of
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
-from kamera.edits.policies.calls import is_result, text_of
+from kamera.edits.policies.calls import is_result
 from kamera.edits.policies.images import Counted, Removed, count_images
-from kamera.edits.policy import EditPolicy, edited, same
+from kamera.edits.policy import PLAIN, EditPolicy, edited, same
 from kamera.errors import EditPolicyFailed
-
-_PLAIN = (str, int, float, bool, type(None))
 
 _PLACEHOLDERS = 3
 """New texts that are tried as what stands for something that left: a rule writes one."""
@@ -109,8 +107,8 @@ def _media_if_made(
 
 def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client) -> Iterator[EditPolicy]:
     """Policies that may have made ``given`` of ``unedited``; most do not."""
-    written = Counter(text for message in given for text in _texts(message))
-    written -= Counter(text for message in unedited for text in _texts(message))
+    written = Counter(text for message in given for text in texts_of(message))
+    written -= Counter(text for message in unedited for text in texts_of(message))
     placeholders = [text for text, _ in written.most_common(_PLACEHOLDERS)]
     for of in get_args(Counted):
         stay = count_images(given, of)
@@ -132,20 +130,13 @@ def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client
             yield clear_tool_results(cleared.count(False), placeholder=text)
 
 
-def _texts(message: Message) -> Iterator[str]:
-    content = message.get("content")
-    for item in content if isinstance(content, list | tuple) else [{"text": content}]:
-        if isinstance(item, dict) and isinstance(item.get("text"), str):
-            yield item["text"]
-
-
 # -- pixels ----------------------------------------------------------------------------------------
 
 
 def _is_medium(value: Any) -> bool:
     if isinstance(value, str):
         return value.startswith("data:")
-    return not isinstance(value, (*_PLAIN, dict, list, tuple))
+    return not isinstance(value, (*PLAIN, dict, list, tuple))
 
 
 def _without_pixels(value: Any) -> Any:
@@ -198,4 +189,4 @@ def _equal(pattern: Any, given: Any, found: dict[_Medium, Any]) -> bool:
     if isinstance(pattern, list | tuple) and isinstance(given, list | tuple):
         pairs = zip(pattern, given, strict=False)
         return len(pattern) == len(given) and all(_equal(a, b, found) for a, b in pairs)
-    return isinstance(given, _PLAIN) and pattern == given
+    return isinstance(given, PLAIN) and pattern == given

@@ -44,10 +44,9 @@ class Directive:
     unit: Unit = "tokens"
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise InvalidDirective(f"mode {quote(self.mode)} is none of {', '.join(get_args(Mode))}")
-        if self.unit not in get_args(Unit):
-            raise InvalidDirective(f"unit {quote(self.unit)} is none of {', '.join(get_args(Unit))}")
+        for name, word, known in (("mode", self.mode, get_args(Mode)), ("unit", self.unit, get_args(Unit))):
+            if word not in known:
+                raise InvalidDirective(f"{name} {quote(word)} is none of {', '.join(known)}")
         for name, value in (("start", self.start), ("end", self.end)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidDirective(f"{name} {quote(value)} is not an index: give a whole number")

@@ -11,6 +11,9 @@ from kamera.errors import EditPolicyFailed, first_line, quote
 EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
 """``policy(messages, turn) -> messages``: a pure function; ``turn`` counts requests from 0."""
 
+PLAIN = (str, int, float, bool, type(None))
+"""Types of the values in a message that are no media."""
+
 
 def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
     """The messages after ``policy``; the caller's own are not changed.
@@ -58,8 +61,6 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, str | int | float | bool | None) and isinstance(
-        other, str | int | float | bool | None
-    ):
+    if isinstance(one, PLAIN) and isinstance(other, PLAIN):
         return one == other
     return one is other

@@ -84,7 +84,7 @@ def checkpoint_fingerprint(
     shown = [_settings(folder / name) if (folder / name).is_file() else None for name in _PIXELS]
     acting = sorted(_adapter(Path(adapter)) for adapter in adapters)
     kv = _dtype(dtype if kv_dtype in (None, "auto") else str(kv_dtype))
-    told = [without(config), without(shown), dict(pixels or {}), acting, _dtype(dtype), kv]
+    told = [drop_settings(config), drop_settings(shown), dict(pixels or {}), acting, _dtype(dtype), kv]
     return digest("kamera.checkpoint.v1", _weights(folder), json.dumps(told, sort_keys=True))
 
 
@@ -97,7 +97,7 @@ def files_of(path: str | os.PathLike[str]) -> tuple[tuple[str, _Stamp], ...]:
 
 
 def _adapter(folder: Path) -> str:
-    settings = without(_settings(folder / "adapter_config.json"))
+    settings = drop_settings(_settings(folder / "adapter_config.json"))
     settings.pop("base_model_name_or_path", None)
     return digest("kamera.adapter.v1", _weights(folder), json.dumps(settings, sort_keys=True))
 
@@ -110,7 +110,7 @@ def _weights(folder: Path) -> str:
             f"no safetensors in {quote(folder)}: a fingerprint of files needs them; save the model so"
         )
     own = folder / "adapter_config.json"
-    settings = json.dumps(without(_settings(own)), sort_keys=True) if own.is_file() else ""
+    settings = json.dumps(drop_settings(_settings(own)), sort_keys=True) if own.is_file() else ""
     tensors = sorted(pair for file in files for pair in _tensors(file))
     return digest("kamera.weights.v1", settings, *(text for pair in tensors for text in pair))
 
@@ -153,12 +153,12 @@ def _settings(file: Path) -> dict[str, Any]:
     return settings
 
 
-def without(settings: Any, names: Container[str] = _ORIGIN) -> Any:
+def drop_settings(settings: Any, names: Container[str] = _ORIGIN) -> Any:
     """Settings without those of these ``names``, at any depth; tuples are lists."""
     if isinstance(settings, list | tuple):
-        return [without(value, names) for value in settings]
+        return [drop_settings(value, names) for value in settings]
     if isinstance(settings, dict):
-        return {name: without(value, names) for name, value in settings.items() if name not in names}
+        return {name: drop_settings(value, names) for name, value in settings.items() if name not in names}
     return settings
 
 

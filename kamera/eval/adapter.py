@@ -73,10 +73,7 @@ class Adapter(Protocol):
     window of a trace is then placed once before the trace begins, and results say so.
     """
 
-    @property
-    def rehearsed(self) -> bool:
-        """True if the asked window was prepared in advance."""
-        ...
+    rehearsed: bool
 
     def encode(self, unit: Unit) -> None:
         """A unit is seen for the first time: store what will be reused. Not on the clock."""

@@ -129,13 +129,13 @@ class _ClipWalk:
         for chunk in self.chunks[:-1]:
             for window in self.windows.values():
                 window.append(chunk)
-        yield "append (slides by itself)", self._all(Append(self.chunks[-1]))
+        yield "append", self._all(Append(self.chunks[-1]))
         yield "slide", self._all(Slide())
-        for name in ("recall, first time", "recall"):
+        for name in ("recall, first", "recall"):
             self._all(Evict(self._frames(self.windows["survivor"]).index(4)))
             yield name, self._all(Recall(self.chunks[4].id))
         turned = Reorder([2, 1, 0, 3])
-        yield "reorder, first time", self._all(turned)
+        yield "reorder, first", self._all(turned)
         self._all(turned)
         yield "reorder", self._all(turned)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import NotRelocatable
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.ops import KV, Patch, uniform_offset
-from kamera.patches import Facts, compact_positions, prefill_anchor, text_positions
+from kamera.patches import Anchor, Facts, compact_positions, prefill_anchor, text_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,22 +29,17 @@ class PlacedKV:
 class Desk:
     """Encodes each unit once, computes each canonical once; arms of one item share it.
 
-    ``units``, ``chunks`` and ``facts`` are the units so far, by name. ``prepared`` is for what arms compute
-    off the clock and would compute again for every trace.
+    Arms on it place KV by themselves: a re-prefill by a `KameraWindow` would share the faults of the windows
+    that are compared with it.
+
+    ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks`` and ``facts`` are the units
+    so far, by name. ``prepared`` is for what arms compute off the clock and would compute again for every
+    trace.
     """
 
-    def __init__(self, backbone: HfEngine, system: str | None) -> None:
+    def __init__(self, backbone: HfEngine, system: str | None, anchor: Anchor | None = None) -> None:
         self.backbone, self.system = backbone, system
-        self.anchor = prefill_anchor(backbone, system)
-        self._clear()
-
-    def cleared(self) -> Desk:
-        """A desk of the same model and anchor without units."""
-        other = copy(self)
-        other._clear()
-        return other
-
-    def _clear(self) -> None:
+        self.anchor = anchor or prefill_anchor(backbone, system)
         self.units: dict[str, Unit] = {}
         self.chunks: dict[str, Chunk] = {}
         self.facts: dict[str, Facts] = {}
@@ -87,13 +81,6 @@ class Desk:
         """KV that is shown where it was computed."""
         return Span(kv, None, (0,) * self.backbone.axes)
 
-    def extended(self, order: Sequence[str], spans: Sequence[Span], live: LiveKV) -> list[Span]:
-        """``spans``, those of the first units of ``order``, and one forward for each of the others."""
-        made, places = list(spans), self.places(order)
-        for name, positions in list(zip(order, places, strict=True))[len(made) :]:
-            made.append(self.still(self.prefilled(name, positions, live, made).kv))
-        return made
-
     def offset(self, name: str, copy: PlacedKV, positions: torch.Tensor) -> tuple[int, ...]:
         """From a copy's place to ``positions``. Raises NotRelocatable if it does not move as a whole."""
         offset = uniform_offset(copy.positions, positions)
@@ -104,35 +91,6 @@ class Desk:
     def moved(self, name: str, copy: PlacedKV, positions: torch.Tensor, patch: Patch | None = None) -> Span:
         """KV moved to ``positions``, with a patch. Raises NotRelocatable if it does not move as a whole."""
         return Span(copy.kv, patch, self.offset(name, copy, positions))
-
-    def answer(
-        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, query: ArmQuestion
-    ) -> tuple[str, torch.Tensor, float]:
-        """Greedy answer, the first token's logits, and the seconds to them, behind ``spans`` of ``order``.
-
-        Live units of the query are prefilled behind the spans first.
-        """
-        for unit in query.live:
-            self.learn(unit)
-        started = time.perf_counter()
-        shown = [*order, *(unit.name for unit in query.live)]
-        facts, behind = [self.facts[name] for name in shown], self.extended(shown, spans, live)
-        ids = self.backbone.builder.question_ids(query.text, self.anchor.tail)
-        positions = text_positions(self.backbone, self.anchor.input_ids, facts, ids)
-        live.show([self.still(self.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
-        logits = self.backbone.ask(ids, positions, live).cpu()  # on a GPU, time ends when it is here
-        seconds = time.perf_counter() - started
-        if query.max_new_tokens == 1:
-            return self.backbone.detokenize(logits.argmax()[None]) or "", logits, seconds
-        places = compact_positions(self.backbone, self.anchor.input_ids, facts)
-        made = self.backbone.decode(
-            torch.cat([self.anchor.input_ids, *(f.encoded.input_ids for f in facts), ids]),
-            torch.cat([self.anchor.positions, *places, positions], dim=1),
-            live,
-            max_new_tokens=query.max_new_tokens,
-            do_sample=False,
-        )
-        return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
 
     def tokens(self, order: Sequence[str]) -> int:
         return sum(self.chunks[name].num_tokens for name in order)
@@ -170,12 +128,40 @@ class Placing:
         raise NotImplementedError
 
     def ask(self, query: ArmQuestion) -> Reply:
+        """A greedy answer; live units of the query are prefilled behind the window first."""
         assert self.shown is not None, "place a window first"
-        answer = self.desk.answer(self.order, self.shown, self.live, query)
-        return Reply(*answer, self.recomputed, self.kept, self.desk.tokens(self.order), self.forwards)
+        desk, backbone = self.desk, self.desk.backbone
+        for unit in query.live:
+            desk.learn(unit)
+        started = time.perf_counter()
+        order = [*self.order, *(unit.name for unit in query.live)]
+        facts, behind = [desk.facts[name] for name in order], self._prefilled_behind(self.shown, order)
+        ids = backbone.builder.question_ids(query.text, desk.anchor.tail)
+        positions = text_positions(backbone, desk.anchor.input_ids, facts, ids)
+        self.live.show([desk.still(desk.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
+        logits = backbone.ask(ids, positions, self.live).cpu()  # on a GPU, time ends when it is here
+        seconds = time.perf_counter() - started
+        answer = logits.argmax()[None]
+        if query.max_new_tokens > 1:
+            made = backbone.decode(
+                torch.cat([desk.anchor.input_ids, *(f.encoded.input_ids for f in facts), ids]),
+                torch.cat([desk.anchor.positions, *desk.places(order), positions], dim=1),
+                self.live,
+                max_new_tokens=query.max_new_tokens,
+                do_sample=False,
+            )
+            answer = made.tokens[0].cpu()
+        text, tokens = backbone.detokenize(answer) or "", desk.tokens(self.order)
+        return Reply(text, logits, seconds, self.recomputed, self.kept, tokens, self.forwards)
 
     def extended(self, order: Sequence[str], spans: Sequence[Span]) -> list[Span]:
-        """`Desk.extended`, counted."""
+        """``spans`` of the first units of ``order``, and one counted forward for each of the others."""
         new = order[len(spans) :]
         self.recomputed, self.forwards = self.recomputed + self.desk.tokens(new), self.forwards + len(new)
-        return self.desk.extended(order, spans, self.live)
+        return self._prefilled_behind(spans, order)
+
+    def _prefilled_behind(self, spans: Sequence[Span], order: Sequence[str]) -> list[Span]:
+        made, places = list(spans), self.desk.places(order)
+        for name, positions in list(zip(order, places, strict=True))[len(made) :]:
+            made.append(self.desk.still(self.desk.prefilled(name, positions, self.live, made).kv))
+        return made

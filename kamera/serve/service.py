@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, Fields, fits, json_object, likely
-from kamera.edits import Cleared
+from kamera.content import Conversations, Fields, Message, fits, json_object, likely
 from kamera.engines import Completes
 from kamera.engines.hf import Backbone, HfEngine, ServedModel
 from kamera.serve.chat import Chat
@@ -80,16 +79,16 @@ class Service:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
         if asked.anew or asked.clearing is not None:
             asked = self._whole(asked, tenant)
-        cleared, tools = self._cleared(asked), asked.tools or None
+        (messages, edit), tools = self._cleared(asked), asked.tools or None
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
-        turn = pool.send(cleared.messages, asked.session, tenant, **options)
+        turn = pool.send(messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
         noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
-        said = Said(turn, content, calls, stream.stopped, cleared.applied, noted)
+        said = Said(turn, content, calls, stream.stopped, edit, noted)
         if calls:  # the client's results answer them by their ids
             self._branches[tenant].retell(turn.turn_id, said.message)
         return said
@@ -101,7 +100,7 @@ class Service:
 
     def count(self, asked: Asked, tenant: str) -> int:
         """Tokens of a request's prompt."""
-        messages = self._cleared(self._whole(asked, tenant)).messages
+        messages, _ = self._cleared(self._whole(asked, tenant))
         return self._conversations.render(messages, tools=asked.tools or None).num_tokens
 
     def counts(self) -> dict[str, int]:
@@ -140,10 +139,10 @@ class Service:
         own = history[0]["role"] == "system" and (asked.anew or bool(head))
         return replace(asked, messages=[*head, *history[own:], *given[len(head) :]], after=None)
 
-    def _cleared(self, asked: Asked) -> Cleared:
-        """The messages after the request's own edit."""
+    def _cleared(self, asked: Asked) -> tuple[list[Message], dict[str, Any] | None]:
+        """The messages after the request's own edit, and that edit."""
         if asked.clearing is None:
-            return Cleared(asked.messages)
+            return asked.messages, None
         return asked.clearing.applied(asked.messages, self._conversations, asked.tools or None)
 
     def _options(self, asked: Asked) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Anchors:
         with self._lock:
             return window.fork(apart=apart)
 
-    def memory(self, window: SessionWindow) -> WindowMemory:
-        """The bytes of a window; none of one over an engine, which has the KV."""
+    def memory(self, window: SessionWindow | None) -> WindowMemory:
+        """The bytes of a window; none without one, or of one over an engine, which has the KV."""
         with self._lock:
             return window.memory() if isinstance(window, KameraWindow) else WindowMemory(0, 0, 0, 0)

@@ -21,7 +21,7 @@ from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, shown_over
-from kamera.sessions.logprobs import noted_of
+from kamera.sessions.logprobs import check_logprobs
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
 from kamera.sessions.showing import Options, Shown, State
@@ -150,9 +150,10 @@ class ChatSession:
         that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
         of the window.
         """
-        watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
+        check_logprobs(logprobs, options)
+        watch = Stopwatch(stream or Stream(), self.backbone, logprobs)
         options = answer_options(self._anchors, watch, options, seed, logprobs)
-        with self._changing() as seen:
+        with self._change() as seen:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
@@ -197,7 +198,7 @@ class ChatSession:
 
         The window follows as after any edit under the session's mode. Raises UnknownTurn.
         """
-        with self._changing():
+        with self._change():
             self._anchors.branches.leave(turn_id)
             left, state = self._anchors.branches.now(self.state.last), self.state
             if left is not None and len(left) < len(state.messages):
@@ -213,7 +214,7 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        with self._changing():
+        with self._change():
             shaped = self._shaped(whole_history(self.state.messages, messages, append))
             try:
                 state = self._shown(shaped).state
@@ -247,7 +248,7 @@ class ChatSession:
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
-        with self._changing() as seen:
+        with self._change() as seen:
             self.state.check_seen(seen)
             parts = self._conversations, self.state.messages, directives
             history = edited_messages(*parts, tools=self.manner.tools, snap=snap)
@@ -298,7 +299,7 @@ class ChatSession:
     # -- inside --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[State]:
+    def _change(self) -> Iterator[State]:
         """Context of one change, which waits for those of other threads: the state seen before that.
 
         Raises ValueError inside of another change of the same thread, whose state would replace this one's.

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from kamera.content import Message
+from kamera.content import Message, text_of
 from kamera.errors import quote
 from kamera.ops import digest
 from kamera.sessions.tool_calls import CallForm
@@ -56,7 +56,7 @@ def tails_of(
     answers = [_said(m, calls, tools) for m in messages if m.get("role") == "assistant"]
     if not answers:
         return frozenset()
-    first = next((_text(m) for m in messages if m.get("role") == "user"), "")
+    first = next((text_of(m) for m in messages if m.get("role") == "user"), "")
     parts = ("kamera.tail.v1", *owner, "", *anchor, "", first, *answers[-ANSWERS:])
     return frozenset((digest(*parts), digest(*parts, "", str(len(answers)))))
 
@@ -91,7 +91,7 @@ def _places(tail: str) -> list[int]:
 
 def _said(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
     """An answer, whether its calls are text or apart, and their arguments a text or not."""
-    text, calls = form.parsed(_text(message), tools)
+    text, calls = form.parsed(text_of(message), tools)
     named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
     return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
 
@@ -101,11 +101,3 @@ def _plain(function: Any) -> Any:
         return {**function, "arguments": json.loads(function["arguments"])}
     except (KeyError, TypeError, ValueError, RecursionError):
         return function
-
-
-def _text(message: Message) -> str:
-    content: Any = message.get("content")
-    if isinstance(content, str):
-        return content
-    items = content if isinstance(content, list | tuple) else ()
-    return "".join(str(item.get("text", "")) for item in items if isinstance(item, dict))

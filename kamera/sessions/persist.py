@@ -38,7 +38,7 @@ _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
 def save_session(
     path: Path, state: State, anchors: Anchors, manner: Manner, name: str | None, *, apart: bool = False
-) -> None:
+) -> Document:
     """Write a session to the directory ``path``, whose lock is held; ``name`` is its id in a pool.
 
     Raises SessionConflict, and writes nothing, if the session saved there has gone on without this one:
@@ -75,8 +75,10 @@ def save_session(
                 publish(path / _MEDIA, file, content)
         if isinstance(window, KameraWindow) and saved is not None:
             saved = replace(saved, sha256=window.save(path / saved.folder))
-        publish(path, FILE, sealed(replace(document, window=saved).to_json(), anchors.store))
+        document = replace(document, window=saved)
+        publish(path, FILE, sealed(document.to_json(), anchors.store))
         _clear(path, None if saved is None else saved.folder, set(files))
+        return document
     except OSError as error:
         raise StoreError(f"the session cannot be saved at {str(path)!r}: {error}") from None
 

@@ -371,24 +371,23 @@ class SessionPool:
 
     def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
         """End the reservation of a session that has answered, or changed."""
-        window = entry.session.state.window
-        size, state = 0, entry.session.state
+        state, manner, anchors = entry.session.state, entry.session.manner, self._anchors_of(key[0])
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
-        owner, anchors = (key[0], entry.session.manner.kind, hint), self._anchors_of(key[0])
-        tails = tails_of(owner, anchor, state.messages, anchors.calls, entry.session.manner.tools)
-        if self.max_bytes is not None and window is not None:
-            size = anchors.memory(window).total
-        if self._saved is not None:  # while it is reserved: saves of one session keep their order
-            self._saved.save(*key, entry.session.fork(), anchors)
-        with self._lock:
-            entry.busy, entry.bytes = False, size
-            if turn is not None:  # an edit of messages takes no answer back from its owner
-                entry.tails = tails
-                self._tails.give(tails)
-                self._counts.update(turn_counts(turn.report))
-            if self._entries.get(key) is entry:  # else it was dropped meanwhile
-                self._entries.move_to_end(key)
-            dropped = key not in self._entries
-            self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
+        tails = tails_of((key[0], manner.kind, hint), anchor, state.messages, anchors.calls, manner.tools)
+        try:
+            entry.bytes = 0 if self.max_bytes is None else anchors.memory(state.window).total
+            if self._saved is not None:  # while it is reserved: saves of one session keep their order
+                self._saved.save(*key, entry.session.fork(), anchors)
+        finally:
+            with self._lock:
+                entry.busy = False
+                if turn is not None:  # an edit of messages takes no answer back from its owner
+                    entry.tails = tails
+                    self._tails.give(tails)
+                    self._counts.update(turn_counts(turn.report))
+                if self._entries.get(key) is entry:  # else it was dropped meanwhile
+                    self._entries.move_to_end(key)
+                dropped = key not in self._entries
+                self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
         if dropped and self._saved is not None:
             self._saved.remove(*key)

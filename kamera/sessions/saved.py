@@ -49,7 +49,6 @@ class SavedSessions:
         self.limit = limit
         self._lock = forks.Lock()
         self._headers: dict[str, tuple[Stamp, Document | None]] = {}  # without messages
-        self._written: dict[str, Stamp] = {}  # by directory, what this process wrote last
         self._start()
         forks.bind(self, SavedSessions._start)
 
@@ -73,11 +72,6 @@ class SavedSessions:
         with self._lock:
             writing = self._pending.get(path)
         if last is None or (writing is not None and not writing.done()):
-            return False
-        try:
-            if _stamp(path / FILE) == self._written.get(path.name):
-                return False
-        except OSError:
             return False
         header = self._header_in(path.name)
         return header is not None and last in header.changes[:-1]
@@ -163,8 +157,8 @@ class SavedSessions:
     def _write(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
             with locked(path):
-                save_session(path, session.state, anchors, session.manner, name, apart=True)
-                self._written[path.name] = _stamp(path / FILE)
+                saved = save_session(path, session.state, anchors, session.manner, name, apart=True)
+                self._note_header(path, _stamp(path / FILE), saved)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", name, error)
@@ -215,14 +209,18 @@ class SavedSessions:
         if before is not None and before[0] == stamp:
             return before[1]
         try:
-            header = replace(read_document(path), messages=[], ids=None)
+            header = read_document(path)
             if header.id is not None and self._path(header.tenant, header.id) != path:
                 raise CorruptChunk(f"{str(path)!r} is not where session {header.id!r} belongs: remove it")
         except KameraError as error:  # it is named when its session is asked for
             _log.warning("a saved session is passed over: %s", error)
             header = None
+        return self._note_header(path, stamp, header)
+
+    def _note_header(self, path: Path, stamp: Stamp, document: Document | None) -> Document | None:
+        header = None if document is None else replace(document, messages=[], ids=None)
         with self._lock:
-            self._headers[folder] = (stamp, header)
+            self._headers[path.name] = (stamp, header)
         return header
 
 

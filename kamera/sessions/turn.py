@@ -11,7 +11,7 @@ import torch
 
 from kamera.engines import Engine, Spent
 from kamera.reuse import Admission
-from kamera.sessions.logprobs import Logprob, Logprobs
+from kamera.sessions.logprobs import Logprob
 from kamera.sessions.modes import Applied
 from kamera.sessions.sampling import seeded
 from kamera.sessions.stream import FinishReason, Stream
@@ -80,14 +80,17 @@ class Stopwatch:
     """A logits processor that changes nothing, and notes when it was called first, and how often.
 
     ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer. Its
-    ``stream`` begins behind the prompt, and ``logprobs`` are noted beside it.
+    ``stream`` begins behind the prompt. Of one sequence it notes how likely each token was, with the ``most``
+    likeliest ones at its place; None: it does not.
     """
 
-    def __init__(self, stream: Stream, engine: Engine, logprobs: Logprobs | None = None) -> None:
-        self.stream, self._engine, self._logprobs = stream, engine, logprobs
+    def __init__(self, stream: Stream, engine: Engine, most: int | None = None) -> None:
+        self.stream, self._engine, self._most = stream, engine, most
         self._started = time.perf_counter()
         self.seconds: float | None = None
         self.steps = 0
+        self._noted: list[Logprob] = []
+        self._next: torch.Tensor | None = None  # log probabilities of the token that comes
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are."""
@@ -95,7 +98,10 @@ class Stopwatch:
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._started
             self.stream.begin(self._engine, input_ids.shape[1])
-        return scores if self._logprobs is None else self._logprobs(input_ids, scores)
+        if self._most is not None:
+            self._note(input_ids[0, -1:].tolist())
+            self._next = scores[0].float().log_softmax(-1)
+        return scores
 
     def following(self, options: dict[str, Any], seed: int | None) -> dict[str, Any]:
         """Options of an answer drawn with ``seed``, that is followed in front of all that changes its scores.
@@ -117,8 +123,16 @@ class Stopwatch:
 
     @property
     def logprobs(self) -> tuple[Logprob, ...] | None:
-        """Those of the answer, which has ended; None if they were not asked for."""
-        return None if self._logprobs is None else self._logprobs.of(self.stream.ids)
+        """Those of the answer, which has ended, one for each token; None if they were not asked for."""
+        self._note(self.stream.ids[-1:])
+        return None if self._most is None else tuple(self._noted)
+
+    def _note(self, last: Sequence[int]) -> None:
+        if self._next is not None and last:
+            values, places = self._next.topk(self._most or 0)
+            likeliest = tuple(zip(places.tolist(), values.tolist(), strict=True))
+            self._noted.append(Logprob(last[0], float(self._next[last[0]]), likeliest))
+            self._next = None
 
 
 class TurnUsage(NamedTuple):

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from kamera.cli.app import run as run_program
-from kamera.cli.options import Device, Dtype, Form, Format, Precision, Quiet
+from kamera.cli.options import Device, Form, Precision, Quiet
 from kamera.cli.output import Output, listing
 
 FAMILIES = "gqa,deepstack,mla,mha"
@@ -47,8 +47,8 @@ def paper(
     ] = None,
     figure: Annotated[list[int] | None, typer.Option(help="Only what this figure needs.")] = None,
     device: Device = None,
-    dtype: Precision = Dtype.auto,
-    format: Form = Format.table,
+    dtype: Precision = "auto",
+    format: Form = "table",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -75,7 +75,7 @@ def paper(
     shown = [f"table {n}" for n in table or ()] + [f"figure {n}" for n in figure or ()]
     wanted = tables_of(shown)
     asked = list(dict.fromkeys(name.strip() for name in families.split(",")))
-    held = "float32" if dtype is Dtype.auto else dtype.value
+    held = "float32" if dtype == "auto" else dtype
     if world:
         if model is not None or shown:
             raise ValueError(
@@ -117,7 +117,7 @@ def paper(
         **(
             {"dtype": held}
             if data is None
-            else {"data": str(data), "dtype": dtype.value, "device": device or "cpu"}
+            else {"data": str(data), "dtype": dtype, "device": device or "cpu"}
         ),
     )
     whole = data is None and not shown

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -196,7 +196,7 @@ def backbone_of(family: str, dtype: str = "float32") -> HfEngine:
     """A backbone of the testbed, or that of a model directory."""
     if family in BACKBONES:
         return HfEngine(*load(family, dtype=getattr(torch, dtype)))
-    return Loading(dtype=Dtype(dtype)).load(family, show_progress=False)
+    return Loading(dtype=cast(Dtype, dtype)).load(family, show_progress=False)
 
 
 def _work(

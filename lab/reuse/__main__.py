@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kamera.cli.app import run as run_program
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.options import File, Form, Quiet
 from kamera.cli.output import Output, listing
 from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, CutRule, Prompt
 from lab.reuse.charts import Plot, chart
@@ -65,7 +65,7 @@ def recovery(
     sink: Start = 32,
     skip_holes: SkipHoles = False,
     plot: Plot = None,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
@@ -110,7 +110,7 @@ def shift(
     sink: Start = 32,
     skip_holes: SkipHoles = False,
     plot: Plot = None,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:

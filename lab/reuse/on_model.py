@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kamera.cli.options import Device, Dtype, File, Form, Format, Loading, Model, Precision, Quiet
+from kamera.cli.options import Device, File, Form, Loading, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
 from lab.reuse.charts import Plot, chart, curve
 from lab.reuse.invariance import invariance
@@ -29,8 +29,8 @@ def roc(
     seed: Seed = 0,
     plot: Plot = None,
     device: Device = None,
-    dtype: Precision = Dtype.auto,
-    format: Form = Format.table,
+    dtype: Precision = "auto",
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
@@ -70,8 +70,8 @@ def sink(
     seed: Seed = 0,
     plot: Plot = None,
     device: Device = None,
-    dtype: Precision = Dtype.auto,
-    format: Form = Format.table,
+    dtype: Precision = "auto",
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kamera.cli.app import run as run_program
-from kamera.cli.options import Dtype, File, Form, Format, Quiet
+from kamera.cli.options import Dtype, File, Form, Quiet
 from kamera.cli.output import Output
 
 program = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -29,9 +29,9 @@ def sabotage(
     backbone: Annotated[str, typer.Option(help="Testbed backbones, with commas.")] = "gqa,mla",
     items: Annotated[int, typer.Option(min=1, help="Questions of each setup, at least.")] = 240,
     rank: Annotated[int, typer.Option(min=1, help="Of the patches.")] = 32,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = Dtype.float32,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Which held-out episodes.")] = 0,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
@@ -47,7 +47,7 @@ def sabotage(
     out = Output(format, output, quiet)
     worlds = _names(world, list(REGIMES), "world")
     backbones = _names(backbone, BACKBONES, "backbone")
-    held = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
+    held = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     torch.set_num_threads(1)  # a seed means the same numbers everywhere
     started, beds = time.perf_counter(), []
     for name in backbones:
@@ -60,12 +60,10 @@ def sabotage(
                     out.note(step)
     command = (
         f"python -m lab.sabotage --world {','.join(worlds)} --backbone {','.join(backbones)} "
-        f"--items {items} --rank {rank} --dtype {dtype.value} --seed {seed}"
+        f"--items {items} --rank {rank} --dtype {dtype} --seed {seed}"
     )
     seconds = time.perf_counter() - started
-    found = document(
-        beds, command=command, items=items, rank=rank, dtype=dtype.value, seed=seed, seconds=seconds
-    )
+    found = document(beds, command=command, items=items, rank=rank, dtype=dtype, seed=seed, seconds=seconds)
     out.write(found, tables(found))
 
 

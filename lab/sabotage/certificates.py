@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from kamera.cli.app import run as run_program
-from kamera.cli.options import Dtype, File, Form, Format, Quiet
+from kamera.cli.options import Dtype, File, Form, Quiet
 from kamera.cli.output import Output, listing
 from lab.speed.machine import commit, machine
 
@@ -24,12 +24,12 @@ Document = dict[str, Any]
 @program.command()
 def certificates(
     backbone: Annotated[str, typer.Option(help="A testbed backbone.")] = "gqa",
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = Dtype.float32,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = "float32",
     items: Annotated[int, typer.Option(min=1, help="Questions about each guarantee.")] = 120,
     proofs: Annotated[
         bool, typer.Option(help="Whether the operator is proved on tokens first, or windows alone tell.")
     ] = True,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +45,7 @@ def certificates(
 
     out = Output(format, output, quiet)
     torch.set_num_threads(1)  # a seed means the same numbers everywhere
-    held = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
+    held = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     model, started = HfEngine(*load(backbone, dtype=held)), time.perf_counter()
     with unproved(not proofs):
         rows = {SOUND: certified(model, items)}
@@ -53,15 +53,13 @@ def certificates(
             out.note(name)
             with build():
                 rows[name] = certified(model, items)
-    command = (
-        f"python -m lab.sabotage.certificates --backbone {backbone} --dtype {dtype.value} --items {items}"
-    )
+    command = f"python -m lab.sabotage.certificates --backbone {backbone} --dtype {dtype} --items {items}"
     found = {
         "command": command if proofs else f"{command} --no-proofs",
         "commit": commit(),
         "machine": machine(),
         "backbone": backbone,
-        "dtype": dtype.value,
+        "dtype": dtype,
         "items": items,
         "proofs": proofs,
         "seconds": round(time.perf_counter() - started, 1),

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from kamera.cli.app import run as run_program
-from kamera.cli.options import Device, Dtype, File, Form, Format, Quiet
+from kamera.cli.options import Device, Dtype, File, Form, Quiet
 from kamera.cli.output import Output, facts, listing
 from lab.speed.settings import Settings, Step
 from lab.speed.table import Result, headings, shown
@@ -54,7 +54,7 @@ def bench(
     chunks: Annotated[str, typer.Option(help="Chunks in a window, with commas.")] = "4,8,16,32,64",
     stored: Annotated[str, typer.Option(help="Chunks in a store, with commas.")] = "100,1000,10000,100000",
     device: Device = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights and the KV.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads torch computes with on the CPU.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="At most this many rounds; all arms run in each.")] = 20,
     min_rounds: Annotated[int, typer.Option(min=1, help="At least this many, however long they take.")] = 3,
@@ -65,7 +65,7 @@ def bench(
             "--same-weights", help="All layers hold one layer's weights: full depth, little memory."
         ),
     ] = False,
-    format: Form = Format.table,
+    format: Form = "table",
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
@@ -83,7 +83,7 @@ def bench(
         chunks=_numbers(chunks),
         stored=_numbers(stored),
         device=device or "cpu",
-        dtype=torch.bfloat16 if dtype is Dtype.auto else getattr(torch, dtype.value),
+        dtype=torch.bfloat16 if dtype == "auto" else getattr(torch, dtype),
         threads=threads,
         rounds=rounds,
         min_rounds=min(min_rounds, rounds),

@@ -55,7 +55,7 @@ def arms(desk: Desk, window: int, names: Sequence[str], eraser: Eraser | None = 
         return Streaming(backbone, anchor, window, contiguous)
 
     def adapted(name: str) -> Callable[[], Keeper]:
-        return lambda: Adapted(desk.cleared(), PLACED[name], window)
+        return lambda: Adapted(Desk(desk.backbone, desk.system, desk.anchor), PLACED[name], window)
 
     makers: dict[str, Callable[[], Keeper]] = {
         REFERENCE: lambda: Recent(backbone, anchor, window),

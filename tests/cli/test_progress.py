@@ -23,7 +23,7 @@ def test_a_demo_in_a_pipe_tells_each_step_and_ends_with_a_picture_and_a_page(cap
     assert all(len(life["lanes"]) == 6 and len(life["deeds"]) == 14 for life in data["lives"])
     lines = done.err.splitlines()
     assert lines[0].startswith("0 of 6 operations, ")
-    assert "0 of 6 operations, clip 1 of 1: append (slides by itself)" in lines
+    assert "0 of 6 operations, clip 1 of 1: append" in lines
     assert "5 of 6 operations, clip 1 of 1: reorder" in lines
     assert len(set(lines)) == len(lines)
     assert "\r" not in done.err

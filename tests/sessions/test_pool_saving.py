@@ -248,6 +248,16 @@ def test_a_save_that_fails_is_counted_and_told(tmp_path):
     pool.flush()  # told once
 
 
+def test_a_session_whose_save_cannot_begin_stays_its_conversations(tmp_path):
+    pool = opened(tmp_path)
+    pool._saved._thread.shutdown()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.send(HELLO, "s", **GREEDY)
+    pool._saved._start()
+    turn = pool.send("more", "s", **GREEDY)
+    assert (turn.session_id, pool.metrics().forked, len(pool)) == ("s", 0, 1) and turn.report.kept > 0
+
+
 def test_the_sessions_saved_longest_ago_leave_a_full_disk(tmp_path):
     first = opened(tmp_path)
     first.send(HELLO, "a", **GREEDY)

@@ -3,11 +3,7 @@
 from kamera.edits.policies.images import keep_last_images
 from kamera.edits.policies.keep import keep_all
 from kamera.edits.policies.thinking import strip_thinking
-from kamera.edits.policies.tools import (
-    clear_tool_results,
-    drop_failed_tool_calls,
-    truncate_tool_results,
-)
+from kamera.edits.policies.tools import clear_tool_results, drop_failed_tool_calls, truncate_tool_results
 from kamera.edits.policies.turns import keep_ends, summarise
 
 __all__ = [

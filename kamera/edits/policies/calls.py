@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from kamera.content import Message
+from kamera.content import Message, text_of
 
 
 def without_calls(
@@ -66,15 +66,6 @@ def is_call(message: Message) -> bool:
 def result_blocks(message: Message) -> list[tuple[int, Mapping[str, Any]]]:
     """Anthropic's ``tool_result`` blocks of a message, with their indices."""
     return _blocks(message, "tool_result")
-
-
-def text_of(message: Message) -> str:
-    """The text of a message, its parts joined."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    items = content if isinstance(content, list | tuple) else []
-    return "".join(i.get("text", "") for i in items if isinstance(i, dict))
 
 
 def _calls_of(messages: Sequence[Message], results: Collection[int]) -> dict[int, set[Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from kamera.content import Message
-from kamera.edits.policies.calls import text_of, tool_results, with_content, without_calls
+from kamera.content import Message, text_of
+from kamera.edits.policies.calls import tool_results, with_content, without_calls
 from kamera.edits.policy import EditPolicy
 
 

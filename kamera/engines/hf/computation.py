@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kamera.engines.checkpoint import without
+from kamera.engines.checkpoint import drop_settings
 from kamera.engines.hf.code import is_transformers, name_of
 from kamera.engines.hf.hooks import hook_tables, is_foreign
 from kamera.engines.hf.state import Reader
@@ -217,7 +217,7 @@ class _Configs:
         """The number of a config."""
         if id(config) not in self._numbers:
             self.reader.watch.space(vars(config), _OF_CONFIGS)
-            settings = _text(without(config.to_dict(), _ORIGIN))
+            settings = _text(drop_settings(config.to_dict(), _ORIGIN))
             told = [name_of(type(config)), attention(config, self.reader), settings]
             for value in vars(config).values():  # nested ones are in the text; a change of them shows here
                 self._watch(value)

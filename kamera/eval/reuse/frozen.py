@@ -20,6 +20,7 @@ from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
 from kamera.eval.tasks.sample import Part, Picture
+from kamera.eval.tasks.set_files import read_json
 
 FORMAT, VERSION = "kamera-reuse-benchmark", 3
 FILE, MEDIA = "benchmark.json", "media"
@@ -66,13 +67,10 @@ def freeze(
 def load(folder: Path) -> Benchmark:
     """Read a frozen benchmark. Raises TaskDataError if it is none, damaged, or changed since."""
     path = folder / FILE
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TaskDataError(f"{path}: no benchmark here: kamera eval freeze writes one") from None
-    except (ValueError, OSError) as error:
-        raise TaskDataError(f"{path}: not readable ({error}): freeze it again") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
+    if not path.exists():
+        raise TaskDataError(f"{path}: no benchmark here: kamera eval freeze writes one")
+    body = read_json(path, dict, "freeze it again")
+    if body.get("format") != FORMAT:
         raise TaskDataError(f"{path}: not a {FORMAT}")
     if body.get("version") != VERSION:
         raise TaskDataError(f"{path}: version {body.get('version')!r}, this Kamera reads {VERSION}")

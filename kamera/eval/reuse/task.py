@@ -48,14 +48,14 @@ class ReuseBench(Task):
         scored = [(a.sample.task, a.score) for a in answered if a.score is not None]
         return Summary.of(answered, "mean over items and traces", grouped("trace", scored))
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``reuse.jsonl``: item, trace, label and response."""
         lines = [
             {"item": a.sample.meta["item"], "trace": a.sample.task}
             | {"answer": a.sample.answer, "response": a.response}
             for a in answered
         ]
-        return [write_lines(folder / "reuse.jsonl", lines)]
+        write_lines(folder / "reuse.jsonl", lines)
 
 
 def _sample(item: Item, trace: str, where: str) -> TaskSample:

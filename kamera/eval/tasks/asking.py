@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import Literal
 
 from kamera.engines.hf import HfEngine
@@ -14,10 +14,11 @@ from kamera.eval.adapter import Adapter, ArmQuestion, Reply, Unit
 from kamera.eval.arms import NATIVE, REPREFILL, Maker
 from kamera.eval.desk import Desk
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Part, Task, TaskSample
+from kamera.eval.tasks.sample import Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Trial
-from kamera.patches import anchor_ids
+from kamera.forks import lazy
+from kamera.patches import Anchor, anchor_ids, prefill_anchor
 
 ReusedPart = Literal["context", "all"]
 """Reused part: the context, or also the live parts before the prompt's last text."""
@@ -49,10 +50,10 @@ class TaskAsker:
         self.limit, self.reuse, self.shrink = limit, reuse, shrink or Shrink()
         self.around = anchor_ids(backbone, system).shape[0]
 
-    @cached_property
-    def _desk(self) -> Desk:
-        """Made when the first sample is asked: it runs the anchor."""
-        return Desk(self.backbone, self.system)
+    @lazy
+    def _anchor(self) -> Anchor:
+        """Run when the first sample is asked."""
+        return prefill_anchor(self.backbone, self.system)
 
     def trials(
         self, sample: TaskSample, makers: Mapping[str, Maker], ideal: FirstToken | None = None
@@ -60,7 +61,7 @@ class TaskAsker:
         """One trial of each arm, the re-prefill first, as the others are compared with it (``ideal`` is its
         first token, if it is not among them). Each arm gets a new adapter; errors are in the trials.
         """
-        desk = self._desk.cleared()
+        desk = Desk(self.backbone, self.system, self._anchor)
         try:
             case: Case | Exception = self._fitted(desk, sample)
         except Exception as error:
@@ -116,14 +117,12 @@ class TaskAsker:
     def _units(self, sample: TaskSample) -> list[Unit]:
         """Adjacent live parts are one unit, because they arrive together, with the question."""
         units: list[Unit] = []
-        for live, parts in groupby(sample.parts, self._is_live):
+        shown = sample.parts if self.reuse == "context" else [replace(p, live=False) for p in sample.parts]
+        for live, parts in groupby(shown, attrgetter("live")):
             items = [self.shrink.content(part) for part in parts]
             for content in [[*chain(*items)]] if live else items:
                 units.append(Unit(f"u{len(units)}", content, live))
         return units
-
-    def _is_live(self, part: Part) -> bool:
-        return part.live and self.reuse == "context"
 
 
 def room_of(backbone: HfEngine) -> int | None:

@@ -75,11 +75,11 @@ def split(clip: Clip, parts: int) -> tuple[Clip, ...]:
     parts = min(parts, count)
     edges = [i * count // parts for i in range(parts + 1)]
     return tuple(
-        Clip(
+        replace(
+            clip,
             frames=clip.frames[a:b],
             indices=clip.indices[a:b],
             seconds=clip.seconds[a:b],
-            fps=clip.fps,
             total_frames=round(clip.total_frames * (b - a) / count),
         )
         for a, b in pairwise(edges)

@@ -35,11 +35,11 @@ class EgoSchema(VideoTask):
         groups = grouped("task", ((a.sample.task, a.score) for a in answered if a.score is not None))
         return Summary.of(answered, "accuracy on the public subset", (*groups, *self.unread(answered)))
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``egoschema.json`` for the server, ``{q_uid: 0 to 4}``; responses without a letter are left out."""
         chosen = ((a.sample.meta["q_uid"], self.letter(a.response, a.sample)) for a in answered)
         submission = {uid: LETTERS.index(letter) for uid, letter in chosen if letter is not None}
-        return [write_json(folder / "egoschema.json", submission)]
+        write_json(folder / "egoschema.json", submission)
 
     def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
         """The questions; ``answer`` is None if it is not public."""

@@ -19,6 +19,7 @@ from kamera.errors import TaskDataError
 from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import TaskSample, digest
+from kamera.eval.tasks.set_files import read_json
 from kamera.eval.trial import Trial
 
 Line = TypeVar("Line", Trial, "SampleRow")
@@ -71,15 +72,17 @@ class Journal:
             if not resume:
                 raise ValueError(f"{str(folder)!r} already holds a run: give another folder, or resume it")
             check_same(folder, read_header(folder)["settings"], settings)
-            self._read()
+            for trial in _read_lines(self.path, Trial):
+                self.trials[trial.item, trial.arm] = trial
+            for row in _read_lines(self._samples, SampleRow):
+                self.rows[row.sample.id] = row
         else:
             folder.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)  # of a run that was killed before it had a header
             self._samples.unlink(missing_ok=True)
         header = {"form": FORM, "settings": settings, "asked": dict(asked or {})}
-        fresh = kept.with_suffix(".new")
-        fresh.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-        fresh.replace(kept)
+        with files.published(kept, 0o666) as file:
+            file.write(json.dumps(header, indent=2).encode() + b"\n")
 
     def missing(self, sample: TaskSample, arms: Mapping[str, Maker]) -> dict[str, Maker]:
         """Arms without an answer. Raises TaskDataError if another version of the sample was answered."""
@@ -108,12 +111,6 @@ class Journal:
             _append(self._samples, asdict(row))
             self.rows[row.sample.id] = row
 
-    def _read(self) -> None:
-        for trial in _read_lines(self.path, Trial):
-            self.trials[trial.item, trial.arm] = trial
-        for row in _read_lines(self._samples, SampleRow):
-            self.rows[row.sample.id] = row
-
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -133,16 +130,12 @@ def locked(folder: Path) -> Iterator[None]:
 def read_header(folder: Path) -> dict[str, Any]:
     """``run.json``. Raises TaskDataError for a folder without a run, a damaged one, and another format."""
     kept = folder / HEADER
-    try:
-        header = json.loads(kept.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TaskDataError(f"{folder} holds no run: no {HEADER} in it") from None
-    except ValueError as error:
-        raise TaskDataError(f"{kept} is damaged ({error}): give another folder") from None
-    form = header.get("form", 1) if isinstance(header, dict) else None
-    if form != FORM:
+    if not kept.exists():
+        raise TaskDataError(f"{folder} holds no run: no {HEADER} in it")
+    header: dict[str, Any] = read_json(kept, dict, "give another folder")
+    if (form := header.get("form")) != FORM:
         raise TaskDataError(f"{kept} is a run of format {form}, this is format {FORM}: give another folder")
-    return dict(header)
+    return header
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ read: they have one image, and no context to reuse.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from kamera.eval.tasks.sample import (
     Task,
     TaskSample,
     grouped,
+    interleaved,
     mean,
 )
 from kamera.eval.tasks.set_files import lacking, read_json
@@ -47,7 +47,6 @@ CODES = {
 """The benchmark's task codes and their datasets."""
 
 SUBTASKS = tuple(name for names in CODES.values() for name in names)
-_CODE_OF = {name: code for code, names in CODES.items() for name in names}
 _PLACEHOLDER = re.compile(r"\{(?:image|table)#(\d+)\}")
 
 
@@ -89,20 +88,17 @@ class MileBench(Task):
         """Official: the mean over task codes of their datasets' means."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
         datasets = grouped("dataset", ((s.task, score) for s, score in scored))
-        codes: dict[str, list[Cell]] = defaultdict(list)
-        for dataset in datasets:
-            codes[_CODE_OF[dataset.label]].append(dataset)
-        by_code = tuple(
-            Cell("code", code, mean([d.score for d in codes[code]]), sum(d.n for d in codes[code]))
-            for code in CODES
-            if code in codes
-        )
+        by_code = [
+            Cell("code", code, mean([d.score for d in own]), sum(d.n for d in own))
+            for code, names in CODES.items()
+            if (own := [d for d in datasets if d.label in names])
+        ]
         groups = (*by_code, *datasets, *grouped("images", ((quantity(s), score) for s, score in scored)))
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        return write_predictions(answered, folder)
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
+        write_predictions(answered, folder)
 
 
 def _datasets(root: Path) -> list[str]:
@@ -175,12 +171,8 @@ def _asked_from(context: str) -> int:
 
 
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
-    """Text and pictures alternately, text first and last."""
-    pieces = _PLACEHOLDER.split(text)
-    parts: list[Part] = [Passage(pieces[0], live)]
-    for number, words in zip(pieces[1::2], pieces[2::2], strict=True):
-        parts += [Picture(images / paths[int(number) - 1], live), Passage(words, live)]
-    return parts
+    texts, numbers = _PLACEHOLDER.split(text)[::2], _PLACEHOLDER.findall(text)
+    return interleaved(texts, [Picture(images / paths[int(number) - 1]) for number in numbers], live)
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:

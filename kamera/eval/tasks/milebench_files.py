@@ -12,12 +12,11 @@ from kamera.eval.tasks.sample import Answered, TaskSample, mean
 from kamera.eval.tasks.set_files import write_json
 
 
-def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
+def write_predictions(answered: Sequence[Answered], folder: Path) -> None:
     """``{Dataset}/pred.json``, ``eval.json``, ``eval_score.json`` and extracted choices, of one arm."""
     by_dataset: dict[str, list[Answered]] = defaultdict(list)
     for a in answered:
         by_dataset[a.sample.task].append(a)
-    written: list[Path] = []
     for name, items in by_dataset.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         documents: dict[str, Any] = {
@@ -26,11 +25,10 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
             "eval_score.json": [_item_score(a) for a in items],
         }
         if items[0].sample.meta["metric"] == "choice":
-            documents["pred_with_extracted.json"] = [
-                {**_prediction(a, folder.name), **_extracted(a)} for a in items
-            ]
-        written += [write_json(folder / name / file, document) for file, document in documents.items()]
-    return written
+            extracted = [{**_prediction(a, folder.name), **_extracted(a)} for a in items]
+            documents["pred_with_extracted.json"] = extracted
+        for file, document in documents.items():
+            write_json(folder / name / file, document)
 
 
 def quantity(sample: TaskSample) -> str:
@@ -57,13 +55,9 @@ def _extracted(a: Answered) -> Mapping[str, Any]:
 
 
 def _item_score(a: Answered) -> dict[str, str | None]:
-    if a.score is None:
-        return {"id": str(a.sample.meta["sample_id"]), "score": None}
-    whole = a.sample.meta["metric"] != "rouge-l"
-    return {
-        "id": str(a.sample.meta["sample_id"]),
-        "score": str(int(a.score) if whole else round(a.score, 3)),
-    }
+    whole, score = a.sample.meta["metric"] != "rouge-l", a.score
+    told = None if score is None else str(int(score) if whole else round(score, 3))
+    return {"id": str(a.sample.meta["sample_id"]), "score": told}
 
 
 def _evaluation(items: Sequence[Answered]) -> dict[str, Any]:

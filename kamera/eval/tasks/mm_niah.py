@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from kamera.eval.tasks.sample import (
     Task,
     TaskSample,
     grouped,
+    interleaved,
     mean,
 )
 from kamera.eval.tasks.set_files import lacking, write_json, write_lines
@@ -109,9 +109,10 @@ class MMNiah(Task):
     def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> TaskSample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
-        context = _interleave(record["context"] + "\n", iter(pictures))
-        live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
-        *parts, question = [*context, *(replace(part, live=True) for part in live)]
+        context = (record["context"] + "\n").split(IMAGE)
+        asked = self._question(record).split(IMAGE)
+        live = interleaved(asked, pictures[len(context) - 1 :], live=True)
+        *parts, question = [*interleaved(context, pictures), *live]
         return TaskSample(
             id=f"{subtask}/{record['id']}",
             task=subtask,
@@ -166,7 +167,7 @@ class MMNiah(Task):
         official = mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan")
         return Summary.of(answered, how, (*subtasks, *lengths, *places), official)
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``{arm}_{subtask}.jsonl`` as the official scorer reads them, and its ``scores_{split}.json``."""
         folder.mkdir(parents=True, exist_ok=True)
         lines: dict[str, list[Any]] = defaultdict(list)
@@ -176,17 +177,15 @@ class MMNiah(Task):
             line |= {"answer": a.sample.answer, "response": a.response}
             line |= {key: meta[key] for key in ("context_length", "placed_depth")}
             lines[a.sample.task].append(line)
-        written = [
-            write_lines(folder / f"{folder.name}_{task}.jsonl", rows) for task, rows in sorted(lines.items())
-        ]
+        for task, rows in lines.items():
+            write_lines(folder / f"{folder.name}_{task}.jsonl", rows)
         bins: dict[str, list[Any]] = {task: bin_scores(scored) for task, scored in _placed(answered).items()}
         if len(bins) == len(SUBTASKS):
             bins["overall"] = [round(mean(column), 6) for column in zip(*bins.values(), strict=True)]
         if bins:
             (folder / "results").mkdir(exist_ok=True)
             scores = {**bins, "context_ranges": LABELS}
-            written.append(write_json(folder / "results" / f"scores_{self.split}.json", scores, indent=1))
-        return written
+            write_json(folder / "results" / f"scores_{self.split}.json", scores, indent=1)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -247,16 +246,6 @@ def _answer(name: str, answer: Any) -> Any:
 def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
     patterns = ["abnormal_pic" in picture for picture in pictures]
     return name == "counting-image" and len(patterns) > 1 and patterns[0] and not any(patterns[1:])
-
-
-def _interleave(text: str, pictures: Iterator[Picture]) -> list[Passage | Picture]:
-    """The text with pictures in place of its marks; empty texts only at its end."""
-    first, *rest = text.split(IMAGE)
-    parts: list[Passage | Picture] = [Passage(first)]
-    for piece in rest:
-        parts += [next(pictures), Passage(piece)]
-    *before, last = parts
-    return [*(p for p in before if p != Passage("")), last]
 
 
 def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[HeatBin, float]]]:

@@ -14,14 +14,13 @@ from kamera.errors import TaskDataError
 from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, LetterTask, last_letter, leading_letter
 from kamera.eval.tasks.sample import (
     Answered,
-    Cell,
     Part,
     Passage,
     Picture,
     Problem,
     Summary,
     TaskSample,
-    mean,
+    grouped,
 )
 from kamera.eval.tasks.set_files import picture, rows, write_lines
 
@@ -42,6 +41,7 @@ TASKS = (
 NONE_FITS = "None of the choices provided"
 """The correct option of an unanswerable item; each has an answerable counterpart."""
 
+_KINDS = (("answerable", True), ("unanswerable", False))
 _COLUMNS = (
     *("idx", "task", "image_relation", "image_type", "question", "options", "answer", "image_list"),
     "counterpart_idx",
@@ -85,28 +85,19 @@ class MuirBench(LetterTask):
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        tasks = {task: [s for q, s in scored if q.task == task] for task in TASKS}
-        kinds = {
-            "answerable": [s for q, s in scored if q.meta["answerable"]],
-            "unanswerable": [s for q, s in scored if not q.meta["answerable"]],
-            "both of a pair": _pairs(scored),
-        }
-        groups = (
-            Cell(by, label, mean(scores), len(scores))
-            for by, cells in (("task", tasks), ("kind", kinds))
-            for label, scores in cells.items()
-            if scores
-        )
+        tasks = grouped("task", ((task, s) for task in TASKS for q, s in scored if q.task == task))
+        kinds = [(kind, s) for kind, can in _KINDS for q, s in scored if q.meta["answerable"] is can]
+        groups = (*tasks, *grouped("kind", [*kinds, *(("both of a pair", s) for s in _pairs(scored))]))
         return Summary.of(answered, "accuracy over all samples", (*groups, *self.unread(answered)))
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``muirbench.jsonl``: lmms-eval's per-item fields, and the response."""
         lines = [
             {k: a.sample.meta[k] for k in ("idx", "task", "image_relation", "image_type")}
             | {"answer": a.sample.answer, "pred": self.letter(a.response, a.sample), "response": a.response}
             for a in answered
         ]
-        return [write_lines(folder / "muirbench.jsonl", lines)]
+        write_lines(folder / "muirbench.jsonl", lines)
 
     def _sample(self, row: dict[str, Any], where: str) -> TaskSample | Problem:
         for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it

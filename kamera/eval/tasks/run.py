@@ -33,7 +33,7 @@ def run_task(
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
-    shard: tuple[int, int] | None = None,
+    shard: str = "1/1",
     max_tokens: int | None = None,
     system: str | None = None,
     reuse: ReusedPart = "context",
@@ -81,7 +81,7 @@ def run_task(
         "pictures": asdict(shrink),
         "versions": library_versions(),
     }
-    asked = {"data": str(data), "arms": list(arms), **selection.document()}
+    asked = {"data": str(data), "arms": list(arms), **asdict(selection)}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = TaskAsker(engine, task, system, limit_tokens, reuse, shrink)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -213,8 +213,8 @@ class Task:
         """One arm's results, in the benchmark's groups."""
         raise NotImplementedError
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """Write one arm's responses in the benchmark's own prediction format; returns the files."""
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
+        """Write one arm's responses in the benchmark's own prediction format."""
         raise NotImplementedError
 
 
@@ -272,6 +272,14 @@ def _name(part: Part) -> list[Any]:
         path = Path(part.source)
         return [path.name, path.stat().st_size if path.is_file() else None, *options]
     return [type(part.source).__name__, *options]
+
+
+def interleaved(texts: Sequence[str], pictures: Iterable[Picture], live: bool = False) -> list[Part]:
+    """Texts with a picture between each two; of empty texts only the last one stays."""
+    parts: list[Part] = []
+    for text, shown in zip(texts[:-1], pictures, strict=False):
+        parts += [Passage(text, live)] * bool(text) + [replace(shown, live=live)]
+    return [*parts, Passage(texts[-1], live)]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kamera.eval.tasks.sample import Problem, Task, TaskSample
 
@@ -16,7 +15,7 @@ from kamera.eval.tasks.sample import Problem, Task, TaskSample
 @dataclass(frozen=True)
 class Selection:
     """``limit`` samples of each annotation file; of these ``sample`` drawn by ``seed``; of these the
-    shard ``shard`` = (i, n), 1 ≤ i ≤ n.
+    ``shard`` "i/n", 1 ≤ i ≤ n.
 
     For one seed a smaller draw is a subset of a larger one. The n shards are a partition.
     """
@@ -24,17 +23,14 @@ class Selection:
     limit: int | None = None
     sample: int | None = None
     seed: int = 0
-    shard: tuple[int, int] | None = None
+    shard: str = "1/1"
 
     def __post_init__(self) -> None:
         if self.sample is not None and self.sample < 1:
             raise ValueError(f"sample is {self.sample}: draw at least one")
-        if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
-            raise ValueError(f"shard {self.shard[0]}/{self.shard[1]}: give i/n with 1 <= i <= n")
-
-    def document(self) -> dict[str, Any]:
-        shard = None if self.shard is None else f"{self.shard[0]}/{self.shard[1]}"
-        return {"limit": self.limit, "sample": self.sample, "seed": self.seed, "shard": shard}
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(f"shard {self.shard!r}: give i/n with 1 <= i <= n, such as 1/4")
 
 
 def select(selection: Selection, task: Task, data: Path) -> Iterator[tuple[int, TaskSample | Problem]]:
@@ -47,7 +43,7 @@ def select(selection: Selection, task: Task, data: Path) -> Iterator[tuple[int, 
         listed = task.listed(data, selection.limit)
         ids = [item.id for item in listed if isinstance(item, TaskSample)]
         drawn = frozenset(sorted(ids, key=partial(_rank, selection.seed))[: selection.sample])
-    shard, shards = selection.shard or (1, 1)
+    shard, shards = map(int, selection.shard.split("/"))
     place = -1
     for item in task.listed(data, selection.limit):
         if isinstance(item, Problem):
@@ -56,14 +52,6 @@ def select(selection: Selection, task: Task, data: Path) -> Iterator[tuple[int, 
             place += 1
             if place % shards == shard - 1:
                 yield from ((place, shown) for shown in task.shown(item))
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """``"2/8"`` as (2, 8). Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise ValueError(f"shard {text!r}: give i/n, such as 1/4")
-    return int(match[1]), int(match[2])
 
 
 def _rank(seed: int, id: str) -> bytes:

@@ -16,19 +16,28 @@ from kamera.eval.tasks.sample import Problem
 _BATCH = 16  # rows in memory at once: a MuirBench row holds its pictures
 
 
-def read_json(path: Path, kind: type) -> Any:
-    """A JSON document that is a ``kind`` (list or dict). Raises TaskDataError for others, naming the line."""
+def read_json(path: Path, kind: type, mend: str = "download it again") -> Any:
+    """A JSON document that is a ``kind`` (list or dict).
+
+    Raises TaskDataError for others, with the line and how to ``mend`` it.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise TaskDataError(f"{path}: no JSON ({error}): download it again") from None
+        raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): {mend}") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise TaskDataError(f"{path}: not readable ({error}): {mend}") from None
     if not isinstance(value, kind):
-        raise TaskDataError(
-            f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
-        )
+        raise TaskDataError(f"{path}: a {type(value).__name__}, not a {kind.__name__}: {mend}")
     return value
+
+
+def find_in_set(data: Path, names: Sequence[str], of: str) -> Path:
+    """The first of ``names`` in a set's folder or its ``data``. Raises TaskDataError without any."""
+    for path in (root / name for root in (data, data / "data") for name in names):
+        if path.exists():
+            return path
+    raise TaskDataError(f"{data}: no {names[0]} there or in data/: give the {of} folder as published")
 
 
 def lacking(files: Mapping[str, Path], chosen: Sequence[str], folder: Path) -> list[Problem]:
@@ -39,18 +48,16 @@ def lacking(files: Mapping[str, Path], chosen: Sequence[str], folder: Path) -> l
     return [Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)] if absent else []
 
 
-def write_json(path: Path, document: Any, indent: int = 4) -> Path:
-    """Write a JSON document; returns its path."""
+def write_json(path: Path, document: Any, indent: int = 4) -> None:
+    """Write a JSON document."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
-    return path
 
 
-def write_lines(path: Path, records: Iterable[Any]) -> Path:
-    """Write JSON lines; returns their path."""
+def write_lines(path: Path, records: Iterable[Any]) -> None:
+    """Write JSON lines."""
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     path.write_text("".join(lines), encoding="utf-8")
-    return path
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

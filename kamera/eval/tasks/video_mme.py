@@ -14,7 +14,7 @@ from typing import Any
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import VideoTask
 from kamera.eval.tasks.letters import first_abcd
-from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, mean
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, grouped, mean
 from kamera.eval.tasks.set_files import rows, write_json
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
@@ -23,7 +23,6 @@ DURATIONS = ("short", "medium", "long")
 
 _OF_VIDEO = ("video_id", "duration", "domain", "sub_category")
 _TEXTS = (*_OF_VIDEO, "videoID", "question_id", "task_type", "question", "answer")
-_GROUPED_BY = ("duration", "domain", "sub_category", "task_type")
 _ASK = (
     "Select the best answer to the following multiple-choice question based on the video. "
     "Respond with only the letter (A, B, C, or D) of the correct option."
@@ -94,7 +93,7 @@ class VideoMME(VideoTask):
         """Official: correct per answered, as in the benchmark's own script; ``mean`` is over all samples.
 
         Overall and by duration, domain, sub-category and task type, for each setting; a response without a
-        letter counts as unanswered.
+        letter counts as unanswered. A setting without an answer has 0, as in that script.
         """
         labelled = [a for a in answered if a.score is not None]
         scored = [(a.sample, float(a.score or 0.0)) for a in labelled]
@@ -104,21 +103,18 @@ class VideoMME(VideoTask):
             asked = [s for q, s in scored if q.task == setting]
             of = [(q, s) for q, s in read if q.task == setting]
             if asked:
-                groups.append(Cell("overall", setting, _right([s for _, s in of]), len(of)))
+                groups.append(Cell("overall", setting, mean([s for _, s in of] or [0.0]), len(of)))
                 groups.append(Cell("overall, of all asked", setting, mean(asked), len(asked)))
-            for key in _GROUPED_BY:
-                labels = dict.fromkeys(q.meta[key] for q, _ in of)
-                for label in DURATIONS if key == "duration" else labels:
-                    cell = [s for q, s in of if q.meta[key] == label]
-                    if cell:
-                        groups.append(Cell(f"{key}, {setting}", label, mean(cell), len(cell)))
+            lengths = ((length, s) for length in DURATIONS for q, s in of if q.meta["duration"] == length)
+            groups += grouped(f"duration, {setting}", lengths)
+            for key in ("domain", "sub_category", "task_type"):
+                groups += grouped(f"{key}, {setting}", ((q.meta[key], s) for q, s in of))
         head = groups[0] if groups else Cell("overall", SETTINGS[0], float("nan"), 0)
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary.of(answered, how, (*groups, *self.unread(answered)), head.score)
 
-    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``video-mme-{setting}.json`` for each setting, in the format of the benchmark's result template."""
-        paths = []
         for setting in SETTINGS:
             videos: dict[str, dict[str, Any]] = {}
             for a in answered:
@@ -132,13 +128,7 @@ class VideoMME(VideoTask):
                     {**asked, **answers, "response": a.response}
                 )
             if videos:
-                paths.append(write_json(folder / f"video-mme-{setting}.json", list(videos.values())))
-        return paths
-
-
-def _right(scores: Sequence[float]) -> float:
-    """The share of correct answers; 0 if nothing was answered, as in the benchmark's script."""
-    return mean(scores) if scores else 0.0
+                write_json(folder / f"video-mme-{setting}.json", list(videos.values()))
 
 
 def _row_error(row: dict[str, Any]) -> str:

@@ -165,7 +165,8 @@ def test_arms_are_refused_by_name(names, said):
 
 
 def test_an_arm_of_units_inside_refuses_what_it_cannot_compute_there(desk, units):
-    keep, blind = (arms_named([arm])[arm](desk.cleared()) for arm in ("keep", "blind"))
+    fresh = Desk(desk.backbone, desk.system, desk.anchor)
+    keep, blind = (arms_named([arm])[arm](fresh) for arm in ("keep", "blind"))
     live = Unit("words", [{"type": "text", "text": "Look:"}], True)
     with pytest.raises(ValueError, match="a live part stands inside the context"):
         keep.encode(live)

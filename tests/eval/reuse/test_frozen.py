@@ -90,7 +90,7 @@ def test_a_changed_or_missing_picture_is_refused(copied):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("{", "not readable"),
+        ("{", "broken JSON"),
         ("{}", "not a kamera-reuse-benchmark"),
         ('{"format": "kamera-reuse-benchmark"}', "version"),
     ],

@@ -158,7 +158,7 @@ def test_mm_niah_items_keep_their_own_order_scorer_and_prompt(tmp_path):
         ("muirbench", "no data/test"),
         ("ovo-bench", "no ovo_bench_new.json"),
         ("mmlongbench-doc", "no samples.json"),
-        ("gui-odyssey", "no annotations/"),
+        ("gui-odyssey", "no annotations there"),
     ],
 )
 def test_a_folder_that_is_not_the_set_is_refused(tmp_path, source, said):

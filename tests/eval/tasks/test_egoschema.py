@@ -94,7 +94,8 @@ def test_accuracy_is_over_the_public_subset_alone() -> None:
 def test_the_submission_maps_uids_to_the_numbers_of_letters(tmp_path: Path) -> None:
     asked = samples(subtasks=["full"])
     answered = [Answered(s, r, None) for s, r in zip(asked, ["E", "hm", "(A)"], strict=True)]
-    (path,) = EgoSchema(subtasks=["full"]).write_predictions(answered, tmp_path)
+    EgoSchema(subtasks=["full"]).write_predictions(answered, tmp_path)
+    (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text()) == {UIDS[0]: 4, UIDS[2]: 0}
 
 

@@ -114,7 +114,8 @@ def test_accuracy_is_overall_and_per_task_and_pairs_need_both() -> None:
 
 
 def test_predictions_hold_the_response_and_its_reading(tmp_path: Path) -> None:
-    (path,) = MuirBench().write_predictions(answer(["(B)", "?", "B", "A"]), tmp_path)
+    MuirBench().write_predictions(answer(["(B)", "?", "B", "A"]), tmp_path)
+    (path,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(x["idx"], x["answer"], x["pred"], x["response"]) for x in lines[:2]] == [
         ("17", "B", "B", "(B)"),

@@ -14,19 +14,20 @@ from typing import Any
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST
 from kamera.eval.tasks.sample import Picture, Problem, TaskSample
+from kamera.eval.tasks.set_files import find_in_set
 
 ACTIONS = ("CLICK", "SCROLL", "LONG_PRESS", "TYPE", "COMPLETE", "IMPOSSIBLE", "HOME", "BACK")
 
 
 def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
     """Items of the last ``units`` screenshots up to the asked step. Raises TaskDataError without episodes."""
-    top = next((root for root in (data, data / "data") if (root / "annotations").is_dir()), None)
-    files = sorted((top / "annotations").glob("*.json")) if top else []
-    if top is None or not files:
-        raise TaskDataError(f"{data}: no annotations/*.json: give the GUI-Odyssey folder as published")
+    folder = find_in_set(data, ["annotations"], "GUI-Odyssey")
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise TaskDataError(f"{folder} has no *.json: give the GUI-Odyssey folder as published")
     for file in files:
         try:
-            yield _item(top, json.loads(file.read_text(encoding="utf-8")), max(units, LEAST))
+            yield _item(folder.parent, json.loads(file.read_text(encoding="utf-8")), max(units, LEAST))
         except (KameraError, KeyError, TypeError, ValueError) as error:
             yield Problem(str(file), f"{type(error).__name__}: {error}")
 

@@ -15,7 +15,7 @@ from typing import Any
 from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST
 from kamera.eval.tasks.sample import Picture, Problem, TaskSample
-from kamera.eval.tasks.set_files import read_json
+from kamera.eval.tasks.set_files import find_in_set, read_json
 
 UNANSWERABLE = "Not answerable"
 
@@ -25,11 +25,7 @@ def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
 
     Raises TaskDataError without annotations.
     """
-    file = next((f for f in (data / "samples.json", data / "data" / "samples.json") if f.is_file()), None)
-    if file is None:
-        raise TaskDataError(
-            f"{data}: no samples.json there or in data/: give the MMLongBench-Doc folder as published"
-        )
+    file = find_in_set(data, ["samples.json"], "MMLongBench-Doc")
     for number, record in enumerate(read_json(file, list)):
         try:
             yield _item(data, record, number, max(units, LEAST))

@@ -16,7 +16,7 @@ from kamera.errors import KameraError, TaskDataError
 from kamera.eval.reuse.item import LEAST
 from kamera.eval.tasks.letters import LETTERS
 from kamera.eval.tasks.sample import Picture, Problem, TaskSample
-from kamera.eval.tasks.set_files import read_json
+from kamera.eval.tasks.set_files import find_in_set, read_json
 
 CHOSEN = ("EPM", "ASI", "HLD", "STU", "OJR", "ATR", "ACR", "OCR", "FPD")
 FORWARD = ("REC", "SSR", "CRR")
@@ -26,11 +26,7 @@ FILES = ("ovo_bench_new.json", "ovo_bench.json", "ovbench.json")
 def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
     """Items of ``units`` evenly spaced frames. Raises TaskDataError without annotations."""
     roots = (data, data / "data")
-    file = next((root / name for root in roots for name in FILES if (root / name).is_file()), None)
-    if file is None:
-        raise TaskDataError(
-            f"{data}: no {FILES[0]} there or in data/: give the OVO-Bench folder as published"
-        )
+    file = find_in_set(data, FILES, "OVO-Bench")
     for number, record in enumerate(read_json(file, list)):
         where = f"{file}:record {number}"
         for moment in _moments(record):
