@@ -32,14 +32,13 @@ LONG = {
 
 MANY_METHODS = {
     "HfEngine": 35,
-    "KameraWindow": 29,
+    "KameraWindow": 24,
     "Engine": 25,
     "Model": 19,
     "DiskTier": 20,
     "Catalogue": 18,
     "Folder": 19,
     "Tiers": 16,
-    "DialogueWindow": 18,
     "Encrypted": 16,
     "Index": 17,
     "KameraConnector": 16,

@@ -32,7 +32,7 @@ class Instead:
     @property
     def backbone(self) -> Engine:
         """The window's."""
-        return self.window.backbone
+        return former_of(self.window).backbone
 
     def next_token_logits_of(self, texts: Sequence[str]) -> torch.Tensor:
         """Next-token logits ``[texts, vocabulary]``; the questions share forwards."""
@@ -73,11 +73,11 @@ def answers(window: KameraWindow | Instead, queries: Sequence[Query]) -> list[tu
     """
     made, texts = [], [query.text for query in queries]
     if isinstance(window, Instead):
-        rows = window.next_token_logits_of(texts)
+        backbone, rows = window.backbone, window.next_token_logits_of(texts)
     else:
-        rows = next_token_logits_of(window, texts)
+        backbone, rows = former_of(window).backbone, next_token_logits_of(window, texts)
     for query, row in zip(queries, rows, strict=True):
-        answer = query.read(window.backbone.detokenize(row.argmax()[None].cpu()) or "")
+        answer = query.read(backbone.detokenize(row.argmax()[None].cpu()) or "")
         words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
         made.append((answer or query.read(str(words)), row))
     return made

@@ -74,21 +74,21 @@ def places(window: KameraWindow, positions: torch.Tensor) -> list[ChunkPlace]:
 
     ``positions`` ``[axes, tokens]`` are those of the same chunks in a window that prefilled them.
     """
-    found = []
+    found, former = [], former_of(window)
     for slot in window.slots:
-        record = window.store.get_canonical(former_of(window).context, slot.chunk_id)
+        record = former.store.get_canonical(former.context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
-        seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
+        seen = former.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
-        patch = window.store.get_patch(former_of(window).context, slot.chunk_id, slot.antecedents)
+        patch = former.store.get_patch(former.context, slot.chunk_id, slot.antecedents)
         found.append(
             ChunkPlace(
                 slot.chunk_id,
                 Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
-                window.backbone.place(record.kv),
+                former.backbone.place(record.kv),
                 offset,
-                None if patch is None else patch.patch.truncate(window.policy.rank),
+                None if patch is None else patch.patch.truncate(former.budget.rank),
             )
         )
     return found

@@ -29,7 +29,7 @@ from kamera.sessions.ordering import Orders
 from kamera.sessions.showing import Options, Shown, State, media_of, shown, tokens_dropped
 from kamera.sessions.turn import Stopwatch, TurnReport
 from kamera.store import ChunkStore
-from kamera.trust import Guarantee
+from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot, EngineUsage
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _report(
         forwards=int(done is not None),
         tokens_recomputed=0 if done is None else prompt.num_tokens - cached,
         vision_encodes=0,  # the engine does not say
-        guarantee=window.guarantee,
+        guarantee=weakest(slot.guarantee for slot in window.slots),
         notes=tuple(notes),
         **fields,
     )

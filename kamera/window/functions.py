@@ -15,6 +15,7 @@ from kamera.store import Hit
 from kamera.trust import Terms
 from kamera.window.asking import ANSWER, Inquiry, Question, Response
 from kamera.window.contents import serial
+from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
 from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import SlotReport, Tally
@@ -38,13 +39,16 @@ def sequence_of(window: KameraWindow) -> TokenSequence:
 
 
 def former_of(window: KameraWindow) -> Former:
-    """The `Former` of a window, with its system prompt (``anchor``) and the ``context`` of its KV."""
+    """The `Former` of a window: its ``backbone``, its ``store``, its ``anchor`` (the system prompt), …."""
     return window._stage.former
 
 
-def terms_in_force(window: KameraWindow) -> Terms:
-    """The policy that a window was opened with, the one it serves, and the certificate that permits it."""
-    return window._terms
+def terms_in_force(window: KameraWindow | EngineWindow) -> Terms:
+    """The policy that a window was opened with, the one it serves, and the certificate that permits it.
+
+    The one that is ``served`` lacks the guarantees that are withheld for want of a certificate.
+    """
+    return window._terms if isinstance(window, KameraWindow) else Terms(window.policy, window.policy)
 
 
 @serial
@@ -77,7 +81,7 @@ def keep_kv(window: KameraWindow) -> Recipe:
     behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
     """
     window._check_backbone()
-    later_of(window.backbone).flush()
+    later_of(window._backbone).flush()
     window._state, window._plans = stored_state(window._stage.former, window._state), ()
     return recipe_of(window._stage.former, window._state)
 
@@ -125,7 +129,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
     `generate`.
     """
-    backbone = window.backbone
+    backbone = window._backbone
     backbone.check_sampling(options)
     several = options.get("num_return_sequences")
     if several not in (None, 1):

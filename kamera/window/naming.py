@@ -199,7 +199,7 @@ class Names:
         if chunk.fingerprint != own:
             raise IncompatibleChunk(
                 f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
-                f"{own[:12]}: build it with window.backbone.chunk()"
+                f"{own[:12]}: build it with the window's backbone"
             )
         return chunk
 

@@ -9,7 +9,7 @@ from kamera.edits import policies
 from kamera.engines.hf import HfEngine
 from kamera.reuse import Reuser
 from kamera.trust import GUARANTEES
-from kamera.window import Plan, run, stage
+from kamera.window import Plan, run, stage, terms_in_force
 from tests.sessions.test_price import OPTIONS, shown
 
 POLICIES = {
@@ -50,7 +50,8 @@ def seen(monkeypatch) -> dict[str, list[Plan]]:
 
 def admitted(plan: Plan, window: KameraWindow) -> bool:
     return plan.request.on_leave == "exact" or all(
-        GUARANTEES.index(worth) <= GUARANTEES.index(window.policy.minimum) for worth in plan.after.worths
+        GUARANTEES.index(worth) <= GUARANTEES.index(terms_in_force(window).served.minimum)
+        for worth in plan.after.worths
     )
 
 
