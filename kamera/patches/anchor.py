@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -33,7 +34,7 @@ class Anchor:
     reopen: str
     identity: StoredIdentity
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Number of tokens."""
         return int(self.input_ids.shape[0])

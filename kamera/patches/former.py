@@ -129,7 +129,7 @@ class Former:
             self._remember(chunk.id, self._out_of(record))
         if record is not None and not chunk.has_media:
             return self.encodings.behind(record)
-        return self.waiting.get((self.encodings.context, chunk.id)) or self.encodings.stored(chunk)
+        return self.encodings.stored(chunk)
 
     def canonical_positions(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""

@@ -71,13 +71,13 @@ class Contents:
     _stage: Stage
     _state: WindowState
     _terms: Terms
-    _ahead: Ahead[Departure]
     _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
     _family: weakref.WeakSet[Contents]  # it and its forks
     _listeners: tuple[Listener, ...]
     _name: str = ""  # in events
+    _ahead: Ahead[Departure] | None = None  # from the first `anticipate` on
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
     _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
@@ -191,10 +191,10 @@ class Contents:
         tokens += sum(slot.length for slot in self.slots)
         return f"KameraWindow({len(self)} chunks, {tokens}{limit} tokens, {worth})"
 
-    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
+    def _begin(self, trace: str | os.PathLike[str] | None) -> None:
         """Give the window an account, and nothing else yet."""
         self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
-        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        self._account, self._notes = Account(), []
         self._listeners = () if trace is None else (Trace(trace),)
 
     @contextmanager

@@ -57,9 +57,9 @@ def heads_of(chunk: Chunk, among: Texts) -> Heads:
 
 
 def head_at(chunk: Chunk, state: WindowState, index: int) -> Heads:
-    """The text at slot ``index``, or what was said behind the last, if ``chunk`` begins with any of it."""
+    """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
     there = state.said if index == len(state.residents) else state.residents[index]
-    if there is None or chunk.inputs or there.facts.encoded.tensors or there.facts.position_inputs:
+    if there is None or there.facts.encoded.tensors or there.facts.position_inputs:
         return ()
     equal = common_prefix(chunk.input_ids.tolist(), there.facts.encoded.input_ids.tolist())
     return ((there.facts.chunk_id, equal),) if equal else ()
@@ -163,8 +163,6 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
 
     What was said behind the window's chunks stands there whatever these are worth, until they change.
     """
-    if not heads:
-        return None
     tokens, said, found = dict(heads), window.said, list[TextHead]()
     if said is not None and said.chunk_id in tokens:
         here = said.spot.low == spot.low and not (said.spot.shape or spot.shape)

@@ -204,7 +204,8 @@ class Placer:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
+        heads = self.heads.get(chunk.chunk_id)
+        head = head_in(self.before, heads, before, spot) if heads else None
         joined = head is None and self._shares_forward_behind(before)
         step = Prefill(seat, before, new, () if head is None else (head,), joined, reason)
         self.steps.append(step)
@@ -298,7 +299,7 @@ class Placer:
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
         heads = self.heads.get(chunk.chunk_id, ())
-        held = head_in(self.before, heads, before, spot)
+        held = head_in(self.before, heads, before, spot) if heads else None
         stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
         return stored <= (0 if held is None else held.tokens)
 

@@ -41,7 +41,9 @@ def plan(request: Request, view: View) -> Plan:
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
-            stored = planner.rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None
+            # of a picture whose encoding is not stored, no canonical is stored behind another anchor either
+            based = not chunk.encodes and planner.base(chunk.chunk_id) is not None
+            stored = planner.rows.has_canonical(chunk.chunk_id) or based
             done = (
                 planner.arrive_stored(seats, chunk)
                 if stored

@@ -70,7 +70,7 @@ def carry_out(
     """
     plan = plan or stage.plan(named, before, policy)
     tally.passed("plan")
-    facts = {**named.facts(before), **named.encoded(stage.former)}
+    facts = {**named.facts(before), **named.encoded(stage.former.encodings)}
     tally.passed("encode")
     while True:
         try:
@@ -117,7 +117,8 @@ class _PlanRun(RunTensors):
                     kept = self.tensors[number]
                     clean = _anew(self.former.canonical(kept.facts))
                     self.tensors[number] = replace(kept, clean=clean)
-        self.hand_over(owed)
+        if owed:
+            self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
             return Done(self.plan, self.assembled(self.plan.after))

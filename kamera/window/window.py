@@ -15,7 +15,7 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, HasEngine
 from kamera.errors import WindowFull, quote
-from kamera.patches import Ahead, Losses, later_of, prefill_anchor
+from kamera.patches import Losses, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
@@ -77,7 +77,7 @@ class KameraWindow(Contents):
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         engine, losses = engine_of(backbone, store), Losses()
-        self._begin(engine, trace)
+        self._begin(trace)
         self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
         with self._account.now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
@@ -198,7 +198,7 @@ class KameraWindow(Contents):
         """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
-        branch._account, branch._notes, branch._ahead = Account(), [], Ahead(self._backbone)
+        branch._account, branch._notes, branch._ahead = Account(), [], None
         branch._name = ""
         live = self._backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
@@ -319,7 +319,7 @@ class KameraWindow(Contents):
         """
         engine = engine_of(backbone, store)
         window = cls.__new__(cls)
-        window._begin(engine, trace)
+        window._begin(trace)
         with window._account.now(engine):
             opened = load_window(Path(path), engine, store, certificate, digest)
             window._terms, window._stage, window._state = opened
@@ -350,7 +350,7 @@ class KameraWindow(Contents):
             else:
                 named = self._names().of(request)
             policy = self._terms.served if given is None else given.policy
-            ahead = self._ahead.take()
+            ahead = None if self._ahead is None else self._ahead.take()
             start, stage = self._state, self._stage
             if given is None and ahead is not None and fits(ahead, named.request, stage, start, policy):
                 start, stage = ahead.state, ahead.stage
