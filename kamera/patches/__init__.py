@@ -3,7 +3,7 @@
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
-from kamera.patches.chunks import Copy, Facts, compact_positions, extents_of, form_of, text_positions
+from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
 from kamera.patches.heads import continued, head_of
@@ -54,7 +54,6 @@ __all__ = [
     "canonical_of",
     "compact_positions",
     "continued",
-    "extents_of",
     "form_canonicals",
     "form_of",
     "form_orbit",

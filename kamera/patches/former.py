@@ -16,7 +16,7 @@ from kamera.errors import IncompatibleChunk, UnknownChunk, quote
 from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
-from kamera.patches.chunks import Copy, Facts, extents_of
+from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.later import Later
@@ -276,7 +276,7 @@ class Former:
 
 def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     """The record of a canonical copy, as the model computed it."""
-    encoded, extents = facts.encoded, extents_of(former.backbone, [facts])
+    encoded, extents = facts.encoded, former.backbone.extents([(facts.chunk_id, facts.encoded)])
     advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
         chunk_id=facts.chunk_id,

@@ -135,7 +135,7 @@ class Contents:
             with self._former.operation():
                 named = self._names().of(request)
                 served = self._terms.served if policy is None else policy_of(policy)
-                plan = self._stage.plan(named, self._state, served)
+                plan = self._stage.priced(self._stage.plan(named, self._state, served), self._state)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
         return plan
 

@@ -11,7 +11,7 @@ import torch
 
 from kamera.engines import Engine, Extent
 from kamera.ops import tensor_digest
-from kamera.patches import Anchor, Facts, compact_positions, extents_of
+from kamera.patches import Anchor, Facts, compact_positions
 from kamera.window.seats import Offset, Spot
 
 _MOST = 4096  # chunks, at 24 bytes per token
@@ -61,7 +61,8 @@ class Spots:
         known = self._row
         pairs = enumerate(zip(known, chunks, strict=False))
         same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(known), len(chunks)))
-        extents = extents_of(self.backbone, chunks[max(0, same - 1) :])  # neighbours may not touch
+        near = chunks[max(0, same - 1) :]  # neighbours may not touch
+        extents = self.backbone.extents([(c.chunk_id, c.encoded) for c in near])
         if extents is None:
             whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
             return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]
