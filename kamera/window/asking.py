@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Chunk, Spoken, as_messages
+from kamera.content import Chunk, Encoded, Spoken, as_messages
+from kamera.engines import Continuation
 from kamera.errors import EmptyChunk, quote
-from kamera.patches import text_positions
+from kamera.ops import kv_tokens
+from kamera.patches import Copy, Facts, text_positions
+from kamera.trust import prefilled_behind
 from kamera.window.report import Report, Tally
+from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState, moved
+from kamera.window.state import Resident, WindowState, moved
 from kamera.window.steps import Archive, Harvest, Plan, Prefill
 
 
@@ -53,6 +57,24 @@ def last_run(plan: Plan) -> Prefill | None:
 
 def _waits(step: object) -> bool:
     return isinstance(step, Archive | Harvest) and step.later
+
+
+def said_behind(
+    stage: Stage, state: WindowState, question: torch.Tensor, answer: Continuation
+) -> WindowState:
+    """The window with a question and the first tokens of its answer behind its chunks."""
+    if answer.tail is None:
+        return state
+    spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
+    # places are remembered by id: one id for two lengths would give the second the first one's
+    facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
+    former = stage.former
+    places = text_positions(former.backbone, former.anchor.input_ids, state.facts, spoken)
+    positions, worth = moved(places, state.seats.frame), footing(state.seats)
+    spot = stage.spots.spot(facts, positions)
+    source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
+    seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
+    return state.saying(seat, Resident(facts, Copy(answer.tail, positions)))
 
 
 ANSWER = 256
