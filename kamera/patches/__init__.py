@@ -1,7 +1,7 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
 from kamera.patches.ahead import Ahead
-from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
+from kamera.patches.anchor import Anchor, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
 from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
@@ -47,7 +47,6 @@ __all__ = [
     "StoredIdentity",
     "Strict",
     "Worth",
-    "anchor_ids",
     "anchor_of",
     "archive_later",
     "await_archives",

@@ -29,11 +29,6 @@ class Encodings:
         self._losses = losses
         self._waiting = waiting_in(store)
 
-    @property
-    def vision(self) -> str:
-        """The fingerprint of the vision part."""
-        return self.context.fingerprint
-
     def stored(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
 
@@ -43,7 +38,8 @@ class Encodings:
             return None
         waiting, held = self._waiting.get((self.context, chunk.id)), None
         with self._losses.look_up("encoding", f"the encoding of chunk {chunk.id[:12]}"):
-            held = None if waiting else self._store.get_encoding(self.vision, chunk.id, self.context.probe)
+            vision, probe = self.context.fingerprint, self.context.probe
+            held = None if waiting else self._store.get_encoding(vision, chunk.id, probe)
         if held is None:
             return waiting
         return Facts(

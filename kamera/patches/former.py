@@ -286,7 +286,7 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
         kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
         inputs=encoded.position_inputs,
         info={"label": facts.label, VISION_TOKENS: [*former.backbone.builder.vision_tokens]},
-        vision=former.encodings.vision if encoded.tensors else "",
+        vision=former.encodings.context.fingerprint if encoded.tensors else "",
         behind=former.anchor.length,
         outline=Outline.of(encoded.input_ids, copy.positions, advances),
     )

@@ -7,7 +7,7 @@ from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.dialogue import DialogueWindow
 from kamera.window.engine_prompts import Dialogue
-from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
+from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
 from kamera.window.functions import (
@@ -55,7 +55,6 @@ __all__ = [
     "Edit",
     "EngineAnswer",
     "EngineSlot",
-    "EngineUsage",
     "EngineWindow",
     "Event",
     "Evict",

@@ -17,7 +17,6 @@ from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Part, Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Trial
-from kamera.patches import anchor_ids
 
 ReusedPart = Literal["context", "all"]
 """Reused part: the context, or also the live parts before the prompt's last text."""
@@ -47,7 +46,7 @@ class TaskAsker:
     ) -> None:
         self.backbone, self.task, self.system = backbone, task, system
         self.limit, self.reuse, self.shrink = limit, reuse, shrink or Shrink()
-        self.around = anchor_ids(backbone, system).shape[0]
+        self.around = backbone.builder.anchor_ids(system).shape[0]
 
     @cached_property
     def _desk(self) -> Desk:
