@@ -168,12 +168,9 @@ class Former:
 
     def leading(self, facts: Facts) -> Copy:
         """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
-        held = self._held(facts.chunk_id)
+        held = self.stored_canonical(facts)
         if held is not None:
             return held
-        record = self._record(facts.chunk_id)
-        if record is not None:
-            return self._out_of(record)
         copy = self._prefilled(facts)
         pay([self.owed(facts, copy)[1]])
         return copy

@@ -59,7 +59,8 @@ class Event:
 
     ``pictures`` are small JPEG files of chunks that came by it, by chunk id, as far as their pictures are at
     hand, and ``texts`` the beginnings of what they say. ``plan`` is the plan that ran: None for `keep_orbit`,
-    which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them).
+    which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them). The ``report``
+    has the bytes that were written.
     """
 
     operation: str
