@@ -82,7 +82,8 @@ def text_positions(
     if extents is not None:
         start = behind(anchor_ids.shape[0], extents)
         return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
-    return _of_whole(backbone, anchor_ids, chunks, text)[:, -text.shape[0] :]
+    whole = _of_whole(backbone, anchor_ids, chunks, text)
+    return whole[:, whole.shape[1] - text.shape[0] :]
 
 
 def _of_whole(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -13,7 +13,7 @@ from kamera.ops import kv_copy
 from kamera.patches import Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
-from kamera.window.asking import ANSWER, Inquiry, Question, Response
+from kamera.window.asking import ANSWER, Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import serial
 from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
@@ -25,17 +25,12 @@ from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
 
 
-class TokenSequence(NamedTuple):
-    """A window's whole sequence: token ids, int64 ``[tokens]``, and positions, int64 ``[axes, tokens]``."""
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-
-
 def sequence_of(window: KameraWindow) -> TokenSequence:
     """The token sequence of a window, its system prompt included."""
-    asker = window._asker()
-    return TokenSequence(asker.window_ids(), asker.window_positions())
+    stage, state = window._stage, window._state
+    none = stage.former.anchor.input_ids[:0]
+    ids, positions = sequence_behind(stage, state, none)
+    return TokenSequence(ids, moved(positions, [-f for f in state.seats.frame]))
 
 
 def former_of(window: KameraWindow) -> Former:

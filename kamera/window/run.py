@@ -27,17 +27,16 @@ from kamera.patches import (
     later_of,
     owed_patch,
     patch_dropped,
-    text_positions,
 )
 from kamera.trust import ReusePolicy
-from kamera.window.asking import Inquiry, last_run, said_behind
+from kamera.window.asking import Inquiry, last_run, said_behind, sequence_behind
 from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
 from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved, span_of
+from kamera.window.state import Resident, WindowState, span_of
 from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, Step, sample_group
 
 
@@ -255,16 +254,12 @@ class _PlanRun:
     ) -> tuple[KV, ...]:
         """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
         live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
-        anchor, chunks = self.former.anchor, [*before.facts, *facts]
-        question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
-        ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
-        front, back = (moved(p, before.seats.frame) for p in (anchor.positions, question))
-        positions = torch.cat([front, *before.positions, *places, back], dim=1)
+        sequence = sequence_behind(self.stage, before, inquiry.ids, facts, places)
         coming = [e for e in encoded if e.num_tokens]
         room = inquiry.room + sum(e.num_tokens for e in coming)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
         with engine.measure() as work:
-            answer = engine.decode(ids, positions, live, coming, **inquiry.options)
+            answer = engine.decode(*sequence, live, coming, **inquiry.options)
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)

@@ -17,6 +17,7 @@ from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, Sta
 from kamera.ops import apply_patch, digest, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, keep_kv, sequence_of, shown_spans
+from kamera.window.asking import text_behind
 from tests.engines.compare import relative, worst
 from tests.killing import in_child
 from tests.models import tiny
@@ -344,7 +345,8 @@ def test_another_process_shows_the_same_window(family, tmp_path):
             window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
             window.append(chunks[3])
             wanted = window.next_token_logits(QUESTION).tolist()
-            place = int(window._asker().question_positions(QUESTION)[0, 0])
+            behind = text_behind(window._stage, window._state, QUESTION)
+            place = int(behind[0, 0]) - window._state.seats.frame[0]
             tell(json.dumps([keep_kv(window).to_json(), wanted, place]).encode())
 
     recipe, wanted, place = json.loads(in_child(kept).told)
