@@ -32,7 +32,7 @@ from kamera.store import ChunkStore, Context
 from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
 from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk
 from kamera.window.placer import Placer
-from kamera.window.recipe import RecipeFacts, recipe
+from kamera.window.recipe import RecipeFacts, has_anchor, recipe
 from kamera.window.requests import Restore
 from kamera.window.seating import canonical_at, overflow
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
@@ -222,8 +222,7 @@ class EngineWindow:
         """Chunks one after another: on what is stored, up to the first that has to be computed."""
         before = Seats((), (0,))
         with self._rows.operation():
-            own = replace(self._context, kv="as-is")
-            supplied = not self._anchor or self._store.has(own, own.anchor, None, "anchor")
+            supplied = not self._anchor or has_anchor(self._rows)
             for item in wanted:
                 was = item if isinstance(item, Seat) else None
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
@@ -295,14 +294,12 @@ class EngineWindow:
 
     def _recipe(self, seats: Seats) -> Recipe:
         ids = {one.chunk_id: one.ids for one in self._shown(seats)}
-        plain = replace(self._context, kv="as-is")
         told = RecipeFacts(
             self._context,
             self._anchor,
             ids,
             self.policy.budget.rank,
             {},
-            self._store.has(plain, plain.anchor, None, "anchor"),
             self._seams.tail,
             self._seams.reopen,
             "an engine that harvests stores its patch",

@@ -46,9 +46,9 @@ class Limits:
     """The limits of a window.
 
     ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
-    codes. ``joins`` as in `ModelFacts`. ``glue`` are the ids of
-    texts that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is
-    given under a policy that samples. Later work that waits already makes the canonicals of ``pending``.
+    codes. ``joins`` as in `ModelFacts`. ``glue`` are the ids of texts that are glue (`is_glue`), in a request
+    whose chunks are parts of a conversation. ``samples`` is given under a policy that samples. Later work
+    that waits already makes the canonicals of ``pending``.
     """
 
     anchor: int
