@@ -25,16 +25,7 @@ from kamera.window.functions import (
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
-from kamera.window.requests import (
-    Append,
-    Arrange,
-    Condition,
-    Edit,
-    Evict,
-    Recall,
-    Reorder,
-    Slide,
-)
+from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Recall, Reorder, Slide
 from kamera.window.seats import GLUE, SHORTEST_KEPT, Offer
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Plan, Reason

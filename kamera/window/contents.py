@@ -24,11 +24,7 @@ from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.recipe import recipe_of
 from kamera.window.report import Report, Tally, counting
-from kamera.window.requests import (
-    Recall,
-    Request,
-    Slide,
-)
+from kamera.window.requests import Recall, Request, Slide
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan

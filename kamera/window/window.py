@@ -93,12 +93,7 @@ class KameraWindow(Contents):
     # -- operations ----------------------------------------------------------------------------
 
     @serial
-    def append(
-        self,
-        content: Content | Chunk,
-        *,
-        archive: ArchiveRule | None = None,
-    ) -> SlotReport:
+    def append(self, content: Content | Chunk, *, archive: ArchiveRule | None = None) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
         A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
