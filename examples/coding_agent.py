@@ -19,6 +19,7 @@ from itertools import takewhile
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.edits import policies
+from kamera.window import sequence_of
 
 WORDS = ["load", "save", "parse", "table", "index", "value", "count", "total", "limit", "buffer", "check"]
 
@@ -101,9 +102,9 @@ def main() -> None:
     )
 
     note = {"role": "user", "content": "Think step by step before you answer: which function is at fault?"}
-    size = session.window.num_tokens
+    size = len(sequence_of(session.window).input_ids)
     session.send("Which one now?", scratch=[note], max_new_tokens=4, do_sample=False)
-    grown = session.window.num_tokens - size
+    grown = len(sequence_of(session.window).input_ids) - size
     print(f"scratch: {len(backbone.tokenize(note['content']))} tokens seen once, window grew by {grown}")
     session.flush()
     print(f"all model work, answers included: {session.usage()}")

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from kamera import Chunk, KameraWindow
 from kamera.errors import PolicyRefused, WindowFull
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import Arrange
+from kamera.window import Arrange, terms_in_force
 from kamera.window.plan import Planner
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
@@ -46,8 +46,9 @@ def assembled(window: KameraWindow, chunks: Sequence[Chunk], max_tokens: int | N
     named = window._names().of(Arrange(given))
     assert isinstance(named.request, Arrange)
     with stage.former.operation():
-        limits = stage.limits(state, named.facts(state), window.policy)
-        view = View(state.seats, stage.former.catalogue, window.policy, limits)
+        policy = terms_in_force(window).served
+        limits = stage.limits(state, named.facts(state), policy)
+        view = View(state.seats, stage.former.catalogue, policy, limits)
         items = items_of(view.seats, named.request.order)
         stand = fitting(items, limits, max_tokens)
         order = [stand[i] for i in _OrderWalk(named.request, view, [items[i] for i in stand]).best()]

@@ -48,15 +48,15 @@ def spans_of(window: KameraWindow, positions: torch.Tensor) -> list[Span]:
 
     ``positions`` ``[axes, tokens]`` are those of the same chunks in a window that prefilled them.
     """
-    found, context = [], former_of(window).context
+    found, former = [], former_of(window)
     for slot in window.slots:
-        record = window.store.get_canonical(context, slot.chunk_id)
+        record = former.store.get_canonical(former.context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
         offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
-        patch = window.store.get_patch(context, slot.chunk_id, slot.antecedents)
-        held = None if patch is None else patch.patch.truncate(window.policy.rank)
-        found.append(Span(window.backbone.place(record.kv), held, offset))
+        patch = former.store.get_patch(former.context, slot.chunk_id, slot.antecedents)
+        held = None if patch is None else patch.patch.truncate(former.budget.rank)
+        found.append(Span(former.backbone.place(record.kv), held, offset))
     return found
 
 

@@ -26,7 +26,6 @@ from kamera.patches import (
     Facts,
     Former,
     Line,
-    anchor_ids,
     form_orbit,
     harvest,
     how_many,
@@ -45,7 +44,7 @@ class NotStored(KameraError):
 
 def context_of(backbone: HfEngine, store: ChunkStore, system: str | None) -> Context:
     """The context of a window under ``system``; its anchor is tokenised, not prefilled."""
-    ids = anchor_ids(backbone, system)
+    ids = backbone.builder.anchor_ids(system)
     return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
 
 

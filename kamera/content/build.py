@@ -57,12 +57,10 @@ class ChunkBuilder:
         config: Any = model.config
         self.image_token = _first(config, "image_token_id", "image_token_index")
         self.video_token = _first(config, "video_token_id", "video_token_index")
-        self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
-
-    @property
-    def vision_tokens(self) -> tuple[int, ...]:
+        both = (self.image_token, self.video_token)
+        self.vision_tokens = tuple(token for token in both if token is not None)
         """Ids of the tokens that picture and clip features replace."""
-        return tuple(token for token in (self.image_token, self.video_token) if token is not None)
+        self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
 
     def from_content(self, content: Content, fingerprint: str) -> Chunk:
         """Build a chunk from chat content or messages, an image, frames, a video file or text.

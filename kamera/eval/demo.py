@@ -18,7 +18,7 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
-from kamera.window import Append, Event, Evict, KameraWindow, Recall, Reorder, Report, Slide
+from kamera.window import Append, Event, Evict, KameraWindow, Recall, Reorder, Report, Slide, former_of
 
 SEED = 700_000
 LAYOUT = "LLILIL"
@@ -184,8 +184,8 @@ class _ClipWalk:
     def _opened(self, policy: ReusePolicy) -> KameraWindow:
         """A window with room for all but the first frame: the last append slides by itself."""
         store = ChunkStore.open("memory://")
-        anchor = KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy).num_tokens
-        room = anchor + sum(c.num_tokens for c in self.chunks[1:])
+        anchor = former_of(KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy)).anchor
+        room = anchor.length + sum(c.num_tokens for c in self.chunks[1:])
         return KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy, max_tokens=room)
 
     def _all(self, request: Append | Slide | Evict | Recall | Reorder) -> dict[str, Report]:

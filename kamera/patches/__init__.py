@@ -1,9 +1,9 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
 from kamera.patches.ahead import Ahead
-from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
+from kamera.patches.anchor import Anchor, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
-from kamera.patches.chunks import Copy, Facts, compact_positions, extents_of, form_of, text_positions
+from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
 from kamera.patches.heads import continued, head_of
@@ -20,7 +20,6 @@ from kamera.patches.waiting import (
     MOST_TOKENS,
     archive_later,
     await_archives,
-    encoded,
     form_canonicals,
     in_groups,
     prefilled_together,
@@ -48,15 +47,12 @@ __all__ = [
     "StoredIdentity",
     "Strict",
     "Worth",
-    "anchor_ids",
     "anchor_of",
     "archive_later",
     "await_archives",
     "canonical_of",
     "compact_positions",
     "continued",
-    "encoded",
-    "extents_of",
     "form_canonicals",
     "form_of",
     "form_orbit",

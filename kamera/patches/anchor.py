@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -33,7 +34,7 @@ class Anchor:
     reopen: str
     identity: StoredIdentity
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Number of tokens."""
         return int(self.input_ids.shape[0])
@@ -73,19 +74,12 @@ def prefill_anchor(
 ) -> Anchor:
     """Tokenise and prefill a system prompt, text or messages; token ids are used as given.
 
-    ``store``, ``losses`` and ``later`` as in `anchor_of`.
+    Without a processor, None gives an anchor of no tokens and text raises ProcessorRequired. ``store``,
+    ``losses`` and ``later`` as in `anchor_of`.
     """
     seams = backbone.builder.seams(system if isinstance(system, str) else None)
-    ids = anchor_ids(backbone, system)
+    ids = backbone.builder.anchor_ids(system)
     return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses, later=later)
-
-
-def anchor_ids(backbone: Engine, system: Spoken | None) -> torch.Tensor:
-    """Token ids ``[tokens]`` that a window under this system prompt begins with; nothing is prefilled.
-
-    Without a processor, None gives an anchor of no tokens and text raises ProcessorRequired.
-    """
-    return backbone.builder.anchor_ids(system)
 
 
 def anchor_of(

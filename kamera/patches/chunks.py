@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine, Extent, behind, standing
+from kamera.engines import Engine, behind, standing
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Patch
 
@@ -67,7 +67,7 @@ def compact_positions(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
 ) -> list[torch.Tensor]:
     """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
-    extents = extents_of(backbone, chunks)
+    extents = backbone.extents([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
         return standing(anchor_ids.shape[0], extents)
     whole = _of_whole(backbone, anchor_ids, chunks, anchor_ids[:0])
@@ -78,11 +78,12 @@ def text_positions(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
-    extents = extents_of(backbone, chunks)
+    extents = backbone.extents([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
         start = behind(anchor_ids.shape[0], extents)
         return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
-    return _of_whole(backbone, anchor_ids, chunks, text)[:, -text.shape[0] :]
+    whole = _of_whole(backbone, anchor_ids, chunks, text)
+    return whole[:, whole.shape[1] - text.shape[0] :]
 
 
 def _of_whole(
@@ -99,11 +100,3 @@ def _of_whole(
             f"{len(chunks) - 1} others: a picture right behind another is one to the model; begin or end "
             "chunks with text"
         ) from error
-
-
-def extents_of(backbone: Engine, chunks: Sequence[Facts]) -> list[Extent] | None:
-    """The extent of each chunk in positions; None if one has no fixed extent, or if two pictures touch.
-
-    Raises IncompatibleChunk for an order in which touching pictures would attend to each other.
-    """
-    return backbone.extents([(c.chunk_id, c.encoded) for c in chunks])

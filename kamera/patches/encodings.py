@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from kamera.content import Chunk, Encoded
@@ -11,8 +9,9 @@ from kamera.engines import Engine
 from kamera.errors import UnknownChunk
 from kamera.patches.chunks import Facts
 from kamera.patches.identity import StoredIdentity
+from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses
-from kamera.patches.owed import Owed, pay
+from kamera.patches.owed import Owed, pay, waiting_in
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 
 
@@ -28,36 +27,51 @@ class Encodings:
         self._backbone = backbone
         self._store = store
         self._losses = losses
-
-    @property
-    def vision(self) -> str:
-        """The fingerprint of the vision part."""
-        return self.context.fingerprint
+        self._waiting = waiting_in(store)
 
     def stored(self, chunk: Chunk) -> Facts | None:
-        """Facts of a given chunk, if its encoding is stored; a damaged one is a miss. None for text."""
-        held = self._read(chunk.id) if chunk.has_media else None
-        if held is None:
+        """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
+
+        None for text.
+        """
+        if not chunk.has_media:
             return None
-        return Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), held), chunk.label)
+        waiting, held = self._waiting.get((self.context, chunk.id)), None
+        with self._losses.look_up("encoding", f"the encoding of chunk {chunk.id[:12]}"):
+            vision, probe = self.context.fingerprint, self.context.probe
+            held = None if waiting else self._store.get_encoding(vision, chunk.id, probe)
+        if held is None:
+            return waiting
+        return Facts(
+            chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds)), chunk.label
+        )
 
-    def made(self, chunk: Chunk) -> Facts:
-        """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
-        facts = self.fresh(chunk)
-        if facts.encoded.tensors:
-            pay([self.owed(facts)])
-        return facts
+    def made(self, chunk: Chunk, *, later: bool = False) -> Facts:
+        """Encode a chunk and store its encoding, as later work if ``later``; a store's error is a loss.
 
-    def fresh(self, chunk: Chunk) -> Facts:
-        """Encode a chunk. Raises the errors of `Engine.encode`."""
+        Raises the errors of `Engine.encode`.
+        """
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
         self.here.add(chunk.id)
-        return facts
+        if not facts.encoded.tensors:
+            return facts
+        what = f"the encoding of chunk {chunk.id[:12]} was not kept"
 
-    def owed(self, facts: Facts) -> Owed:
-        """The encoding of a chunk with media, to be put; a store's error is a loss."""
-        what = f"the encoding of chunk {facts.chunk_id[:12]} was not kept"
-        return Owed(self._store, self.records(facts), self._losses, what)
+        def owed() -> list[Owed]:
+            return [Owed(self._store, self.records(facts), self._losses, what)]
+
+        def dropped(why: str) -> None:
+            self._waiting.pop(name, None)
+            self._losses.leave(f"{what}: {why}")
+
+        if later:
+            queue, name = later_of(self._backbone), (self.context, chunk.id)
+            self._waiting[name] = facts
+            self._store.awaited[id(queue)] = queue.flush
+            queue.add(owed, Worth.CHUNK, facts.encoded.tensors.values(), dropped, reads=())
+        else:
+            pay(owed())
+        return facts
 
     def records(self, facts: Facts) -> list[EncodingRecord]:
         """A chunk's encoding; text has none."""
@@ -81,9 +95,3 @@ class Encodings:
             tensors = dict(found.embeds)
         encoded = Encoded(record.input_ids, dict(record.inputs), tensors)
         return Facts(chunk_id, encoded, str(record.info.get("label", "")))
-
-    def _read(self, chunk_id: str) -> Mapping[str, torch.Tensor] | None:
-        with self._losses.look_up("encoding", f"the encoding of chunk {chunk_id[:12]}"):
-            found = self._store.get_encoding(self.vision, chunk_id, self.context.probe)
-            return None if found is None else dict(found.embeds)
-        return None

@@ -16,7 +16,7 @@ from kamera.errors import IncompatibleChunk, UnknownChunk, quote
 from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
-from kamera.patches.chunks import Copy, Facts, extents_of
+from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.later import Later
@@ -129,7 +129,7 @@ class Former:
             self._remember(chunk.id, self._out_of(record))
         if record is not None and not chunk.has_media:
             return self.encodings.behind(record)
-        return self.waiting.get((self.encodings.context, chunk.id)) or self.encodings.stored(chunk)
+        return self.encodings.stored(chunk)
 
     def canonical_positions(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
@@ -168,12 +168,9 @@ class Former:
 
     def leading(self, facts: Facts) -> Copy:
         """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
-        held = self._held(facts.chunk_id)
+        held = self.stored_canonical(facts)
         if held is not None:
             return held
-        record = self._record(facts.chunk_id)
-        if record is not None:
-            return self._out_of(record)
         copy = self._prefilled(facts)
         pay([self.owed(facts, copy)[1]])
         return copy
@@ -276,7 +273,7 @@ class Former:
 
 def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     """The record of a canonical copy, as the model computed it."""
-    encoded, extents = facts.encoded, extents_of(former.backbone, [facts])
+    encoded, extents = facts.encoded, former.backbone.extents([(facts.chunk_id, facts.encoded)])
     advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
         chunk_id=facts.chunk_id,
@@ -286,7 +283,7 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
         kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
         inputs=encoded.position_inputs,
         info={"label": facts.label, VISION_TOKENS: [*former.backbone.builder.vision_tokens]},
-        vision=former.encodings.vision if encoded.tensors else "",
+        vision=former.encodings.context.fingerprint if encoded.tensors else "",
         behind=former.anchor.length,
         outline=Outline.of(encoded.input_ids, copy.positions, advances),
     )

@@ -1,4 +1,4 @@
-"""Chunks and encodings that are stored as later work: until then every former on their store knows them."""
+"""Chunks that are stored as later work: until then every former on their store knows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import torch
 
-from kamera.content import Chunk
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, kv_tensors
 from kamera.patches.chunks import Copy, Facts, form_of
@@ -141,26 +140,6 @@ def _add(
     holds = [*kv, *(tensor for facts in chunks for tensor in facts.encoded.tensors.values())]
     reads = frozenset[str]().union(*(facts.reads for facts in chunks))
     later_of(former.backbone).add(archive, Worth.CHUNK, holds, dropped, reads=reads)
-
-
-def encoded(former: Former, chunk: Chunk) -> Facts:
-    """Encode a chunk; its encoding is stored as later work. Raises the errors of `Engine.encode`."""
-    facts = former.encodings.fresh(chunk)
-    if not facts.encoded.tensors:
-        return facts
-    queue, name = later_of(former.backbone), (former.encodings.context, facts.chunk_id)
-    former.waiting[name] = facts
-
-    def keep() -> list[Owed]:
-        return [former.encodings.owed(facts)]
-
-    def dropped(why: str) -> None:
-        former.waiting.pop(name, None)
-        former.losses.leave(f"the encoding of chunk {chunk.id[:12]} was not kept: {why}")
-
-    former.store.awaited[id(queue)] = queue.flush
-    queue.add(keep, Worth.CHUNK, facts.encoded.tensors.values(), dropped, reads=())
-    return facts
 
 
 def await_archives(former: Former) -> None:

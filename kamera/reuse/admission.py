@@ -84,7 +84,8 @@ def _tier_of(guarantee: str) -> Tier:
 
 def _is_stored(window: KameraWindow, chunk_id: str) -> bool:
     try:
-        return window.store.info(former_of(window).context, chunk_id) is not None
+        former = former_of(window)
+        return former.store.info(former.context, chunk_id) is not None
     except (CorruptChunk, WrongKey, StoreError):
         return False  # the window refuses it, too, and says so in its report
 

@@ -22,7 +22,17 @@ from kamera.reuse.seen import Seen
 from kamera.reuse.terms import strict
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
-from kamera.window import Arrange, Cost, KameraWindow, Plan, Report, expect, former_of, sequence_of
+from kamera.window import (
+    Arrange,
+    Cost,
+    KameraWindow,
+    Plan,
+    Report,
+    expect,
+    former_of,
+    sequence_of,
+    terms_in_force,
+)
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks."""
@@ -80,7 +90,7 @@ class ReusePlan:
         self._ran = True
         window = self._window
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
-        with self._reuser._account.now(window.backbone):
+        with self._reuser._account.now(self._reuser.backbone):
             if len(self.question):
                 expect(window, self.question)
             report = window.run(self._plan)
@@ -183,7 +193,7 @@ class Reuser:
         order = (*window.slots[:kept], *pieces.chunks[kept:])
         among = self._seen.beginning_as(pieces.chunks)
         self._seen.add(pieces.chunks)
-        policy = strict(window.policy)
+        policy = strict(terms_in_force(window).served)
         moved = pieces.again if policy.moves else ()
         plan = window.plan(Arrange(order, "repair", among, archive=False, recurring=moved), policy=policy)
         return ReusePlan(self, window, plan, prefix, pieces)

@@ -16,6 +16,7 @@ from kamera.content import Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Snap, edited_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
+from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
@@ -30,7 +31,7 @@ from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
-from kamera.window import Trace
+from kamera.window import KameraWindow, Trace
 
 
 class ChatSession:
@@ -115,9 +116,8 @@ class ChatSession:
         return self._account.usage
 
     def flush(self) -> None:
-        """Wait for all later work of this session's window; raises as `KameraWindow.flush`."""
-        if self.state.window is not None:
-            self.state.window.flush()
+        """Wait for all later work of this session's backbone; raises as `KameraWindow.flush`."""
+        later_of(self.backbone).flush()
 
     def rendered(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
@@ -214,6 +214,7 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
+        check_own(self._anchors, "logits")
         with self._change():
             shaped = self._shaped(whole_history(self.state.messages, messages, append))
             try:
@@ -222,7 +223,7 @@ class ChatSession:
                 if not self.manner.uncached:
                     raise
                 return self.backbone.ask_whole(self._conversations.whole(shaped, tools=self.manner.tools))
-            assert state.window is not None, "it holds the prompt"
+            assert isinstance(state.window, KameraWindow), "it holds the prompt"
             logits = state.window.next_token_logits(state.question)
             self.state = state
         return logits

@@ -29,8 +29,8 @@ from kamera.sessions.ordering import Orders
 from kamera.sessions.showing import Options, Shown, State, media_of, shown, tokens_dropped
 from kamera.sessions.turn import Stopwatch, TurnReport
 from kamera.store import ChunkStore
-from kamera.trust import Guarantee
-from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot, EngineUsage
+from kamera.trust import Guarantee, weakest
+from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +79,9 @@ class EngineAnchors(Anchors):
         if not isinstance(state.window, DialogueWindow):
             return
         branch = self.fork(state.window)
-        branch.usage = EngineUsage()
 
         def work() -> None:
             branch.keep()
-            for account in open_accounts():
-                account.owe(Spent(branch.usage.later_forwards, branch.usage.later_tokens))
 
         queue = later_of(self.backbone)
         self.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
@@ -228,7 +225,7 @@ def _report(
         forwards=int(done is not None),
         tokens_recomputed=0 if done is None else prompt.num_tokens - cached,
         vision_encodes=0,  # the engine does not say
-        guarantee=window.guarantee,
+        guarantee=weakest(slot.guarantee for slot in window.slots),
         notes=tuple(notes),
         **fields,
     )

@@ -13,7 +13,7 @@ from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
-from kamera.window import GLUE
+from kamera.window import GLUE, terms_in_force
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,8 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     layout, window = state.layout, state.window
     if layout is None or window is None:
         return None
-    on_leave = laxest(session.manner.mode, window.policy.minimum, window.policy.samples)
+    policy = terms_in_force(window).served
+    on_leave = laxest(session.manner.mode, policy.minimum, policy.samples)
     clean = [end for _, end in layout.runs[: first_that_knows_more(window.slots)]]
     return Candidate(layout, worth_to_others(window), on_leave, tails, clean[-1] if clean else 0)
 

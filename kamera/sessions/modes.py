@@ -82,8 +82,8 @@ def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
 
 def worth_to_others(window: KameraWindow | DialogueWindow) -> Guarantee:
     """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
-    sampled = any(slot.guarantee == "sampled" for slot in window.slots)
-    return weakest((window.guarantee, "survivor")) if sampled else window.guarantee
+    here = {slot.guarantee for slot in window.slots}
+    return weakest({*here, "survivor"} if "sampled" in here else here)
 
 
 def choices(modes: Sequence[str], minimum: Guarantee, apart: bool = False) -> tuple[OnLeave, ...]:

@@ -12,7 +12,7 @@ from kamera.errors import PolicyRefused
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Run, laid_out
 from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import Arrange, KameraWindow, Plan
+from kamera.window import Arrange, KameraWindow, Plan, terms_in_force
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
@@ -107,7 +107,7 @@ def cheapest(
         if len(among) == 1 or list(order.items[: len(slots)]) == list(range(len(slots))):
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
-        if on_leave == "exact" or at_least(worth, window.policy.minimum):
+        if on_leave == "exact" or at_least(worth, terms_in_force(window).served.minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
             found.append((cost, Choice(on_leave, order, plan)))
     if not found:

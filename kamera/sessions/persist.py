@@ -30,7 +30,7 @@ from kamera.sessions.document import FILE, Document, SavedWindow, is_document, r
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
-from kamera.window import KameraWindow, well_formed
+from kamera.window import KameraWindow, terms_in_force, well_formed
 
 _MEDIA, _WINDOW = "media", "window-"
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
@@ -48,7 +48,8 @@ def save_session(
     window, saved = state.window, None
     if window is not None and state.layout is not None:
         folder = f"{_WINDOW}{secrets.token_hex(8)}"
-        saved = SavedWindow(folder, "", worth_to_others(window), window.policy.minimum, state.layout)
+        minimum = terms_in_force(window).served.minimum
+        saved = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
     document = Document(
         id=name,
         fingerprint=anchors.backbone.fingerprint,

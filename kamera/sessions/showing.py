@@ -31,7 +31,7 @@ from kamera.sessions.layout import (
 from kamera.sessions.modes import Manner, applied, choices
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, cut, respond
+from kamera.window import KameraWindow, cut, respond, terms_in_force
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -171,7 +171,8 @@ def chosen(
     their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
     PolicyRefused.
     """
-    policy = strict(window.policy) if reuse else window.policy
+    served = terms_in_force(window).served
+    policy = strict(served) if reuse else served
     found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
     prompt = prompt if found is None else found.rendered
     if before is not None:
@@ -179,15 +180,15 @@ def chosen(
     media = media_of(anchors, messages)
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
-    apart, samples = stands_apart(window, reuse), window.policy.samples
+    apart, samples = stands_apart(window, reuse), served.samples
     orders = Orders(anchors, prompt, before, media, again, apart, samples)
-    among = choices(modes, window.policy.minimum, reuse)
+    among = choices(modes, served.minimum, reuse)
     return cheapest(window, among, orders, policy), found
 
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:
     """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
-    return reuse or window.policy.forms == "always"
+    return reuse or terms_in_force(window).served.forms == "always"
 
 
 def _cut_anew(anchors: Anchors, prompt: Rendered, before: Layout | None) -> Recut:
@@ -213,7 +214,7 @@ def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
     one before it is the head of a new text.
     """
-    if not window.policy.keeps("survivor"):
+    if not terms_in_force(window).served.keeps("survivor"):
         return before
     for slot, at in reversed(cuts(before, prompt).items()):
         if len(cut(window, slot, at)) > 1:

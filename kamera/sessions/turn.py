@@ -228,7 +228,7 @@ def turn_report(
         tokens_recomputed=recomputed,
         vision_encodes=opening.vision_encodes + report.vision_encodes,
         seconds=opening.seconds + report.seconds,
-        guarantee=window.guarantee,
+        guarantee=weakest(slot.guarantee for slot in report.slots),
         mode=mode,
         notes=report.notes,
         admissions=admissions,

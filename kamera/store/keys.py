@@ -56,7 +56,8 @@ class Context:
 
     def __post_init__(self) -> None:
         check_form(self.kv)
-        check_probe(self.probe)
+        if isinstance(self.probe, str) and self.probe:  # one that is unasked is made when it is asked
+            check_probe(self.probe)
 
     @property
     def lossy(self) -> bool:

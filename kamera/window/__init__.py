@@ -7,7 +7,7 @@ from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
 from kamera.window.dialogue import DialogueWindow
 from kamera.window.engine_prompts import Dialogue
-from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineUsage, EngineWindow
+from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
 from kamera.window.file import well_formed
 from kamera.window.functions import (
@@ -26,16 +26,7 @@ from kamera.window.functions import (
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
-from kamera.window.requests import (
-    Append,
-    Arrange,
-    Condition,
-    Edit,
-    Evict,
-    Recall,
-    Reorder,
-    Slide,
-)
+from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Recall, Reorder, Slide
 from kamera.window.seats import GLUE, SHORTEST_KEPT, Offer
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Plan, Reason
@@ -56,7 +47,6 @@ __all__ = [
     "Edit",
     "EngineAnswer",
     "EngineSlot",
-    "EngineUsage",
     "EngineWindow",
     "Event",
     "Evict",

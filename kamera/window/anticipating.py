@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from kamera.errors import KameraError
-from kamera.patches import Ready
+from kamera.patches import Ahead, Ready
 from kamera.trust import ReusePolicy
 from kamera.window.audit import hand_over, served_by
 from kamera.window.contents import Contents, serial
@@ -33,15 +33,17 @@ def anticipate(window: Contents) -> None:
     stands; any operation ends the work. Returns at once; plans do not count on it. Nothing is prepared where
     departures run no forward (survivors are kept).
     """
-    state, policy = window._state, window.policy
+    state, policy = window._state, window._terms.served
     last = state.facts[-1] if state.facts else None
     count = (
         0 if last is None else _leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
     )
     if not count:
-        window._ahead.take()
+        if window._ahead is not None:
+            window._ahead.take()
         return
-    stage = replace(window._stage, live=window.backbone.live(holds=True))
+    stage = replace(window._stage, live=window._backbone.live(holds=True))
+    window._ahead = window._ahead or Ahead(window._backbone)
     window._ahead.begin(partial(_departed, count, state, stage, policy))
 
 

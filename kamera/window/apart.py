@@ -26,11 +26,7 @@ from kamera.window.state import WindowState
 
 
 def stage_of(
-    backbone: Engine,
-    store: ChunkStore,
-    anchor: Anchor,
-    served: ReusePolicy,
-    losses: Losses,
+    backbone: Engine, store: ChunkStore, anchor: Anchor, served: ReusePolicy, losses: Losses
 ) -> Stage:
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
     queue = None if served.tolerance is None else later_of(backbone)  # a proof asks questions

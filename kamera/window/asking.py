@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Chunk, Spoken, as_messages
+from kamera.content import Chunk, Encoded, Spoken, as_messages
+from kamera.engines import Continuation
 from kamera.errors import EmptyChunk, quote
-from kamera.patches import text_positions
+from kamera.ops import kv_tokens
+from kamera.patches import Copy, Facts, text_positions
+from kamera.trust import prefilled_behind
 from kamera.window.report import Report, Tally
+from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import WindowState, moved
+from kamera.window.state import Resident, WindowState, moved
 from kamera.window.steps import Archive, Harvest, Plan, Prefill
 
 
@@ -55,6 +59,53 @@ def _waits(step: object) -> bool:
     return isinstance(step, Archive | Harvest) and step.later
 
 
+class TokenSequence(NamedTuple):
+    """A window's whole sequence: token ids, int64 ``[tokens]``, and positions, int64 ``[axes, tokens]``."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+
+
+def sequence_behind(
+    stage: Stage,
+    state: WindowState,
+    text: torch.Tensor,
+    facts: Sequence[Facts] = (),
+    places: Sequence[torch.Tensor] = (),
+) -> TokenSequence:
+    """A window, chunks that come at ``places``, and a text behind them, where the live cache has them."""
+    anchor, chunks = stage.former.anchor, [*state.facts, *facts]
+    ids = [anchor.input_ids, *(f.encoded.input_ids for f in chunks), text]
+    front = [moved(anchor.positions, state.seats.frame), *state.positions, *places]
+    return TokenSequence(torch.cat(ids), torch.cat([*front, text_behind(stage, state, text, facts)], dim=1))
+
+
+def text_behind(
+    stage: Stage, state: WindowState, text: torch.Tensor, facts: Sequence[Facts] = ()
+) -> torch.Tensor:
+    """Positions in the live cache of the ids of a text behind a window and ``facts``, ``[axes, tokens]``."""
+    former = stage.former
+    places = text_positions(former.backbone, former.anchor.input_ids, [*state.facts, *facts], text)
+    return moved(places, state.seats.frame)
+
+
+def said_behind(
+    stage: Stage, state: WindowState, question: torch.Tensor, answer: Continuation
+) -> WindowState:
+    """The window with a question and the first tokens of its answer behind its chunks."""
+    if answer.tail is None:
+        return state
+    spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
+    # places are remembered by id: one id for two lengths would give the second the first one's
+    facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
+    positions, worth = text_behind(stage, state, spoken), footing(state.seats)
+    source = Source(
+        stage.spots.spot(facts, positions), state.seats.lineage, prefilled_behind(worth), canonical=False
+    )
+    seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, worth)
+    return state.saying(seat, Resident(facts, Copy(answer.tail, positions)))
+
+
 ANSWER = 256
 """Expected tokens of an answer if ``max_new_tokens`` is not given."""
 
@@ -71,16 +122,6 @@ class Asker:
         self._backbone = stage.former.backbone
         self._anchor = stage.former.anchor
 
-    def window_ids(self) -> torch.Tensor:
-        """The window's token sequence, int64 ``[tokens]``."""
-        return torch.cat([self._anchor.input_ids, *[f.encoded.input_ids for f in self.state.facts]])
-
-    def window_positions(self) -> torch.Tensor:
-        """Positions of that sequence, int64 ``[axes, tokens]``."""
-        back = [-f for f in self.state.seats.frame]
-        spans = [moved(positions, back) for positions in self.state.positions]
-        return torch.cat([self._anchor.positions, *spans], dim=1)
-
     def question_ids(self, question: Question) -> torch.Tensor:
         """Token ids of a question; text and messages get the chat template's closing."""
         ids = self._backbone.builder.question_ids(question, self._anchor.tail)
@@ -88,14 +129,10 @@ class Asker:
             raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
         return ids
 
-    def question_positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Positions of question tokens behind the window, ``[axes, tokens]``."""
-        return text_positions(self._backbone, self._anchor.input_ids, self.state.facts, ids)
-
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer."""
         ids = self.question_ids(question)
-        positions = moved(self.question_positions(ids), self.state.seats.frame)
+        positions = text_behind(self._stage, self.state, ids)
         self._stage.show(self.state, Tally(), ids.shape[0])
         return self._backbone.ask(ids, positions, self._stage.live)
 
@@ -103,20 +140,16 @@ class Asker:
         """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
         ids = [self.question_ids(question) for question in questions]
         longest = max(ids, key=len)
-        positions = moved(self.question_positions(longest), self.state.seats.frame)
+        positions = text_behind(self._stage, self.state, longest)
         self._stage.show(self.state, Tally(), len(longest))
         return torch.stack([row[-1] for row in self._backbone.follow(ids, positions, self._stage.live)])
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
         ids = self.question_ids(question)
-        positions = torch.cat([self.window_positions(), self.question_positions(ids)], dim=1)
-        sequence = torch.cat([self.window_ids(), ids])
-        expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
-        self._stage.show(self.state, Tally(), expected)
-        return self._backbone.decode(
-            sequence, moved(positions, self.state.seats.frame), self._stage.live, **options
-        ).tokens
+        sequence = sequence_behind(self._stage, self.state, ids)
+        self._stage.show(self.state, Tally(), len(ids) + int(options.get("max_new_tokens") or ANSWER))
+        return self._backbone.decode(*sequence, self._stage.live, **options).tokens
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""

@@ -16,19 +16,15 @@ from kamera.content import Chunk
 from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan
 from kamera.patches import Ahead, Former
-from kamera.store import ChunkStore, memory_of
-from kamera.trust import Guarantee, ReusePolicy, Terms, policy_of, weakest
+from kamera.store import memory_of
+from kamera.trust import ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.recipe import recipe_of
 from kamera.window.report import Report, Tally, counting
-from kamera.window.requests import (
-    Recall,
-    Request,
-    Slide,
-)
+from kamera.window.requests import Recall, Request, Slide
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
@@ -48,7 +44,7 @@ def serial(
 
     @functools.wraps(operation)
     def alone(self: Owner, /, *args: Given.args, **named: Given.kwargs) -> Result:
-        with self._lock, self._account.now(self.backbone):
+        with self._lock, self._account.now(self._backbone):
             return operation(self, *args, **named)
 
     return alone
@@ -71,13 +67,13 @@ class Contents:
     _stage: Stage
     _state: WindowState
     _terms: Terms
-    _ahead: Ahead[Departure]
     _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
     _family: weakref.WeakSet[Contents]  # it and its forks
     _listeners: tuple[Listener, ...]
     _name: str = ""  # in events
+    _ahead: Ahead[Departure] | None = None  # from the first `anticipate` on
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
     _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
@@ -86,38 +82,17 @@ class Contents:
         return self._stage.former
 
     @property
-    def backbone(self) -> Engine:
-        """The model of the window."""
+    def _backbone(self) -> Engine:
         return self._former.backbone
-
-    @property
-    def store(self) -> ChunkStore:
-        """The store of its chunks."""
-        return self._former.store
-
-    @property
-    def policy(self) -> ReusePolicy:
-        """The policy in force: the given one, less the guarantees withheld for want of a certificate."""
-        return self._terms.served
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, with their places and guarantees."""
         state = self._state
         if self._shown is None or self._shown[0] is not state:
-            anchor, size = self._former.anchor.length, self.backbone.facts.bytes_per_token
+            anchor, size = self._former.anchor.length, self._backbone.facts.bytes_per_token
             self._shown = (state, state.slots(anchor, size))
         return self._shown[1]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens, anchor included."""
-        return self._former.anchor.length + sum(seat.length for seat in self._state.seats.seats)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The weakest guarantee in the window."""
-        return weakest(self._state.seats.worths)
 
     def usage(self) -> Usage:
         """The model work of this window since its construction, now and later; a fork counts its own.
@@ -149,14 +124,14 @@ class Contents:
         ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
         of single chunks themselves (`kamera.reuse`).
         """
-        with self.backbone.identity.steady():
+        with self._backbone.identity.steady():
             # a plan serves nothing, so it is no occasion for a probe
-            self._former.anchor.identity.check(self.backbone)
+            self._former.anchor.identity.check(self._backbone)
             self._go_apart()
             with self._former.operation():
                 named = self._names().of(request)
-                served = self.policy if policy is None else policy_of(policy)
-                plan = self._stage.plan(named, self._state, served)
+                served = self._terms.served if policy is None else policy_of(policy)
+                plan = self._stage.priced(self._stage.plan(named, self._state, served), self._state)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
         return plan
 
@@ -208,21 +183,23 @@ class Contents:
 
     def __repr__(self) -> str:
         limit = "" if self._stage.max_tokens is None else f" of {self._stage.max_tokens}"
-        return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
+        tokens, worth = self._former.anchor.length, weakest(slot.guarantee for slot in self.slots)
+        tokens += sum(slot.length for slot in self.slots)
+        return f"KameraWindow({len(self)} chunks, {tokens}{limit} tokens, {worth})"
 
-    def _begin(self, engine: Engine, trace: str | os.PathLike[str] | None) -> None:
+    def _begin(self, trace: str | os.PathLike[str] | None) -> None:
         """Give the window an account, and nothing else yet."""
         self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
-        self._account, self._notes, self._ahead = Account(), [], Ahead(engine)
+        self._account, self._notes = Account(), []
         self._listeners = () if trace is None else (Trace(trace),)
 
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        with self.backbone.identity.steady():
+        with self._backbone.identity.steady():
             # a probe is on the account, and no work of this operation
-            self._former.anchor.identity.check(self.backbone, ask=True)
-            with counting(self.backbone) as tally:
+            self._former.anchor.identity.check(self._backbone, ask=True)
+            with counting(self._backbone) as tally:
                 self._go_apart()
                 tally.notes.extend(self._notes)
                 self._notes = []
@@ -236,7 +213,7 @@ class Contents:
     def _texts(self, known: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
         new = [facts for facts in self._state.facts if facts.chunk_id not in known]
-        said = {f.chunk_id: self.backbone.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        said = {f.chunk_id: self._backbone.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
         return {name: " ".join(text.split()) for name, text in said.items() if text and not text.isspace()}
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
@@ -256,7 +233,7 @@ class Contents:
             max_tokens=self._stage.max_tokens,
             usage=self.usage(),
             memory=self._holdings().memory([]),
-            cached=memory_of(self.store).bytes,
+            cached=memory_of(self._former.store).bytes,
             outcomes=() if plan is None else outcomes(plan, before, report.slots, media),
             later=Cost() if plan is None else plan.later,
             pictures=thumbnails(pictures, report.slots, before),
@@ -282,17 +259,17 @@ class Contents:
             raise StalePlan(
                 f"{what}, of {len(plan.before.seats)} chunks; this one has {len(now.seats)}: plan anew"
             )
-        if plan.policy != self.policy:
+        if plan.policy != self._terms.served:
             raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
         named = self._names().again(plan.request, chunks)
-        again = self._stage.plan(named, self._state, self.policy)
+        again = self._stage.plan(named, self._state, self._terms.served)
         if again.outline() != plan.outline():
             raise StalePlan(f"{what}, or of its store: plan anew")
         return again, named
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
-        self._former.anchor.identity.check(self.backbone, ask=True)
+        self._former.anchor.identity.check(self._backbone, ask=True)
         self._go_apart()
 
     def _go_apart(self) -> None:

@@ -35,7 +35,7 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
     label, parts = whole.facts.label, list[Facts]()
     for start, stop in borders:
         ids = whole.facts.encoded.input_ids[start:stop]
-        chunk = window.backbone.chunk_from_tensors(ids, label=label)
+        chunk = window._backbone.chunk_from_tensors(ids, label=label)
         parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
     window._state, window._plans = _cut(state, index, parts, window._stage.spots), ()
     return window.slots[index : index + len(parts)]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from PIL import Image
 
 from kamera.content import Chunk
 from kamera.engines import Completes, Engine, EnginePrompt, EngineSampling
-from kamera.errors import UnsupportedByEngine
-from kamera.patches import Catalogue, Losses, later_of
+from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore
-from kamera.trust import Guarantee, ReusePolicy, weakest
+from kamera.trust import ReusePolicy
 from kamera.window.engine_prompts import Dialogue, PromptChunk
 from kamera.window.engine_window import EngineSlot, EngineWindow
 from kamera.window.seating import check_room
@@ -42,11 +41,6 @@ class DialogueWindow(EngineWindow):
         branch._places = replace(places, chunks=dict(places.chunks), outlines=dict(places.outlines))
         branch._rows = Catalogue(self._store, self._context, None, Losses())
         return branch
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The weakest guarantee of a slot; "exact" without one."""
-        return weakest(self._seats.worths)
 
     def arrange(
         self, chunks: Sequence[EngineSlot | Chunk], shown: Mapping[str, Image.Image], policy: ReusePolicy
@@ -84,17 +78,3 @@ class DialogueWindow(EngineWindow):
     def _run_later(self, seats: Seats) -> None:
         super()._run_later(seats)
         self._prefilled.update(seats.chunk_ids)
-
-    def condition(self, slot: EngineSlot, on: bool) -> NoReturn:
-        """Refused, as all that takes a model and a live cache."""
-        raise UnsupportedByEngine(
-            "a clean view of a chunk: its KV is the engine's; use a session without one"
-        )
-
-    def next_token_logits(self, question: torch.Tensor) -> NoReturn:
-        """Refused."""
-        raise UnsupportedByEngine("logits: the engine gives none; use a session without one")
-
-    def flush(self) -> None:
-        """Wait for all later work of this window's backbone."""
-        later_of(self.backbone).flush()

@@ -13,7 +13,18 @@ from typing import Literal
 import torch
 
 from kamera.content import Chunk, Content, Seams
-from kamera.engines import Completes, Engine, EnginePrompt, PositionLimits, Recipe, joined
+from kamera.engines import (
+    Account,
+    Completes,
+    Engine,
+    EnginePrompt,
+    PositionLimits,
+    Recipe,
+    Spent,
+    Usage,
+    joined,
+    open_accounts,
+)
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
@@ -21,7 +32,7 @@ from kamera.store import ChunkStore, Context
 from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
 from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk
 from kamera.window.placer import Placer
-from kamera.window.recipe import RecipeFacts, recipe
+from kamera.window.recipe import RecipeFacts, has_anchor, recipe
 from kamera.window.requests import Restore
 from kamera.window.seating import canonical_at, overflow
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
@@ -58,16 +69,6 @@ class EngineAnswer:
     computed: int
 
 
-@dataclass
-class EngineUsage:
-    """What a window had an engine run, now for answers and later for the store."""
-
-    answers: int = 0
-    tokens: int = 0
-    later_forwards: int = 0
-    later_tokens: int = 0
-
-
 class EngineWindow:
     """A window over an engine; see `KameraWindow` for its operations.
 
@@ -89,9 +90,8 @@ class EngineWindow:
         max_tokens: int | None = None,
     ) -> None:
         self.policy = ReusePolicy.streaming() if policy is None else policy
-        self.usage = EngineUsage()
         self.engine, self.backbone, self._store = engine, contents, store
-        self._max_tokens = max_tokens
+        self._max_tokens, self._account = max_tokens, Account()
         self._seams = (
             Seams("", "", "") if isinstance(system, torch.Tensor) else contents.builder.seams(system)
         )
@@ -155,8 +155,8 @@ class EngineWindow:
         messages = (*self._head.messages, user)
         done = joined(self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)))
         computed = done.prompt_tokens - done.cached_tokens
-        self.usage.answers += 1
-        self.usage.tokens += computed + max(0, len(done.token_ids) - 1)
+        tokens = len(done.token_ids)
+        self._account.add(Spent(tokens, computed + max(0, tokens - 1)))
         return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
 
     def keep(self) -> int:
@@ -192,6 +192,10 @@ class EngineWindow:
             start += seat.length
         return tuple(found)
 
+    def usage(self) -> Usage:
+        """What the engine ran, as it says: for answers (``now``, a forward a token), and for the store."""
+        return self._account.usage
+
     def recipe(self) -> Recipe:
         """The window for the engine, by the rows of the last operation."""
         return self._recipe(self._seats)
@@ -218,8 +222,7 @@ class EngineWindow:
         """Chunks one after another: on what is stored, up to the first that has to be computed."""
         before = Seats((), (0,))
         with self._rows.operation():
-            own = replace(self._context, kv="as-is")
-            supplied = not self._anchor or self._store.has(own, own.anchor, None, "anchor")
+            supplied = not self._anchor or has_anchor(self._rows)
             for item in wanted:
                 was = item if isinstance(item, Seat) else None
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
@@ -239,8 +242,8 @@ class EngineWindow:
         messages = (*self._head.messages, user) if any(one.images for one in shown) else ()
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
         done = joined(self.engine.stream(replace(prompt, later=True)))
-        self.usage.later_forwards += 1
-        self.usage.later_tokens += done.prompt_tokens - done.cached_tokens
+        for account in {self._account, *open_accounts()}:
+            account.owe(Spent(1, done.prompt_tokens - done.cached_tokens))
 
     def _stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
@@ -291,14 +294,12 @@ class EngineWindow:
 
     def _recipe(self, seats: Seats) -> Recipe:
         ids = {one.chunk_id: one.ids for one in self._shown(seats)}
-        plain = replace(self._context, kv="as-is")
         told = RecipeFacts(
             self._context,
             self._anchor,
             ids,
             self.policy.budget.rank,
             {},
-            self._store.has(plain, plain.anchor, None, "anchor"),
             self._seams.tail,
             self._seams.reopen,
             "an engine that harvests stores its patch",

@@ -59,7 +59,8 @@ class Event:
 
     ``pictures`` are small JPEG files of chunks that came by it, by chunk id, as far as their pictures are at
     hand, and ``texts`` the beginnings of what they say. ``plan`` is the plan that ran: None for `keep_orbit`,
-    which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them).
+    which plans nothing, and out of a trace, which holds no plans (`Plan.to_json` writes them). The ``report``
+    has the bytes that were written.
     """
 
     operation: str
@@ -111,12 +112,43 @@ class Event:
 
     def to_json(self) -> str:
         """The event as one line of JSON, without its plan."""
-        return event_to_json(self)
+        report, ids, slots = self.report, dict[str, int](), dict[Slot, int]()
+
+        def named(chunk_id: str) -> int:
+            return ids.setdefault(chunk_id, len(ids))
+
+        def listed(several: Sequence[Slot]) -> list[int]:
+            return [slots.setdefault(slot, len(slots)) for slot in several]
+
+        document: dict[str, Any] = {"format": FORMAT, **{name: getattr(self, name) for name in _OWN}}
+        document |= {"after": listed(report.slots), "before": listed(self.before)}
+        document["evicted"] = listed(report.evicted)
+        document["slot"] = None if report.slot is None else listed([report.slot])[0]
+        document["slots"] = [_row(s, named(s.chunk_id), [*map(named, s.antecedents)]) for s in slots]
+        document["ids"] = [*ids]
+        document["outcomes"] = [list(outcome) for outcome in self.outcomes]
+        document["report"] = {name: getattr(report, name) for name in _COSTS}
+        document["times"] = list(report.times)
+        document["notes"] = report.notes
+        document["later"] = list(asdict(self.later).values())
+        document["usage"] = [list(spent) for spent in self.usage]
+        document["memory"] = asdict(self.memory)
+        if self.pictures:
+            document["pictures"] = {k: base64.b64encode(v).decode() for k, v in self.pictures.items()}
+        if self.texts:
+            document["texts"] = dict(self.texts)
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Event:
         """An event out of `to_json`. Raises ValueError for anything else."""
-        return event_from_json(text)
+        try:
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ValueError("it has another format")
+            return _event(document)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{quote(text)} is no event ({type(error).__name__}: {error})") from None
 
 
 Listener = Callable[[Event], object]
@@ -192,47 +224,6 @@ _COSTS = (
     *("bytes_rotated", "bytes_patched", "seconds"),
 )
 _DEFAULTS = {f.name: f.default for f in fields(Slot)}
-
-
-def event_to_json(event: Event) -> str:
-    """An event as one line."""
-    report, ids, slots = event.report, dict[str, int](), dict[Slot, int]()
-
-    def named(chunk_id: str) -> int:
-        return ids.setdefault(chunk_id, len(ids))
-
-    def listed(several: Sequence[Slot]) -> list[int]:
-        return [slots.setdefault(slot, len(slots)) for slot in several]
-
-    document: dict[str, Any] = {"format": FORMAT, **{name: getattr(event, name) for name in _OWN}}
-    document |= {"after": listed(report.slots), "before": listed(event.before)}
-    document["evicted"] = listed(report.evicted)
-    document["slot"] = None if report.slot is None else listed([report.slot])[0]
-    document["slots"] = [_row(slot, named(slot.chunk_id), [*map(named, slot.antecedents)]) for slot in slots]
-    document["ids"] = [*ids]
-    document["outcomes"] = [list(outcome) for outcome in event.outcomes]
-    document["report"] = {name: getattr(report, name) for name in _COSTS}
-    document["times"] = list(report.times)
-    document["notes"] = report.notes
-    document["later"] = list(asdict(event.later).values())
-    document["usage"] = [list(spent) for spent in event.usage]
-    document["memory"] = asdict(event.memory)
-    if event.pictures:
-        document["pictures"] = {k: base64.b64encode(v).decode() for k, v in event.pictures.items()}
-    if event.texts:
-        document["texts"] = dict(event.texts)
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
-
-
-def event_from_json(text: str | bytes) -> Event:
-    """An event out of `event_to_json`. Raises ValueError for anything else."""
-    try:
-        document = json.loads(text)
-        if document["format"] != FORMAT:
-            raise ValueError("it has another format")
-        return _event(document)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{quote(text)} is no event ({type(error).__name__}: {error})") from None
 
 
 def _row(slot: Slot, chunk: int, behind: Sequence[int]) -> dict[str, Any]:

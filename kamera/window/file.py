@@ -3,8 +3,8 @@
 Everything is in one file, so that one rename publishes it: a reader sees the old window or the new one, a
 concurrent save replaces it with another whole window, and a process that dies midway leaves the old one.
 
-Its metadata holds ``kamera`` ("window"), ``window`` (the document, JSON) and ``sha256``: the digest of all
-bytes of the file, with 64 zeros in place of the digest itself.
+Its metadata is the document (JSON). The first field of that, at a fixed place in the file, is ``sha256``: the
+digest of all bytes of the file, with 64 zeros in place of the digest itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,8 @@ VERSION = 1
 
 FILE = "window.safetensors"
 _ZEROS = "0" * 64
-_SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
+_PREFIX = rb'{"__metadata__":{"window":"{\"sha256\": \"'
+_SEAL = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + len(_ZEROS))
 
 _MALFORMED = (
     cattrs.BaseValidationError,
@@ -86,18 +86,19 @@ def read_saved(path: Path, digest: str | None = None) -> Saved:
         raise StoreError(f"no saved window at {str(path)!r}: it has no {FILE}") from None
     except OSError as error:
         raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
-    header, metadata = _header(data)
-    if metadata.get("kamera") != "window":
+    if not _is_window(data):
         raise CorruptChunk(
             f"{str(where)!r} is damaged, or no window of Kamera's: it does not say that it is one"
         )
-    seals = list(_SEAL.finditer(data, 8, 8 + header))
-    if len(seals) != 1 or _digest(data, seals[0].start(1)) != seals[0][1].decode():
+    seal = data[_SEAL].decode(errors="replace")
+    if seal != _digest(data):
         raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
-    if digest not in (None, seals[0][1].decode()):
+    if digest not in (None, seal):
         raise CorruptChunk(f"{str(where)!r} is another window than the one that was saved there")
     with well_formed(where):
-        document = json.loads(metadata["window"])
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        document = json.loads(header["__metadata__"]["window"])
+        del document["sha256"]
         version = int(document["version"])
     if version != VERSION:
         newer = version > VERSION
@@ -125,52 +126,39 @@ def well_formed(where: Path) -> Iterator[None]:
 
 def _sealed(saved: Saved) -> tuple[bytes, str]:
     """The file, and its digest."""
-    metadata = {"kamera": "window", "sha256": _ZEROS, "window": json.dumps(saved.document)}
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
-    data = save(plain, metadata)
-    (seal,) = _SEAL.finditer(data, 8, 8 + int.from_bytes(data[:8], "little"))
-    digest = _digest(data, seal.start(1))
-    return b"".join((data[: seal.start(1)], digest.encode(), data[seal.end(1) :])), digest
+    data = save(plain, {"window": json.dumps({"sha256": _ZEROS, **saved.document})})
+    assert _is_window(data), "safetensors writes the metadata first"
+    digest = _digest(data)
+    return b"".join((data[: _SEAL.start], digest.encode(), data[_SEAL.stop :])), digest
 
 
-def _digest(data: bytes, at: int) -> str:
-    """SHA-256 of ``data`` with zeros in place of the digest that begins at ``at``."""
+def _digest(data: bytes) -> str:
+    """SHA-256 of ``data`` with zeros in place of the digest."""
     view = memoryview(data)
-    hasher = hashlib.sha256(view[:at])
+    hasher = hashlib.sha256(view[: _SEAL.start])
     hasher.update(_ZEROS.encode())
-    hasher.update(view[at + len(_ZEROS) :])
+    hasher.update(view[_SEAL.stop :])
     return hasher.hexdigest()
 
 
-def _header(front: bytes) -> tuple[int, dict[str, Any]]:
-    """Length and metadata of any safetensors header; 0 and none if it cannot be parsed."""
-    length = int.from_bytes(front[:8], "little")
-    if 8 + length > len(front):
-        return 0, {}
-    try:
-        metadata = json.loads(front[8 : 8 + length])["__metadata__"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return 0, {}
-    return (length, metadata) if isinstance(metadata, dict) else (0, {})
+def _is_window(front: bytes) -> bool:
+    return front[8 : _SEAL.start] == _PREFIX
 
 
 def _check_ours(path: Path) -> None:
     """Raise StoreError unless the directory is empty or holds a saved window."""
     held = sorted(name for name in os.listdir(path) if not name.startswith(ASIDE))
-    if held and not (FILE in held and _is_window(path / FILE)):
+    if held and not (FILE in held and _holds_window(path)):
         other = FILE if FILE in held else held[0]
         raise StoreError(
             f"{str(path)!r} is no saved window's: it holds {other!r}; give a new or an empty directory"
         )
 
 
-def _is_window(file: Path) -> bool:
+def _holds_window(path: Path) -> bool:
     try:
-        with Folder.at(file.parent) as folder, folder.reading(file.name) as (descriptor, status):
-            front = os.read(descriptor, 8)
-            length = int.from_bytes(front, "little")
-            if length > status.st_size:
-                return False
-            return _header(front + os.read(descriptor, length))[1].get("kamera") == "window"
+        with Folder.at(path) as folder, folder.reading(FILE) as (descriptor, _):
+            return _is_window(os.read(descriptor, _SEAL.start))
     except NotAFile:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,8 +14,9 @@ from kamera.ops import KV, kv_copy
 from kamera.patches import Copy, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
-from kamera.window.asking import ANSWER, Inquiry, Question, Response
+from kamera.window.asking import ANSWER, Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import serial
+from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
 from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import SlotReport, Tally
@@ -26,27 +27,25 @@ from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
 
 
-class TokenSequence(NamedTuple):
-    """A window's whole sequence: token ids, int64 ``[tokens]``, and positions, int64 ``[axes, tokens]``."""
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-
-
 def sequence_of(window: KameraWindow) -> TokenSequence:
     """The token sequence of a window, its system prompt included."""
-    asker = window._asker()
-    return TokenSequence(asker.window_ids(), asker.window_positions())
+    stage, state = window._stage, window._state
+    none = stage.former.anchor.input_ids[:0]
+    ids, positions = sequence_behind(stage, state, none)
+    return TokenSequence(ids, moved(positions, [-f for f in state.seats.frame]))
 
 
 def former_of(window: KameraWindow) -> Former:
-    """The `Former` of a window, with its system prompt (``anchor``) and the ``context`` of its KV."""
+    """The `Former` of a window: its ``backbone``, its ``store``, its ``anchor`` (the system prompt), …."""
     return window._stage.former
 
 
-def terms_in_force(window: KameraWindow) -> Terms:
-    """The policy that a window was opened with, the one it serves, and the certificate that permits it."""
-    return window._terms
+def terms_in_force(window: KameraWindow | EngineWindow) -> Terms:
+    """The policy that a window was opened with, the one it serves, and the certificate that permits it.
+
+    The one that is ``served`` lacks the guarantees that are withheld for want of a certificate.
+    """
+    return window._terms if isinstance(window, KameraWindow) else Terms(window.policy, window.policy)
 
 
 @serial
@@ -91,7 +90,7 @@ def keep_kv(window: KameraWindow) -> Recipe:
     behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
     """
     window._check_backbone()
-    later_of(window.backbone).flush()
+    later_of(window._backbone).flush()
     window._state, window._plans = stored_state(window._stage.former, window._state), ()
     return recipe_of(window._stage.former, window._state)
 
@@ -139,7 +138,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
     `generate`.
     """
-    backbone = window.backbone
+    backbone = window._backbone
     backbone.check_sampling(options)
     several = options.get("num_return_sequences")
     if several not in (None, 1):

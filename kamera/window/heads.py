@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 
+import torch
+
 from kamera.content import Chunk, common_prefix
-from kamera.patches import Facts
+from kamera.engines import Written
+from kamera.ops import KV, Layout, kv_concat, relocate_kv, rotated_bytes
+from kamera.patches import Facts, head_of
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
-from kamera.window.state import WindowState
+from kamera.window.state import Resident, WindowState, moved
 from kamera.window.steps import Prefill, TextHead
 
 SHORTEST_HEAD = 8
@@ -57,9 +61,9 @@ def heads_of(chunk: Chunk, among: Texts) -> Heads:
 
 
 def head_at(chunk: Chunk, state: WindowState, index: int) -> Heads:
-    """The text at slot ``index``, or what was said behind the last, if ``chunk`` begins with any of it."""
+    """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
     there = state.said if index == len(state.residents) else state.residents[index]
-    if there is None or chunk.inputs or there.facts.encoded.tensors or there.facts.position_inputs:
+    if there is None or there.facts.encoded.tensors or there.facts.position_inputs:
         return ()
     equal = common_prefix(chunk.input_ids.tolist(), there.facts.encoded.input_ids.tolist())
     return ((there.facts.chunk_id, equal),) if equal else ()
@@ -163,8 +167,6 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
 
     What was said behind the window's chunks stands there whatever these are worth, until they change.
     """
-    if not heads:
-        return None
     tokens, said, found = dict(heads), window.said, list[TextHead]()
     if said is not None and said.chunk_id in tokens:
         here = said.spot.low == spot.low and not (said.spot.shape or spot.shape)
@@ -179,3 +181,26 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
         if here and plain:
             found.append(TextHead(seat.number, tokens[seat.chunk_id]))
     return max(found, key=attrgetter("tokens"), default=None)
+
+
+def kv_of_heads(
+    heads: Sequence[TextHead],
+    tensors: Mapping[int, Resident],
+    facts: Facts,
+    positions: torch.Tensor,
+    layout: Layout,
+) -> tuple[KV | None, Written]:
+    """KV of a text's first tokens, taken over from its ``heads``, and what of it is rotated; None without."""
+    found, written, done = list[KV](), Written(), 0
+    for head in heads:
+        whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
+        ids, there = facts.encoded.input_ids[done:], moved(copy.positions, head.offset)
+        part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
+        if part is None:
+            return None, written
+        if any(head.offset):
+            part = relocate_kv(part, layout, head.offset)
+            written += Written(bytes_turned=rotated_bytes(part, layout))
+        found.append(part)
+        done += head.tokens
+    return kv_concat(found) if len(found) > 1 else found[0], written

@@ -50,7 +50,6 @@ def most_alike(former: Former, here: Sequence[str], search: Lookalike, tally: Ta
     Of the chunks that are not ``here`` it is the one that looks most like it. Raises UnknownChunk if there is
     none, or none with a cosine of ``min_score``.
     """
-    check_cosine("min_score", search.min_score)
     hits = candidates(former, search.like, len(set(here)) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
     if best is None:

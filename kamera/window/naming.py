@@ -12,7 +12,7 @@ from PIL import Image
 
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
-from kamera.patches import Facts, Former, encoded
+from kamera.patches import Encodings, Facts, Former
 from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
 from kamera.window.lookalikes import whole_chunk_id
 from kamera.window.requests import (
@@ -49,11 +49,11 @@ class NamedRequest:
         """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
         return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
 
-    def encoded(self, former: Former) -> dict[str, Facts]:
-        """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
+    def encoded(self, encodings: Encodings) -> dict[str, Facts]:
+        """The facts of the chunks that are to be encoded; they are encoded now."""
         return {
-            chunk.id: dataclasses.replace(encoded(former, chunk), heads=self.coming[chunk.id].heads)
-            for chunk in self.unseen.values()
+            name: dataclasses.replace(encodings.made(chunk, later=True), heads=self.coming[name].heads)
+            for name, chunk in self.unseen.items()
         }
 
 
@@ -132,7 +132,7 @@ class Names:
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
         facts = self._former.stored(chunk) or self._here(chunk.id)
-        heads = head_at(chunk, self._state, len(self._state.facts))
+        heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
         newcomer = _newcomer(chunk, facts, heads)
         return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
@@ -181,7 +181,8 @@ class Names:
             first = chunk.id not in found
             if first:
                 found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
-                there = head_at(chunk, self._state, index) if index == change else ()
+                text = index == change and not chunk.inputs
+                there = head_at(chunk, self._state, index) if text else ()
                 heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
             newcomer = _newcomer(*found[chunk.id], heads[chunk.id])
             newcomer = newcomer if first else Newcomer(chunk.id, newcomer.length)
@@ -199,7 +200,7 @@ class Names:
         if chunk.fingerprint != own:
             raise IncompatibleChunk(
                 f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
-                f"{own[:12]}: build it with window.backbone.chunk()"
+                f"{own[:12]}: build it with the window's backbone"
             )
         return chunk
 

@@ -14,18 +14,7 @@ from kamera.window.offers import Offers
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number
-from kamera.window.steps import (
-    Archive,
-    Clean,
-    Harvest,
-    Limits,
-    Place,
-    Prefill,
-    Price,
-    Reason,
-    Sample,
-    Step,
-)
+from kamera.window.steps import Archive, Clean, Harvest, Limits, Place, Prefill, Price, Reason, Sample, Step
 
 
 @dataclass
@@ -96,15 +85,7 @@ class Placer:
         if found is not None and self._needs_missing_canonical(chunk, found, was):
             found = None  # a few of its tokens cost less than its canonical
         if was is not None and found is was.source:
-            seat = Seat(
-                chunk.chunk_id,
-                chunk.length,
-                spot,
-                found,
-                found.guarantee,
-                archived=was.archived,
-                number=number,
-            )
+            seat = replace(was, spot=spot, guarantee=found.guarantee, formed="exact", clean=None)
         elif found is not None and self._leads(chunk, before, spot, found):
             home = None if any(before.frame) else found
             why: Reason = "new" if was is None else "no canonical"
@@ -204,7 +185,8 @@ class Placer:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
+        heads = self.heads.get(chunk.chunk_id)
+        head = head_in(self.before, heads, before, spot) if heads else None
         joined = head is None and self._shares_forward_behind(before)
         step = Prefill(seat, before, new, () if head is None else (head,), joined, reason)
         self.steps.append(step)
@@ -239,14 +221,11 @@ class Placer:
         else:
             return None
         if size is None:
-            self._notes += (
-                []
-                if glue
-                else [
+            if not glue:
+                self._notes.append(
                     f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
                     f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
-                ]
-            )
+                )
             return None
         if base.home.offset(spot) is None:
             return None
@@ -298,7 +277,7 @@ class Placer:
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
         heads = self.heads.get(chunk.chunk_id, ())
-        held = head_in(self.before, heads, before, spot)
+        held = head_in(self.before, heads, before, spot) if heads else None
         stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
         return stored <= (0 if held is None else held.tokens)
 

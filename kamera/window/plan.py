@@ -27,7 +27,6 @@ from kamera.window.requests import (
 from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
 from kamera.window.steps import Archive, Plan, Prefill, View
-from kamera.window.writing import bytes_written
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -41,7 +40,9 @@ def plan(request: Request, view: View) -> Plan:
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
-            stored = planner.rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None
+            # of a picture whose encoding is not stored, no canonical is stored behind another anchor either
+            based = not chunk.encodes and planner.base(chunk.chunk_id) is not None
+            stored = planner.rows.has_canonical(chunk.chunk_id) or based
             done = (
                 planner.arrive_stored(seats, chunk)
                 if stored
@@ -158,7 +159,6 @@ class Planner(Placer):
         for seat in after.seats:
             if id(seat) not in stood:
                 check_stands(self.limits, seat)
-        written = bytes_written(self.limits, self.before, self.steps, after)
         return Plan(
             self.request,
             self.policy,
@@ -166,7 +166,7 @@ class Planner(Placer):
             self.before,
             after.saying(None),
             (*self.steps, *self.owed),
-            self.price.now(encodes, written.bytes_turned, written.bytes_patched),
+            self.price.now(encodes),
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),

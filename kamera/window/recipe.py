@@ -20,8 +20,8 @@ class RecipeFacts:
     """What a recipe says beside seats and rows: names and token ids.
 
     ``ids`` are those of the chunks, by chunk id, ``rank`` the largest of patches that are not proved.
-    ``contents`` are the digests of the conditioned KV that is stored, by number of its seat. ``anchored``:
-    the anchor is stored. ``remedy`` says what stores KV that has no key.
+    ``contents`` are the digests of the conditioned KV that is stored, by number of its seat. ``remedy`` says
+    what stores KV that has no key.
     """
 
     context: Context
@@ -29,7 +29,6 @@ class RecipeFacts:
     ids: Mapping[str, tuple[int, ...]]
     rank: int | None
     contents: Mapping[int, str]
-    anchored: bool = True
     tail: str = ""
     reopen: str = ""
     remedy: str = "keep_kv(window) stores it"
@@ -43,12 +42,18 @@ def recipe(seats: Seats, rows: Catalogue, told: RecipeFacts) -> Recipe:
         start += seat.length
     return Recipe(
         own,
-        RowKey.of(own, "anchor", own.anchor) if told.anchored else None,
+        RowKey.of(own, "anchor", own.anchor) if has_anchor(rows) else None,
         told.anchor_ids,
         tuple(parts),
         told.tail,
         told.reopen,
     )
+
+
+def has_anchor(rows: Catalogue) -> bool:
+    """True if the anchor of these rows is stored."""
+    plain = replace(rows.context, kv="as-is")
+    return rows.store.has(plain, plain.anchor, None, "anchor")
 
 
 def recipe_of(former: Former, state: WindowState) -> Recipe:
@@ -59,14 +64,13 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
         for seat, resident in zip(state.seats.seats, state.residents, strict=True)
         if _is_kept(former, seat, resident.shown)
     }
-    anchor, plain = former.anchor, replace(former.context, kv="as-is")
+    anchor = former.anchor
     told = RecipeFacts(
         replace(former.context, probe=str(former.context.probe)),
         tuple(anchor.input_ids.tolist()),
         ids,
         former.budget.rank,
         contents,
-        former.store.has(plain, plain.anchor, None, "anchor"),
         anchor.tail,
         anchor.reopen,
     )

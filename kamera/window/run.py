@@ -6,43 +6,38 @@ import copy as copies
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Continuation, Sampling, Span, Written
-from kamera.ops import (
-    KV,
-    NO_KV,
-    kv_concat,
-    kv_copy,
-    kv_tokens,
-    relocate_kv,
-    rotated_bytes,
+from kamera.engines import Continuation, Sampling, Span
+from kamera.errors import NonFiniteKV, NotRelocatable
+from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens
+from kamera.patches import (
+    Before,
+    Copy,
+    Facts,
+    Former,
+    Owed,
+    Worth,
+    archive_later,
+    keep_patch,
+    later_of,
+    owed_patch,
+    patch_dropped,
 )
-from kamera.patches import Copy, Facts, head_of, text_positions
-from kamera.trust import ReusePolicy, prefilled_behind
-from kamera.window.asking import Inquiry, last_run
+from kamera.trust import ReusePolicy
+from kamera.window.asking import Inquiry, last_run, said_behind, sequence_behind
+from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
-from kamera.window.run_tensors import RowLied, RunTensors
 from kamera.window.sampling import design_of
-from kamera.window.seats import Seat, Source, footing
+from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved, span_of
-from kamera.window.steps import (
-    Archive,
-    Clean,
-    Harvest,
-    Place,
-    Plan,
-    Prefill,
-    Sample,
-    Step,
-    TextHead,
-    sample_group,
-)
+from kamera.window.state import Resident, WindowState, span_of
+from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, Step, sample_group
 
 
 class Done(NamedTuple):
@@ -70,7 +65,7 @@ def carry_out(
     """
     plan = plan or stage.plan(named, before, policy)
     tally.passed("plan")
-    facts = {**named.facts(before), **named.encoded(stage.former)}
+    facts = {**named.facts(before), **named.encoded(stage.former.encodings)}
     tally.passed("encode")
     while True:
         try:
@@ -81,14 +76,37 @@ def carry_out(
             plan = stage.plan(named, before, policy)
 
 
+class RowLied(Exception):
+    """An object is missing or differs from its row. The row is refused by now: plan again."""
+
+
 @dataclass
-class _PlanRun(RunTensors):
+class _PlanRun:
+    """``tensors`` are those of chunks by the number of their seat, ``rows`` what these were computed behind.
+
+    ``stood`` are the seats before those that ran. Chunks that are ``unarchived`` cannot be archived.
+    """
+
+    before: WindowState
+    stage: Stage
     plan: Plan
     facts: Mapping[str, Facts]
     tally: Tally
     inquiry: Inquiry | None = None
     answer: Continuation | None = None
     placed: set[int] = field(default_factory=set)
+    unarchived: set[int] = field(default_factory=set)
+    tensors: dict[int, Resident] = field(init=False)
+    rows: dict[int, Seat] = field(init=False)
+    stood: dict[int, Seats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = dict(self.before.tensors)
+        self.rows = {seat.number: seat for seat in self.before.seats.seats}
+
+    @property
+    def former(self) -> Former:
+        return self.stage.former
 
     def done(self) -> Done:
         last = None if self.inquiry is None else last_run(self.plan)
@@ -117,13 +135,16 @@ class _PlanRun(RunTensors):
                     kept = self.tensors[number]
                     clean = _anew(self.former.canonical(kept.facts))
                     self.tensors[number] = replace(kept, clean=clean)
-        self.hand_over(owed)
+        if owed:
+            self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
             return Done(self.plan, self.assembled(self.plan.after))
         if self.answer is None:
             self._ask(self.assembled(self.plan.after), self.inquiry)
-        return self._answered(self.inquiry)
+        assert self.answer is not None, "the question was asked"
+        state, tokens = self.assembled(self.plan.after), self.answer.tokens
+        return Done(self.plan, said_behind(self.stage, state, self.inquiry.ids, self.answer), tokens)
 
     def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
         """Run some tokens of chunks, and all of others, in one forward; ``between``, chunks are placed."""
@@ -233,36 +254,15 @@ class _PlanRun(RunTensors):
     ) -> tuple[KV, ...]:
         """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
         live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
-        anchor, chunks = self.former.anchor, [*before.facts, *facts]
-        question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
-        ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
-        front, back = (moved(p, before.seats.frame) for p in (anchor.positions, question))
-        positions = torch.cat([front, *before.positions, *places, back], dim=1)
+        sequence = sequence_behind(self.stage, before, inquiry.ids, facts, places)
         coming = [e for e in encoded if e.num_tokens]
         room = inquiry.room + sum(e.num_tokens for e in coming)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
         with engine.measure() as work:
-            answer = engine.decode(ids, positions, live, coming, **inquiry.options)
+            answer = engine.decode(*sequence, live, coming, **inquiry.options)
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
-
-    def _answered(self, inquiry: Inquiry) -> Done:
-        """The window after the plan, with the question and the answer's first tokens behind its chunks."""
-        assert self.answer is not None, "the question was asked"
-        state, answer = self.assembled(self.plan.after), self.answer
-        if answer.tail is None:
-            return Done(self.plan, state, answer.tokens)
-        spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
-        # places are remembered by id: one id for two lengths would give the second the first one's
-        facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        places = text_positions(self.former.backbone, self.former.anchor.input_ids, state.facts, spoken)
-        positions, worth = moved(places, state.seats.frame), footing(state.seats)
-        spot = self.stage.spots.spot(facts, positions)
-        source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
-        seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
-        said = Resident(facts, Copy(answer.tail, positions))
-        return Done(self.plan, state.saying(seat, said), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
@@ -277,7 +277,12 @@ class _PlanRun(RunTensors):
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
     ) -> tuple[KV | None, Encoded, torch.Tensor]:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
-        head = self._head(facts, positions, step.heads)
+        head = None
+        if step.heads:
+            head, written = kv_of_heads(
+                step.heads, self.tensors, facts, positions, self.former.backbone.layout
+            )
+            self.tally.add(written)
         if head is None:
             return None, facts.encoded, positions
         done = kv_tokens(head)
@@ -285,23 +290,94 @@ class _PlanRun(RunTensors):
         spans.append(Span(head, None, (0,) * self.former.backbone.axes))
         return head, Encoded(facts.encoded.input_ids[done:], {}, {}), positions[:, done:]
 
-    def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[TextHead]) -> KV | None:
-        """KV of a chunk's first tokens, taken over from its ``heads``; None without one."""
-        found: list[KV] = []
-        layout, done = self.former.backbone.layout, 0
-        for head in heads:
-            whose, copy = self.tensors[head.number].facts.encoded, self.tensors[head.number].copy
-            offset = head.offset
-            ids, there = facts.encoded.input_ids[done:], moved(copy.positions, offset)
-            part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
-            if part is None:
-                return None
-            if any(offset):
-                part = relocate_kv(part, layout, offset)
-                self.tally.add(Written(bytes_turned=rotated_bytes(part, layout)))
-            found.append(part)
-            done += head.tokens
-        return kv_concat(found) if len(found) > 1 else found[0] if found else None
+    # -- what is kept --------------------------------------------------------------------------
+
+    def harvest(self, number: int, base: str) -> None:
+        """Form and store the patch of a chunk's prefill. Raises RowLied if that is not possible."""
+        if number in self.unarchived:
+            return
+        kept, sample = self.tensors[number], self.rows[number].source.sample
+        if not keep_patch(self.former, kept.facts, kept.copy, self._stood(number), base, sample):
+            raise RowLied
+
+    def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
+        """Leave steps to later work: first all canonicals that they need, together."""
+        leaving, needed, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
+        for step in owed:
+            facts = self.tensors[step.number].facts
+            if isinstance(step, Archive):
+                leaving.append((facts, self._canonical(step.number)))
+                continue
+            harvests.append(step)
+            if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
+                needed.append(facts)
+        archive_later(self.former, leaving, needed)
+        for step in harvests:
+            self._harvest_later(step.number, step.base)
+
+    def _harvest_later(self, number: int, base: str) -> None:
+        former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
+        before, sample = self._stood(number), self.rows[number].source.sample
+
+        def harvest() -> list[Owed]:
+            with former.operation():
+                return owed_patch(former, facts, copy, before, base, sample)
+
+        holds = [*kv_tensors(copy.kv), *before.tensors]
+        later_of(former.backbone).add(
+            harvest, Worth.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
+        )
+
+    def _stood(self, number: int) -> Before:
+        """What stands before a chunk: at its prefill in this operation, else before the operation."""
+        there = self.stood.get(number)
+        still = (0,) * len(self.before.seats.frame)
+        if there is not None:
+            return self.stage.before(self.assembled(there), self.rows[number], still)
+        seats = self.before.seats
+        at = next(i for i, seat in enumerate(seats.seats) if seat.number == number)
+        seat, front = seats.seats[at], Seats(seats.seats[:at], seats.frame)
+        return self.stage.before(
+            replace(self.before, seats=front), seat, seat.source.home.distance(seat.spot)
+        )
+
+    def archive(self, number: int) -> None:
+        """Store a chunk's canonical; one that cannot have any is `unarchived`."""
+        facts = self.tensors[number].facts
+        try:
+            self.former.canonical(facts)
+        except (NotRelocatable, NonFiniteKV):
+            # past a position limit, or not finite in float16, even alone: it can only be appended anew
+            self.unarchived.add(number)
+        if facts.chunk_id in self.former.losses.unkept:
+            self.unarchived.add(number)  # it is offered again when it leaves
+
+    def _canonical(self, number: int) -> Copy | None:
+        """The copy of a chunk, if it is its canonical as the model computed it."""
+        copy, source = self.tensors[number].copy, self.rows[number].source
+        return copy if source.canonical and copy.patch is None and not copy.lossy else None
+
+    def seated(self, seat: Seat, facts: Facts, copy: Copy) -> None:
+        """Note that a chunk stands on ``copy``, and shows it."""
+        self.tensors[seat.number], self.rows[seat.number] = Resident(facts, copy), seat
+
+    def assembled(self, seats: Seats) -> WindowState:
+        """The state of ``seats``, with their tensors."""
+        if not self.unarchived.isdisjoint([seat.number for seat in seats.seats]):
+            told = [
+                replace(seat, archived=False) if seat.number in self.unarchived else seat
+                for seat in seats.seats
+            ]
+            seats = Seats(tuple(told), seats.frame)
+        kept = dict[int, Resident]()
+        for seat in seats.seats:
+            resident = self.tensors[seat.number]
+            if resident.facts.heads:  # the others may leave
+                resident = replace(resident, facts=replace(resident.facts, heads=()))
+            if resident.clean is not None and seat.clean is None:
+                resident = replace(resident, clean=None)
+            kept[seat.number] = resident
+        return WindowState(seats.saying(None), kept)
 
 
 def _joined(head: KV | None, rest: KV) -> KV:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.engines import Engine
+from kamera.engines import Engine, Extent
 from kamera.ops import tensor_digest
-from kamera.patches import Anchor, Facts, compact_positions, extents_of
+from kamera.patches import Anchor, Facts, compact_positions
 from kamera.window.seats import Offset, Spot
 
 _MOST = 4096  # chunks, at 24 bytes per token
@@ -61,14 +61,15 @@ class Spots:
         known = self._row
         pairs = enumerate(zip(known, chunks, strict=False))
         same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(known), len(chunks)))
-        extents = extents_of(self.backbone, chunks[max(0, same - 1) :])  # neighbours may not touch
+        near = chunks[max(0, same - 1) :]  # neighbours may not touch
+        extents = self.backbone.extents([(c.chunk_id, c.encoded) for c in near])
         if extents is None:
             whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
             return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]
         row = list(known[:same])
         at = row[-1].end if row else (self.anchor.length,) * self.backbone.axes
-        for facts in chunks[same:]:
-            low, advance = self._sum(facts)
+        for facts, extent in zip(chunks[same:], extents[len(extents) - len(chunks) + same :], strict=True):
+            low, advance = self._sum(facts.chunk_id, extent)
             spot = _spot(tuple(map(add, at, low)), self._pattern(facts, ""), "")
             at = tuple(map(add, at, advance))
             row.append(_PlaceInRow(facts.chunk_id, spot, at))
@@ -87,16 +88,14 @@ class Spots:
             held = _remember(self._patterns, key, _patterned(alone - alone.amin(1)[:, None]))
         return held
 
-    def _sum(self, facts: Facts) -> tuple[Offset, Offset]:
-        held = self._sums.get(facts.chunk_id)
+    def _sum(self, chunk_id: str, extent: Extent) -> tuple[Offset, Offset]:
+        """Where a chunk's lowest positions are from the start of its span, and where the next span begins."""
+        held = self._sums.get(chunk_id)
         if held is None:
-            extents = extents_of(self.backbone, [facts])
-            assert extents is not None, "asked of chunks whose positions are sums"
-            (extent,) = extents
-            low = tuple(extent.positions.amin(1).tolist())
-            axes = self.backbone.axes
-            held = low, tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
-            _remember(self._sums, facts.chunk_id, held)
+            low, axes = extent.positions.amin(1), self.backbone.axes
+            _remember(self._patterns, (chunk_id, ""), _patterned(extent.positions - low[:, None]))
+            held = tuple(low.tolist()), tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
+            _remember(self._sums, chunk_id, held)
         return held
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from kamera.engines import PositionLimits, Stand
+from kamera.engines import PositionLimits
 from kamera.ops import SampleSize
 from kamera.patches import Catalogue, in_groups
 from kamera.trust import ReusePolicy
@@ -46,10 +46,9 @@ class Limits:
     """The limits of a window.
 
     ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
-    codes. ``stands`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves. ``joins`` as in `ModelFacts`. ``glue`` are the ids of
-    texts that are glue (`is_glue`), in a request whose chunks are parts of a conversation. ``samples`` is
-    given under a policy that samples. Later work that waits already makes the canonicals of ``pending``.
+    codes. ``joins`` as in `ModelFacts`. ``glue`` are the ids of texts that are glue (`is_glue`), in a request
+    whose chunks are parts of a conversation. ``samples`` is given under a policy that samples. Later work
+    that waits already makes the canonicals of ``pending``.
     """
 
     anchor: int
@@ -57,8 +56,6 @@ class Limits:
     max_tokens: int | None
     lossy: bool
     places: Places
-    stands: tuple[Stand, ...] = ()
-    phased: int = 0
     joins: bool = False
     glue: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
@@ -189,7 +186,7 @@ class Cost:
     """Forwards, tokens run through the decoder, vision encodes, and bytes written to the live KV.
 
     ``bytes_turned`` are KV bytes that are rotated to another position, ``bytes_patched`` those of the patches
-    that are applied.
+    that are applied: `KameraWindow.plan` tells them, and of an operation without it the report.
     """
 
     forwards: int = 0
@@ -272,9 +269,9 @@ class Price:
         """Count a canonical that is prefilled as later work."""
         self.owed.append(seat)
 
-    def now(self, encodes: int, turned: int, patched: int) -> Cost:
-        """The operation's cost, with its vision encodes and the bytes it turns and patches."""
-        return Cost(self.forwards, self.tokens, encodes, turned, patched)
+    def now(self, encodes: int) -> Cost:
+        """The operation's cost, with its vision encodes; the bytes that it writes are not counted yet."""
+        return Cost(self.forwards, self.tokens, encodes)
 
     def later(self, places: Places, left: Mapping[str, int]) -> Cost:
         """The cost of what is left: ``left`` tokens of each chunk, those of one form in one forward."""

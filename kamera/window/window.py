@@ -15,7 +15,7 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, HasEngine
 from kamera.errors import WindowFull, quote
-from kamera.patches import Ahead, Losses, later_of, prefill_anchor
+from kamera.patches import Losses, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
@@ -77,7 +77,7 @@ class KameraWindow(Contents):
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         engine, losses = engine_of(backbone, store), Losses()
-        self._begin(engine, trace)
+        self._begin(trace)
         self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
         with self._account.now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
@@ -93,12 +93,7 @@ class KameraWindow(Contents):
     # -- operations ----------------------------------------------------------------------------
 
     @serial
-    def append(
-        self,
-        content: Content | Chunk,
-        *,
-        archive: ArchiveRule | None = None,
-    ) -> SlotReport:
+    def append(self, content: Content | Chunk, *, archive: ArchiveRule | None = None) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
         A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
@@ -198,9 +193,9 @@ class KameraWindow(Contents):
         """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
-        branch._account, branch._notes, branch._ahead = Account(), [], Ahead(self.backbone)
+        branch._account, branch._notes, branch._ahead = Account(), [], None
         branch._name = ""
-        live = self.backbone.live(holds=True) if apart else self._stage.live.fork()
+        live = self._backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
         return branch
@@ -235,16 +230,16 @@ class KameraWindow(Contents):
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
-        with self._lock, self._account.now(self.backbone):
+        with self._lock, self._account.now(self._backbone):
             self._check_backbone()
-            self.backbone.check_sampling(options)
+            self._backbone.check_sampling(options)
             asker = self._asker()
             self._stage.hear(asker.question_ids(question), self._state)
             rows = asker.answer_ids(question, **options)
             self._audit_one()
             if keep:
                 self.append(asker.exchange(question, rows[0]))
-            texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
+            texts = [text for row in rows if (text := self._backbone.detokenize(row)) is not None]
             if texts:
                 return texts[0] if len(texts) == 1 else texts
             return rows[0] if len(rows) == 1 else list(rows)
@@ -274,19 +269,19 @@ class KameraWindow(Contents):
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
         if "patched" not in self._terms.reasons:
-            cheap = self._without(index, self.policy.as_cheap())
+            cheap = self._without(index, self._terms.served.as_cheap())
             if torch.equal(cheap.answer_ids(question, **options), answer):
                 return False
             if "blind" not in cheap.state.seats.worths[index:]:
                 return True
-        sure = self._without(index, self.policy.as_forming())
+        sure = self._without(index, self._terms.served.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
 
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Wait for all later work: archives, patches, audits. The next report names what was not kept."""
-        later_of(self.backbone).flush()
+        later_of(self._backbone).flush()
 
     def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
@@ -319,12 +314,12 @@ class KameraWindow(Contents):
         """
         engine = engine_of(backbone, store)
         window = cls.__new__(cls)
-        window._begin(engine, trace)
+        window._begin(trace)
         with window._account.now(engine):
             opened = load_window(Path(path), engine, store, certificate, digest)
             window._terms, window._stage, window._state = opened
             window._stage.show(window._state, Tally())
-            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
+            hand_over(window._stage, window._state, range(len(window)), window._terms.served.audit)
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -349,15 +344,15 @@ class KameraWindow(Contents):
                 given, named = self._own(request, chunks)
             else:
                 named = self._names().of(request)
-            policy = self.policy if given is None else given.policy
-            ahead = self._ahead.take()
+            policy = self._terms.served if given is None else given.policy
+            ahead = None if self._ahead is None else self._ahead.take()
             start, stage = self._state, self._stage
             if given is None and ahead is not None and fits(ahead, named.request, stage, start, policy):
                 start, stage = ahead.state, ahead.stage
             done = carry_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             stage.show(state, tally)
-            hand_over(stage, state, served_by(plan, state), self.policy.audit)
+            hand_over(stage, state, served_by(plan, state), self._terms.served.audit)
             tally.passed("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
         after = {slot.number: slot for slot in self.slots}
@@ -377,7 +372,7 @@ class KameraWindow(Contents):
         return Asker(self._stage, self._state)
 
     def _without(self, index: int, policy: ReusePolicy) -> Asker:
-        stage = replace(self._stage, live=self.backbone.live(), max_tokens=None)
+        stage = replace(self._stage, live=self._backbone.live(), max_tokens=None)
         with stage.former.operation():
             named = NamedRequest(Without(index))
             return Asker(stage, carry_out(named, self._state, stage, policy, Tally()).state)
@@ -387,4 +382,4 @@ class KameraWindow(Contents):
         count = len(self._state.facts)
         if count:
             self._turn += 1
-            hand_over(self._stage, self._state, [self._turn % count], self.policy.audit)
+            hand_over(self._stage, self._state, [self._turn % count], self._terms.served.audit)

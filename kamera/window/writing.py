@@ -12,7 +12,7 @@ from kamera.engines import LiveKV, Stand, Written, bytes_of, moves
 from kamera.ops import KV
 from kamera.window.seats import Seats
 from kamera.window.state import WindowState
-from kamera.window.steps import Clean, Limits, Place, Prefill, Sample, Step, sample_group
+from kamera.window.steps import Clean, Place, Plan, Prefill, Sample, sample_group
 
 _ANCHOR = "anchor"
 
@@ -33,19 +33,23 @@ def live_stands(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ..
     )
 
 
-def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Written:
-    """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one."""
-    walk = _Shows(limits, before)
+def bytes_written(plan: Plan, stands: Sequence[Stand], anchor: int, phased: int) -> Written:
+    """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one.
+
+    ``stands`` are the spans of the live KV before it, the first of ``anchor`` tokens, ``phased`` the bytes of
+    a token that are rotated when it moves.
+    """
+    walk = _Shows(plan.before, stands, anchor, phased)
     group: list[Prefill | Sample] = []
-    for i, step in enumerate(steps):
+    for i, step in enumerate(plan.steps):
         if isinstance(step, Prefill | Sample) and not step.joined:
-            group = sample_group(steps, i)
+            group = sample_group(plan.steps, i)
         match step:
             case Prefill():
                 if not (step.joined or group):  # what is joined runs behind the same show
                     walk.show(step.before)
                 moved = sum(head.tokens for head in step.heads if any(head.offset))
-                walk.written += Written(moved * limits.phased)
+                walk.written += Written(moved * phased)
                 walk.copies[step.seat.number] = ("new", i)
             case Sample() if step is group[-1]:  # what is placed between the samples stands there by now
                 walk.show(step.before.joined(step.seat), group)
@@ -57,21 +61,20 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
                 walk.cleans[number] = ("new", i)
             case _:
                 pass
-    walk.show(after)
+    walk.show(plan.after)
     return walk.written
 
 
 class _Shows:
-    def __init__(self, limits: Limits, before: Seats) -> None:
-        self.limits = limits
-        self.here: Sequence[Stand] = limits.stands
+    def __init__(self, before: Seats, stands: Sequence[Stand], anchor: int, phased: int) -> None:
+        self.here, self.anchor, self.phased = stands, anchor, phased
         self.copies: dict[int, Hashable] = {s.number: ("copy", s.number) for s in before.seats}
         self.cleans: dict[int, Hashable] = {s.number: ("clean", s.number) for s in before.seats}
         self.written = Written()
 
     def show(self, seats: Seats, group: Sequence[Prefill | Sample] = ()) -> None:
         """As `Stage.show`; of a ``group`` the bases of samples, and nothing of what is prefilled."""
-        wanted, patches = [Stand(_ANCHOR, seats.frame, self.limits.anchor)], [0]
+        wanted, patches = [Stand(_ANCHOR, seats.frame, self.anchor)], [0]
         running = {step.seat.number: step for step in group}
         for seat in seats.seats:
             step = running.get(seat.number)
@@ -87,5 +90,5 @@ class _Shows:
         pairs = enumerate(zip(self.here, wanted, strict=False))
         same = next((i for i, (old, new) in pairs if old != new), min(len(self.here), len(wanted)))
         coming = wanted[same:]  # those before it stay as they are
-        self.written += bytes_of(moves(self.here[same:], coming), coming, self.limits.phased, patches[same:])
+        self.written += bytes_of(moves(self.here[same:], coming), coming, self.phased, patches[same:])
         self.here = wanted

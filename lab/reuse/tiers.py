@@ -25,7 +25,7 @@ from kamera.certify.metrics import kl_items
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
 from kamera.reuse import admissions_of, as_placed, strict
-from kamera.window import Arrange, Slot, next_token_logits_of
+from kamera.window import Arrange, Slot, next_token_logits_of, terms_in_force
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
 from lab.speed.machine import commit, machine
@@ -77,7 +77,7 @@ def measure(name: str, windows: int) -> dict[str, Any]:
 
 def tier_of(window: KameraWindow, order: Sequence[Slot | Chunk]) -> str:
     """Bring a window to an order; the tier of its last segment."""
-    plan = window.plan(Arrange(order, "repair", archive=False), policy=strict(window.policy))
+    plan = window.plan(Arrange(order, "repair", archive=False), policy=strict(terms_in_force(window).served))
     admissions = admissions_of(window, plan)
     window.run(plan)
     return as_placed(admissions, plan, window.slots)[-1].tier

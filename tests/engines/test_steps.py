@@ -18,7 +18,7 @@ from kamera import KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine, Observer, steps
 from kamera.engines.hf.hooks import hooked
 from kamera.sessions.sampling import Seeded
-from kamera.window import Arrange, respond, sequence_of
+from kamera.window import Arrange, former_of, respond, sequence_of
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
 
@@ -66,7 +66,7 @@ class Gate:
 
 def at_once(windows: Sequence[KameraWindow], options: Sequence[dict[str, Any]]) -> list[Any]:
     """The answers of ``windows``, each in a thread; errors are values."""
-    gate = Gate(1 if windows[0].backbone.serial_decode else len(windows))
+    gate = Gate(1 if former_of(windows[0]).backbone.serial_decode else len(windows))
 
     def ask(window: KameraWindow, given: dict[str, Any]) -> Any:
         processors = [gate.once(), *given.get("logits_processor", ())]

@@ -79,7 +79,7 @@ class Line:
 
 
 def limits(max_tokens: int | None = None, joins: bool = True) -> Limits:
-    return Limits(ANCHOR, PositionLimits(), max_tokens, False, Line(), phased=8, joins=joins)
+    return Limits(ANCHOR, PositionLimits(), max_tokens, False, Line(), joins=joins)
 
 
 def new(names: Sequence[str]) -> list[Newcomer]:

@@ -54,7 +54,7 @@ def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
     policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1], forms="always")
     window = make(backbone, store, a, b, policy=policy)
     row = the_patch(store)
-    asked = window.store.info(former_of(window).context, b.id, [a.id])
+    asked = former_of(window).store.info(former_of(window).context, b.id, [a.id])
     for info in (row, asked):
         assert info.budget == PatchBudget(3, None, (0, 1)) and info.formed == "exact"
         assert info.orderings is None
@@ -83,9 +83,9 @@ def test_info_that_is_no_budget_makes_a_patch_a_miss(pieces):
 
     backbone, (a, b, *_) = pieces
     window = make(backbone, None, a, b)
-    record = window.store.get_patch(former_of(window).context, b.id, [a.id])
-    window.store.put(replace(record, info={"asked_rank": "many"}))
-    assert the_patch(window.store).budget is None
+    record = former_of(window).store.get_patch(former_of(window).context, b.id, [a.id])
+    former_of(window).store.put(replace(record, info={"asked_rank": "many"}))
+    assert the_patch(former_of(window).store).budget is None
     window.evict(1)
     assert window.recall(b.id).forwards == 1
 
@@ -148,7 +148,7 @@ def test_a_patch_that_is_gone_by_the_time_it_is_read_is_a_miss(pieces, monkeypat
     backbone, (a, b, *_) = pieces
     window = make(backbone, None, a, b)
     window.evict(1)
-    monkeypatch.setattr(window.store, "get_patch", lambda *given: None)
+    monkeypatch.setattr(former_of(window).store, "get_patch", lambda *given: None)
     report = window.recall(b.id)
     assert (report.forwards, guarantees(window)) == (1, ["exact", "exact"])
 

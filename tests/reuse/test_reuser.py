@@ -15,7 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.patches import later_of
 from kamera.reuse import RULES, Media, Prompt, anchors_of
-from kamera.window import sequence_of
+from kamera.window import former_of, sequence_of
 from tests.content import templates
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
 from tests.sessions.rig import plain_logits, speaking
@@ -266,7 +266,7 @@ EDITS = {
     "slide": lambda window: window.slide(),
     "evict": lambda window: window.evict(1),
     "reorder": lambda window: window.reorder([2, 0, 1]),
-    "replace": lambda window: window.replace(0, window.backbone.chunk_from_tensors(words(40, 12))),
+    "replace": lambda window: window.replace(0, former_of(window).backbone.chunk_from_tensors(words(40, 12))),
 }
 
 

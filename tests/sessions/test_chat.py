@@ -31,7 +31,7 @@ def test_a_growing_conversation_answers_as_an_uncached_one(style):
     chat = session(speaking(style))
     for stop in range(1, len(LONG_TALK) + 1, 2):
         assert apart(chat, LONG_TALK[:stop]) <= CLOSE
-    assert chat.window is not None and set(chat.window.guarantee.split()) == {"exact"}
+    assert chat.window is not None and {slot.guarantee for slot in chat.window.slots} == {"exact"}
 
 
 def test_pictures_that_leave_the_history_leave_no_trace():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kamera.edits import Directive
 from kamera.errors import InvalidDirective
+from kamera.sessions.modes import worth_to_others
 from tests.content.templates import AGENT, LONG_TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
@@ -120,14 +121,14 @@ def test_several_directives_count_in_one_prompt():
 def test_the_strictest_mode_holds_for_all():
     chat = _shown(screens(3), policy=FULL, mode="amortize")
     chat.edit([Directive(1, 2, unit="messages", mode="amortize")])
-    assert chat.window.guarantee == "survivor"
+    assert worth_to_others(chat.window) == "survivor"
     chat = _shown(screens(3), policy=FULL, mode="amortize")
     both = [
         Directive(1, 2, unit="messages", mode="amortize"),
         Directive(4, 5, unit="messages", mode="forget"),
     ]
     chat.edit(both)
-    assert chat.window.guarantee == "exact"
+    assert worth_to_others(chat.window) == "exact"
 
 
 @pytest.mark.parametrize("mode", ["amortize", "forget"])
@@ -139,7 +140,7 @@ def test_chained_edits_equal_one(mode):
     one.edit([Directive(1, 3, unit="messages", mode=mode), Directive(5, 6, unit="messages", mode=mode)])
     for start, end in ((5, 6), (2, 3), (1, 2)):
         chained.edit([Directive(start, end, unit="messages", mode=mode)])
-    assert one.messages == chained.messages and one.window.guarantee == chained.window.guarantee
+    assert one.messages == chained.messages and worth_to_others(one.window) == worth_to_others(chained.window)
     assert relative(chained.next_token_logits(), one.next_token_logits()) <= 1e-5
     for mine, theirs in zip(chained.window.slots, one.window.slots, strict=True):
         assert (mine.chunk_id, mine.guarantee) == (theirs.chunk_id, theirs.guarantee)

@@ -99,7 +99,7 @@ def test_calls_hand_over_without_waiting_and_reports_name_what_was_dropped(backb
     why = "was not archived: later work held more than its 1 bytes"
     assert [report.notes for report in reports[:2]] == [(), ()]
     assert [report.notes for report in reports[2:]] == [(f"chunk {g[:12]} {why}",) for g in gone[:2]]
-    assert [window.store.has(former_of(window).context, chunk_id) for chunk_id in gone] == [
+    assert [former_of(window).store.has(former_of(window).context, chunk_id) for chunk_id in gone] == [
         False,
         False,
         True,
@@ -116,10 +116,10 @@ def test_a_chunk_whose_archive_was_dropped_is_archived_when_it_leaves_again(back
     window.evict(1)
     gate.set()
     window.flush()
-    assert not window.store.has(former_of(window).context, gone)
+    assert not former_of(window).store.has(former_of(window).context, gone)
     window.evict(len(window) - 1)
     window.flush()
-    assert window.store.has(former_of(window).context, gone)
+    assert former_of(window).store.has(former_of(window).context, gone)
 
 
 def test_dropped_audits_are_named_too(backbone, frames, queue):

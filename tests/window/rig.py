@@ -11,12 +11,12 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines import Usage
+from kamera.engines import Engine, Usage
 from kamera.engines.hf import HfEngine, Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
-from kamera.window import sequence_of
+from kamera.window import former_of, sequence_of
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -38,6 +38,12 @@ def make(
     for chunk in chunks:
         window.append(chunk)
     return window
+
+
+def over(window: KameraWindow) -> tuple[Engine, ChunkStore]:
+    """The backbone and the store of a window."""
+    former = former_of(window)
+    return former.backbone, former.store
 
 
 def pictures(backbone: HfEngine, family: str, count: int) -> list[Chunk]:
@@ -147,7 +153,7 @@ def live(window: KameraWindow, index: int) -> KV:
     window._stage.show(state, Tally())
     kv = window._stage.live.read(index + 1)  # behind the anchor
     home = [-f for f in state.seats.frame]
-    return relocate_kv(kv_copy(kv), window.backbone.layout, home)
+    return relocate_kv(kv_copy(kv), former_of(window).backbone.layout, home)
 
 
 def addresses(window: KameraWindow, index: int) -> list[int]:
@@ -222,7 +228,7 @@ def inventory(store: ChunkStore) -> list[tuple]:
 
 def is_a_reprefill(window: KameraWindow, known: Sequence[Chunk], bound: float = 1e-4) -> bool:
     """Whether the window answers as the plain model does over the concatenated sequence."""
-    plain = Prefilled(window.backbone, chunks_of(window, known))
+    plain = Prefilled(former_of(window).backbone, chunks_of(window, known))
     return relative(window.next_token_logits(QUESTION), plain.logits) <= bound
 
 

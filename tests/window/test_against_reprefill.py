@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import Chunk
 from kamera.ops import relocate_kv, uniform_offset
-from kamera.window import sequence_of
+from kamera.window import former_of, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import samples
 from tests.window.rig import (
@@ -55,7 +55,7 @@ def apply(window: KameraWindow, chunks: list[Chunk], operation: tuple[str, int, 
     elif name == "later":
         name, run = "append", lambda: window.append(chunk, archive="later")
     elif name == "recall":
-        if window.store.contexts_of(chunk.id):
+        if former_of(window).store.contexts_of(chunk.id):
             run = lambda: window.recall(chunk.id, move=bool(b % 2))  # noqa: E731
     elif name == "slide":
         run = lambda: window.slide(1 + a % count)  # noqa: E731
@@ -69,8 +69,8 @@ def apply(window: KameraWindow, chunks: list[Chunk], operation: tuple[str, int, 
         run = lambda: window.condition(a % count, bool(b % 2))  # noqa: E731
     if run is None:
         return None
-    stored = name != "append" or bool(window.store.contexts_of(chunk.id))
-    with watching(window.backbone) as seen:
+    stored = name != "append" or bool(former_of(window).store.contexts_of(chunk.id))
+    with watching(former_of(window).backbone) as seen:
         report = run()
     assert report.operation == name
     assert (report.forwards, report.tokens_recomputed, report.vision_encodes) == (
@@ -86,10 +86,10 @@ def apply(window: KameraWindow, chunks: list[Chunk], operation: tuple[str, int, 
 
 def assert_positions_are_the_models(window: KameraWindow, chunks: list[Chunk]) -> None:
     assert torch.equal(
-        sequence_of(window).position_ids, rope_index(window.backbone, chunks_of(window, chunks))
+        sequence_of(window).position_ids, rope_index(former_of(window).backbone, chunks_of(window, chunks))
     )
     assert (
-        window.num_tokens
+        len(sequence_of(window).input_ids)
         == sequence_of(window).position_ids.shape[1]
         == sequence_of(window).input_ids.shape[0]
     )
@@ -97,7 +97,7 @@ def assert_positions_are_the_models(window: KameraWindow, chunks: list[Chunk]) -
 
 def assert_exact_is_exact(window: KameraWindow, chunks: list[Chunk]) -> Prefilled:
     """Promise 5: every slot that says exact holds what a re-prefill computes there."""
-    plain = Prefilled(window.backbone, chunks_of(window, chunks))
+    plain = Prefilled(former_of(window).backbone, chunks_of(window, chunks))
     for i, slot in enumerate(window.slots):
         if slot.guarantee == "exact":
             assert distance(window, i, plain) <= ROUNDING, (i, guarantees(window))
@@ -196,7 +196,7 @@ def place(window: KameraWindow, index: int) -> torch.Tensor:
 
 
 def compact(window: KameraWindow, chunks: list[Chunk]) -> list[torch.Tensor]:
-    whole = rope_index(window.backbone, chunks_of(window, chunks))
+    whole = rope_index(former_of(window).backbone, chunks_of(window, chunks))
     return [whole[:, s.start : s.start + s.length] for s in window.slots]
 
 
@@ -273,7 +273,7 @@ def test_a_blind_slot_equals_a_model_masked_from_other_chunks(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_full_rank_patch_from_the_store_restores_the_reprefill(family):
     backbone, chunks = rig(family, count=3)
-    store = make(backbone, None, *chunks).store
+    store = former_of(make(backbone, None, *chunks)).store
     window = make(backbone, store, *chunks)
     assert guarantees(window) == ["exact", "patched", "patched"]
     plain = Prefilled(backbone, chunks)
@@ -285,7 +285,7 @@ def test_a_full_rank_patch_from_the_store_restores_the_reprefill(family):
 def test_a_patch_cut_to_rank_one_is_patched_and_not_exact():
     backbone, chunks = rig("qwen2_5_vl")
     policy = ReusePolicy(rank=1, forms="always")
-    store = make(backbone, None, *chunks, policy=policy).store
+    store = former_of(make(backbone, None, *chunks, policy=policy)).store
     window = make(backbone, store, *chunks, policy=policy)
     assert guarantees(window) == ["exact", "patched", "patched", "patched"]
     assert [s.rank for s in window.slots] == [None, 1, 1, 1]

@@ -127,7 +127,7 @@ def test_what_was_prepared_in_a_context_that_is_withheld_since_serves_nothing():
     backbone, _ = rig("llama_mqa")
     chunks = texts(backbone, 4)
     window = prepared(full(backbone, chunks[:3]))
-    window.store.withheld.add(former_of(window).context, "the test withholds it")
+    former_of(window).store.withheld.add(former_of(window).context, "the test withholds it")
     again = len(SYSTEM) + 3 * chunks[0].num_tokens  # the window as it stood, apart from the store
     assert window.append(chunks[3]).tokens_recomputed == again + 3 * chunks[3].num_tokens
     assert relative(window.next_token_logits(QUESTION), Prefilled(backbone, chunks[1:]).logits) <= 1e-4
@@ -175,7 +175,9 @@ def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
     window = full(backbone, texts(backbone, 3), ReusePolicy(certified=True, audit=0.0))
     prepared(window)
     assert later_of(backbone).held > 0
-    gone = [weakref.ref(one) for one in (window._state, window._stage, former_of(window), window.store)]
+    gone = [
+        weakref.ref(one) for one in (window._state, window._stage, former_of(window), former_of(window).store)
+    ]
     del window
     gc.collect()
     assert [one() for one in gone] == [None] * 4

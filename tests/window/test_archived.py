@@ -61,10 +61,10 @@ def check(window: KameraWindow, chunks: list) -> int:
     window.flush()
     stored = 0
     for chunk in chunks:
-        record = window.store.get_canonical(former_of(window).context, chunk.id)
+        record = former_of(window).store.get_canonical(former_of(window).context, chunk.id)
         if record is not None:
             stored += 1
-            assert worst(record.kv, Prefilled(window.backbone, [chunk]).kv(0)) < BOUND, chunk.label
+            assert worst(record.kv, Prefilled(former_of(window).backbone, [chunk]).kv(0)) < BOUND, chunk.label
     return stored
 
 

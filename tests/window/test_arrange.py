@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kamera import ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownSlot, WindowFull
-from kamera.window import Arrange
+from kamera.window import Arrange, former_of
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import QUESTION, Prefilled, make, rig
@@ -23,7 +23,7 @@ CLOSE = 1e-4
 def apart(window, chunks) -> float:
     """How far a window that holds ``chunks`` is from a re-prefill of them."""
     assert [s.chunk_id for s in window.slots] == [c.id for c in chunks]
-    return relative(window.next_token_logits(QUESTION), Prefilled(window.backbone, chunks).logits)
+    return relative(window.next_token_logits(QUESTION), Prefilled(former_of(window).backbone, chunks).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,7 +32,7 @@ def fresh(family: str = "deepseek_v2") -> HfEngine:
 
 def withheld(window: KameraWindow) -> str | None:
     window.flush()
-    return window.store.withheld.reason(former_of(window).context)
+    return former_of(window).store.withheld.reason(former_of(window).context)
 
 
 # -- right KV passes ---------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_a_window_that_shows_a_clean_view_is_prefilled_again_too():
     window = make(backbone, None, a, b, c, policy=ALL)
     window.condition(1, False)
     window.flush()
-    window.store.withheld.add(former_of(window).context, "an audit, says the test")
+    former_of(window).store.withheld.add(former_of(window).context, "an audit, says the test")
     report = window.condition(2, True)
     assert any("an audit, says the test" in note for note in report.notes)
     assert guarantees(window) == ["exact"] * 3

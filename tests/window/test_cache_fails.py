@@ -152,7 +152,7 @@ def test_one_warning_says_so_and_every_report_does(pieces, failing):
     assert len(told) == 1 and "\n" not in told[0]
     assert all(any("not kept" in note for note in report.notes) for report in reports)
     assert window.fork().next_token_logits(QUESTION).isfinite().all()
-    assert backbone is window.backbone
+    assert backbone is former_of(window).backbone
 
 
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
@@ -189,7 +189,7 @@ def test_a_patch_that_is_not_kept_costs_no_append(pieces, tmp_path, monkeypatch)
     backbone, (a, b, c, _) = pieces
     window = make(backbone, ChunkStore.open("memory://"), a, b)
     window.flush()
-    refusing_puts(window.store, monkeypatch)
+    refusing_puts(former_of(window).store, monkeypatch)
     assert window.append(c).slot.guarantee == "exact"
     window.save(tmp_path / "w")
     window.flush()

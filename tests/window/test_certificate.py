@@ -47,7 +47,7 @@ def fallback(backbone: HfEngine, match: str, **options) -> KameraWindow:
     with pytest.warns(UncertifiedBackbone, match=match):
         window = make(backbone, policy=CERTIFIED, **options)
     assert terms_in_force(window).certificate is None
-    assert window.policy.minimum == "exact"
+    assert terms_in_force(window).served.minimum == "exact"
     return window
 
 
@@ -302,7 +302,10 @@ def test_a_saved_window_loads_exact_without_its_certificate(pieces, folder):
     assert is_a_reprefill(lacking, [b, c])
     lacking.save(folder / "window")  # what was asked is kept: a later certificate serves it again
     held = certificate(backbone, RANK)
-    assert KameraWindow.load(folder / "window", backbone, store, certificate=held).policy == CERTIFIED
+    assert (
+        terms_in_force(KameraWindow.load(folder / "window", backbone, store, certificate=held)).served
+        == CERTIFIED
+    )
 
 
 # -- the default -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.window.rig import (
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25"])
 def test_conditioning_off_and_on_restores_every_bit(family):
     backbone, chunks = rig(family)
-    store = make(backbone, None, *chunks[:2]).store
+    store = former_of(make(backbone, None, *chunks[:2])).store
     window = make(backbone, store, *chunks)  # exact, patched, patched behind it, patched
     window.slide()
     window.recall(chunks[0].id)
@@ -51,7 +51,7 @@ def test_a_clean_view_is_the_canonical_at_the_slots_place():
     assert (slot.guarantee, slot.rank, slot.antecedents, slot.conditioned) == ("blind", 0, (), False)
     home = rope_index(backbone, [chunks[1]])[:, 4:]
     offset = uniform_offset(home, sequence_of(window).position_ids[:, slot.start :])
-    canonical = window.store.get_canonical(former_of(window).context, chunks[1].id)
+    canonical = former_of(window).store.get_canonical(former_of(window).context, chunks[1].id)
     assert worst(live(window, 1), relocate_kv(canonical.kv, backbone.layout, offset)) <= 1e-6
 
 
@@ -91,7 +91,7 @@ def test_a_prefill_behind_a_clean_view_is_no_better_than_it():
     window.condition(1, False)
     window.append(chunks[2])
     assert guarantees(window) == ["exact", "blind", "blind"]
-    patches = [i for i in window.store.ls("exact") if i.chunk_id == chunks[2].id]
+    patches = [i for i in former_of(window).store.ls("exact") if i.chunk_id == chunks[2].id]
     assert patches == []  # what it absorbed is nobody's patch
     window.condition(1, True)
     assert guarantees(window) == ["exact", "exact", "blind"]
@@ -118,7 +118,7 @@ def test_conditioning_a_chunk_that_was_not_archived_archives_it():
     before = Snapshot.of(window)
     report = window.condition(1, False)
     assert (report.forwards, report.vision_encodes) == (1, 0)
-    assert window.store.contexts_of(chunks[1].id)
+    assert former_of(window).store.contexts_of(chunks[1].id)
     assert window.condition(1, True).forwards == 0
     assert before.matches(window)
 

@@ -53,7 +53,7 @@ def test_moves_within_reach_of_stored_patches_run_nothing(family):
 )
 def test_a_recall_that_misses_is_one_forward_and_no_encode(family, policy):
     backbone, chunks = rig(family)
-    store = make(backbone, None, chunks[1]).store
+    store = former_of(make(backbone, None, chunks[1])).store
     window = make(backbone, store, chunks[0], policy=policy)
     with watching(backbone) as seen:
         report = window.recall(chunks[1].id)
@@ -105,9 +105,9 @@ def test_bytes_are_counted_where_they_are_written():
     missed = window.recall(report.evicted[0].chunk_id)
     # it stands where it ran: nothing to rotate
     assert (missed.forwards, missed.bytes_rotated, missed.bytes_patched) == (1, 0, 0)
-    again = make(backbone, window.store, chunks[0])
+    again = make(backbone, former_of(window).store, chunks[0])
     report = again.append(chunks[1])
-    record = again.store.get_patch(former_of(again).context, chunks[1].id, (chunks[0].id,))
+    record = former_of(again).store.get_patch(former_of(again).context, chunks[1].id, (chunks[0].id,))
     assert report.bytes_patched == record.patch.nbytes > 0
     assert report.bytes_rotated == phased[next(iter(phased))]
 
@@ -159,12 +159,12 @@ def test_archiving_later_waits_until_the_chunk_leaves():
             report = window.append(chunk, archive="later")
         assert (seen.forwards, seen.encodes) == (1, 1)
         assert report.forwards == 1
-        assert not window.store.contexts_of(chunk.id)
+        assert not former_of(window).store.contexts_of(chunk.id)
     with watching(backbone) as seen:
         report = window.evict(2)
     assert (seen.forwards, seen.encodes, report.forwards) == (1, 0, 1)
-    assert window.store.contexts_of(chunks[2].id)
-    assert not window.store.contexts_of(chunks[1].id)
+    assert former_of(window).store.contexts_of(chunks[2].id)
+    assert not former_of(window).store.contexts_of(chunks[1].id)
     with watching(backbone) as seen:
         window.recall(chunks[2].id)  # behind the same two: the patch was harvested
     assert (seen.forwards, seen.encodes) == (0, 0)
@@ -172,7 +172,7 @@ def test_archiving_later_waits_until_the_chunk_leaves():
     with watching(backbone) as seen:
         window.slide(2)
     assert (seen.forwards, seen.encodes) == (1, 0)
-    assert window.store.contexts_of(chunks[1].id)
+    assert former_of(window).store.contexts_of(chunks[1].id)
 
 
 def test_a_window_that_slides_by_itself_archives_what_leaves():
@@ -181,8 +181,8 @@ def test_a_window_that_slides_by_itself_archives_what_leaves():
     for chunk in chunks[:3]:
         window.append(chunk, archive="later")
     assert [s.chunk_id for s in window.slots] == [c.id for c in chunks[1:3]]
-    assert window.store.contexts_of(chunks[0].id)
-    assert not window.store.contexts_of(chunks[2].id)
+    assert former_of(window).store.contexts_of(chunks[0].id)
+    assert not former_of(window).store.contexts_of(chunks[2].id)
 
 
 def test_archiving_on_eviction_harvests_the_same_objects():
@@ -194,7 +194,10 @@ def test_archiving_on_eviction_harvests_the_same_objects():
     later.slide(len(later))
     now.flush()
     later.flush()
-    assert {i.key for i in now.store.ls()} == {i.key for i in later.store.ls()}
-    for info in now.store.ls("exact"):
-        a, b = (s.get_patch(info.context, info.chunk_id, info.antecedents) for s in (now.store, later.store))
+    assert {i.key for i in former_of(now).store.ls()} == {i.key for i in former_of(later).store.ls()}
+    for info in former_of(now).store.ls("exact"):
+        a, b = (
+            s.get_patch(info.context, info.chunk_id, info.antecedents)
+            for s in (former_of(now).store, former_of(later).store)
+        )
         assert a.patch.rank == b.patch.rank and a.formed == b.formed == "exact"

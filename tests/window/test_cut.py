@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.window import Arrange, cut
+from kamera.window import Arrange, cut, former_of
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Prefilled, rig, watching
@@ -30,12 +30,12 @@ def window_of(family, policy=EXACT):
 def test_a_cut_changes_no_bit_and_runs_nothing(family):
     window, a, b = window_of(family)
     want = window.next_token_logits(QUESTION)
-    with watching(window.backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, probes=True) as seen:
         parts = cut(window, 1, [3, 8])
     assert seen.forwards == 0
     assert [slot.length for slot in parts] == [3, 5, 4]
     assert [slot.start - parts[0].start for slot in parts] == [0, 3, 8]
-    chunks = [window.backbone.chunk_from_tensors(ids) for ids in IDS.split([3, 5, 4])]
+    chunks = [former_of(window).backbone.chunk_from_tensors(ids) for ids in IDS.split([3, 5, 4])]
     assert [slot.chunk_id for slot in window] == [a.id, *(chunk.id for chunk in chunks), b.id]
     assert {slot.guarantee for slot in window} == {"exact"}
     assert torch.equal(window.next_token_logits(QUESTION), want)
@@ -44,14 +44,17 @@ def test_a_cut_changes_no_bit_and_runs_nothing(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_stands_behind_a_cut_is_exact_and_what_a_part_leaves_is_repaired(family):
     window, a, b = window_of(family)
-    with watching(window.backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, probes=True) as seen:
         parts = cut(window, 1, [5])
         window.run(Arrange([*window.slots]))
     assert seen.forwards == 0, "all that stand know the parts as antecedents"
     window.run(Arrange([window[0], parts[0], window[3]]))
-    first = window.backbone.chunk_from_tensors(IDS[:5])
+    first = former_of(window).backbone.chunk_from_tensors(IDS[:5])
     assert (
-        relative(window.next_token_logits(QUESTION), Prefilled(window.backbone, [a, first, b]).logits) <= 1e-4
+        relative(
+            window.next_token_logits(QUESTION), Prefilled(former_of(window).backbone, [a, first, b]).logits
+        )
+        <= 1e-4
     )
 
 
@@ -61,7 +64,7 @@ def test_a_part_stays_as_the_survivor_that_the_whole_would_be():
     parts = cut(window, 0, [5])
     assert {slot.guarantee for slot in parts} == {"survivor"}
     assert parts[1].antecedents == (a.id, parts[0].chunk_id)
-    with watching(window.backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, probes=True) as seen:
         window.run(Arrange([parts[0], window[2]], on_leave="keep"))
         window.flush()
     assert seen.forwards == 1, "the part that left is archived later"
@@ -73,7 +76,7 @@ def test_a_part_is_archived_when_it_leaves_and_a_cut_window_is_saved(tmp_path):
     parts = cut(window, 1, [5])
     want = window.next_token_logits(QUESTION)
     window.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", window.backbone, ChunkStore.open("memory://"))
+    loaded = KameraWindow.load(tmp_path / "w", former_of(window).backbone, ChunkStore.open("memory://"))
     assert torch.equal(loaded.next_token_logits(QUESTION), want)
     window.evict(parts[1])
     assert window.recall(parts[1].chunk_id).slot.length == 7
@@ -88,8 +91,8 @@ def test_a_picture_and_a_canonical_are_not_cut():
     window.condition(1, False)
     assert cut(window, 1, [3]) == (window[1],), "it shows its canonical"
     window.condition(1, True)
-    alone = KameraWindow(window.backbone, ChunkStore.open("memory://"), SYSTEM, policy=EXACT)
-    alone.append(window.backbone.chunk_from_tensors(IDS))
+    alone = KameraWindow(former_of(window).backbone, ChunkStore.open("memory://"), SYSTEM, policy=EXACT)
+    alone.append(former_of(window).backbone.chunk_from_tensors(IDS))
     assert len(cut(alone, 0, [3])) == 1, "a leading text is its canonical"
     for outside in ([0], [12], [5, 5], [8, 3]):
         with pytest.raises(ValueError, match="ascending tokens inside"):

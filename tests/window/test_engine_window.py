@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines import EngineCompletion
+from kamera.engines import EngineCompletion, Spent, Usage
 from kamera.errors import EngineFailed, UnknownChunk, UnknownSlot, WindowFull
 from kamera.testbed import World, weights_dir
 from kamera.window import DialogueWindow, EngineWindow
@@ -142,8 +142,7 @@ def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
     assert prompt.later and named == [slot.chunk_id for slot in before[1:]]
     assert [bool(part.missing) for part in prompt.recipe.parts] == [False, True]
     assert prompt.recipe.parts[1].missing.endswith("no key: an engine that harvests stores its patch")
-    assert (mine.usage.answers, mine.usage.later_forwards) == (0, 1)
-    assert mine.usage.later_tokens == len(prompt.ids)
+    assert mine.usage() == Usage(Spent(), Spent(1, len(prompt.ids)))
     stored(frames[1:])
     assert mine.anticipate() == 0 and len(engine.prompts) == 1
     assert [slot.origin for slot in mine.slide()] == ["canonical", "stored"]

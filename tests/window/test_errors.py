@@ -18,7 +18,7 @@ from kamera.errors import (
     UnknownSlot,
     WindowFull,
 )
-from kamera.window import keep_orbit
+from kamera.window import former_of, keep_orbit, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
@@ -31,6 +31,7 @@ from tests.window.rig import (
     inventory,
     is_a_reprefill,
     make,
+    over,
     rig,
     watching,
 )
@@ -50,11 +51,11 @@ def other():
 
 
 def assert_refused(window, error, message, call):
-    before, held = Snapshot.of(window), inventory(window.store)
+    before, held = Snapshot.of(window), inventory(former_of(window).store)
     with pytest.raises(error, match=message) as caught:
         call()
     assert before.matches(window)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
     return str(caught.value)
 
 
@@ -110,7 +111,7 @@ def test_a_wrong_policy_is_refused_when_it_is_made(case):
 
 def test_a_window_that_is_too_small_is_never_made(window):
     with pytest.raises(WindowFull, match=r"max_tokens=4.*4 tokens"):
-        KameraWindow(window.backbone, window.store, SYSTEM, max_tokens=4)
+        KameraWindow(*over(window), SYSTEM, max_tokens=4)
 
 
 def test_a_slot_that_left_is_refused_with_its_chunk(window):
@@ -130,44 +131,44 @@ def test_a_slot_that_left_is_refused_with_its_chunk(window):
 
 def test_a_chunk_of_another_backbone_is_refused(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 20))
-    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
+    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{former_of(window).backbone.fingerprint[:12]}"
     assert_refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
 
 
 def test_a_chunk_of_another_backbone_is_refused_by_name(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 21))
-    make(other, window.store, chunk)
-    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
+    make(other, former_of(window).store, chunk)
+    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{former_of(window).backbone.fingerprint[:12]}"
     assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
 
 
 def test_a_chunk_that_another_backbone_archived_is_refused(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 22))
-    make(other, window.store, chunk)
+    make(other, former_of(window).store, chunk)
     message = f"{chunk.id[:12]}.*archived by backbone {other.fingerprint[:12]}"
     assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
-    same = samples.chunk(window.backbone, samples.sample(FAMILY, 22))
+    same = samples.chunk(former_of(window).backbone, samples.sample(FAMILY, 22))
     assert same.id == chunk.id
-    elsewhere = KameraWindow(window.backbone, window.store, [8, 7, 6])  # behind another system prompt
+    elsewhere = KameraWindow(*over(window), [8, 7, 6])  # behind another system prompt
     elsewhere.append(same)
     elsewhere.flush()  # a leading chunk is stored later
     assert window.recall(chunk.id).vision_encodes == 0
 
 
 def test_a_chunk_larger_than_the_window_evicts_nothing(window):
-    big = window.backbone.chunk_from_tensors(samples.text_ids(57))
+    big = former_of(window).backbone.chunk_from_tensors(samples.text_ids(57))
     message = "57 tokens.*room for 56.*max_tokens=60.*anchor 4"
-    with watching(window.backbone) as seen:
+    with watching(former_of(window).backbone) as seen:
         assert_refused(window, WindowFull, message, lambda: window.append(big))
     assert seen.forwards == 2  # the two looks of the test itself
-    make(window.backbone, window.store, big)
+    make(*over(window), big)
     assert_refused(window, WindowFull, message, lambda: window.recall(big.id))
 
 
 def test_a_chunk_as_large_as_the_window_evicts_everything_else(window):
     branch = window.fork()
-    report = branch.append(branch.backbone.chunk_from_tensors(samples.text_ids(56)))
-    assert len(branch) == 1 and branch.num_tokens == 60
+    report = branch.append(former_of(branch).backbone.chunk_from_tensors(samples.text_ids(56)))
+    assert len(branch) == 1 and len(sequence_of(branch).input_ids) == 60
     assert [s.number for s in report.evicted] == [s.number for s in window.slots]
 
 
@@ -180,7 +181,7 @@ def test_a_window_slides_by_itself_by_as_many_as_it_takes():
     assert report.slot == window.slots[-1]
     report = window.append(backbone.chunk_from_tensors(samples.text_ids(20, 5)))
     assert [s.number for s in report.evicted] == numbers[1:3]
-    assert window.num_tokens <= 40
+    assert len(sequence_of(window).input_ids) <= 40
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -189,13 +190,13 @@ def test_an_append_that_fails_after_sliding_changes_nothing(after, archive):
     backbone, chunks = rig(FAMILY)
     window = make(backbone, None, *chunks[:3], max_tokens=4 + 36)
     fresh = samples.chunk(backbone, samples.sample(FAMILY, 30))
-    before, held = Snapshot.of(window), inventory(window.store)
+    before, held = Snapshot.of(window), inventory(former_of(window).store)
     if after and archive == "later":
         after = 0
     with breaking(backbone, after), pytest.raises(RuntimeError, match="says the test"):
         window.append(backbone.chunk_from_tensors(samples.text_ids(9, 31)), archive=archive)
     assert before.matches(window)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
     assert len(window.append(fresh).evicted) == 1  # and it goes on
 
 
@@ -203,7 +204,7 @@ def test_an_append_that_fails_after_sliding_changes_nothing(after, archive):
 def test_whatever_fails_in_the_model_leaves_the_window_as_it_was(operation):
     backbone, chunks = rig(FAMILY)
     policy = ReusePolicy(minimum="exact") if operation == "exact slide" else None
-    store = make(backbone, None, chunks[3]).store
+    store = former_of(make(backbone, None, chunks[3])).store
     window = make(backbone, store, *chunks[:3], policy=policy)
     before = Snapshot.of(window)
     calls = {
@@ -291,7 +292,7 @@ def test_weights_changed_under_a_window_make_it_refuse():
     backbone = HfEngine(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, s)) for s in range(2)]
     window = make(backbone, None, *chunks)
-    slots, held = window.slots, inventory(window.store)
+    slots, held = window.slots, inventory(former_of(window).store)
     with torch.no_grad():
         backbone.model.lm_head.weight[0, 0] += 1
     calls = (
@@ -309,7 +310,7 @@ def test_weights_changed_under_a_window_make_it_refuse():
     for call in calls:
         with pytest.raises(IncompatibleChunk, match="weights have changed"):
             call()
-    assert window.slots == slots and inventory(window.store) == held
+    assert window.slots == slots and inventory(former_of(window).store) == held
 
 
 def test_a_chunk_past_the_position_limit_is_refused():

@@ -11,6 +11,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.ops import LowRank, Patch
 from kamera.store import StoreAdmin
+from kamera.window import former_of
 
 from .rig import Snapshot, make, rig
 
@@ -67,7 +68,7 @@ def test_objects_that_change_in_the_store_change_in_no_window(
         branch = window.fork()
         before = Snapshot.of(window)
         branch.evict(0)
-        change(branch.store)
+        change(former_of(branch).store)
         assert before.matches(window)
         window.slide()
         branch.slide()

@@ -43,7 +43,7 @@ class Gate:
 
     def __init__(self, window: KameraWindow) -> None:
         self._opened = threading.Event()
-        later_of(window.backbone).add(self._wait, reads=())
+        later_of(former_of(window).backbone).add(self._wait, reads=())
 
     def _wait(self) -> None:
         assert self._opened.wait(300), "nobody opened the gate"
@@ -101,7 +101,7 @@ def test_what_is_served_and_stored_does_not_depend_on_the_speed_of_later_work(pi
         assert same_bits(live(fast, i), live(slow, i))
     assert torch.equal(fast.next_token_logits(QUESTION), slow.next_token_logits(QUESTION))
     fast.flush()
-    want, got = patches(slow.store), patches(fast.store)
+    want, got = patches(former_of(slow).store), patches(former_of(fast).store)
     assert len(want) > 5 and want.keys() == got.keys()
     for key, tensors in want.items():
         assert all(torch.equal(x, y) for x, y in zip(got[key], tensors, strict=True))
@@ -110,14 +110,14 @@ def test_what_is_served_and_stored_does_not_depend_on_the_speed_of_later_work(pi
 def test_the_window_goes_on_while_a_patch_is_under_way(pieces, gated):
     _, (_, _, c, _) = pieces
     window, gate = gated
-    before = len(patches(window.store))
+    before = len(patches(former_of(window).store))
     slot = window.append(c).slot
     assert slot.guarantee == "exact"
     assert window.next_token_logits(QUESTION).isfinite().all()
-    assert len(patches(window.store)) == before
+    assert len(patches(former_of(window).store)) == before
     gate.open()
     window.flush()
-    assert len(patches(window.store)) == before + 1
+    assert len(patches(former_of(window).store)) == before + 1
 
 
 def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
@@ -125,7 +125,9 @@ def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
     window, gate = gated
     window.append(c)
     window.evict(2)
-    assert not window.store.has(former_of(window).context, c.id, [s.chunk_id for s in window.slots])
+    assert not former_of(window).store.has(
+        former_of(window).context, c.id, [s.chunk_id for s in window.slots]
+    )
     queue = later_of(backbone)
     settle, waited = queue.settle, []
 
@@ -154,8 +156,8 @@ def test_what_is_written_later_does_not_change_what_is_factored(pieces, gated):
     window.flush()
     plain = proving(backbone, a, b, c)
     plain.flush()
-    want = patches(plain.store)
-    got = patches(window.store)
+    want = patches(former_of(plain).store)
+    got = patches(former_of(window).store)
     assert want.keys() == got.keys()
     for key, tensors in want.items():
         assert all(torch.equal(x, y) for x, y in zip(got[key], tensors, strict=True))
@@ -168,7 +170,7 @@ def test_a_fork_waits_for_what_its_origin_has_under_way(pieces, gated):
     branch = window.fork()
     gate.open()
     branch.flush()
-    assert len(patches(window.store)) == 2
+    assert len(patches(former_of(window).store)) == 2
 
 
 def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
@@ -177,8 +179,8 @@ def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
     window.append(c)
     threading.Timer(0.05, gate.open).start()
     window.save(tmp_path / "w")
-    assert len(patches(window.store)) == 2
-    assert len(KameraWindow.load(tmp_path / "w", backbone, window.store)) == 3
+    assert len(patches(former_of(window).store)) == 2
+    assert len(KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)) == 3
 
 
 # -- what goes wrong --------------------------------------------------------------------------------
@@ -188,14 +190,14 @@ def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
 def test_a_patch_that_the_store_refuses_is_a_miss_and_the_next_report_names_it(pieces, monkeypatch):
     backbone, (a, b, c, _) = pieces
     window = proving(backbone, a)
-    put, full = window.store.put_many, [True]
+    put, full = former_of(window).store.put_many, [True]
 
     def refusing(records):
         if full and any(isinstance(record, PatchRecord) for record in records):
             raise StoreError("no room for a patch")
         return put(records)
 
-    monkeypatch.setattr(window.store, "put_many", refusing)
+    monkeypatch.setattr(former_of(window).store, "put_many", refusing)
     assert window.append(b).slot.guarantee == "exact"
     left = window.evict(1)
     with watching(backbone) as seen:
@@ -208,7 +210,7 @@ def test_a_patch_that_the_store_refuses_is_a_miss_and_the_next_report_names_it(p
     full.clear()
     window.append(c)
     window.flush()
-    assert len(patches(window.store)) == 1
+    assert len(patches(former_of(window).store)) == 1
 
 
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import WindowFull
-from kamera.window import next_token_logits_of, sequence_of
+from kamera.window import former_of, next_token_logits_of, sequence_of
 from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -87,7 +87,7 @@ def test_a_streamer_receives_the_tokens_as_they_come(exact):
 
 def test_generate_encodes_nothing(exact):
     window, _ = exact
-    with watching(window.backbone) as seen:
+    with watching(former_of(window).backbone) as seen:
         window.generate(QUESTION, max_new_tokens=4, min_new_tokens=4, **GREEDY)
     assert (seen.encodes, seen.tokens) == (0, len(QUESTION) + 3)
 
@@ -110,14 +110,17 @@ def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
     )
     assert len(branch) == len(window) + 1
     assert set(guarantees(branch)) == {"exact"}
-    known = [*rig_chunks(window), branch.backbone.chunk_from_tensors(torch.cat([QUESTION, answer]))]
+    known = [
+        *rig_chunks(window),
+        former_of(branch).backbone.chunk_from_tensors(torch.cat([QUESTION, answer])),
+    ]
     assert is_a_reprefill(branch, known)
     branch.evict(len(window))
     assert before.matches(branch)
 
 
 def rig_chunks(window):
-    family = next(f for f in FAMILIES if tiny.backbone(f) is window.backbone)
+    family = next(f for f in FAMILIES if tiny.backbone(f) is former_of(window).backbone)
     return rig(family)[1]
 
 
@@ -249,7 +252,7 @@ def test_a_kept_answer_has_its_stop_token_once(spoken):
     backbone, _ = spoken
     window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
     window.append("the cup is red .")
-    length = window.num_tokens
+    length = len(sequence_of(window).input_ids)
     # a bias makes the turn end at once: </t> is token 2
     window.generate("where", keep=True, max_new_tokens=3, sequence_bias={(2,): 1e4}, **GREEDY)
     tail = sequence_of(window).input_ids[length:].tolist()

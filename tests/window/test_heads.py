@@ -33,7 +33,7 @@ def replacing(window, index: int, content) -> Arrange:
 
 
 def off(window, chunks) -> float:
-    return relative(window.next_token_logits(QUESTION), Prefilled(window.backbone, chunks).logits)
+    return relative(window.next_token_logits(QUESTION), Prefilled(former_of(window).backbone, chunks).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,7 +74,7 @@ def test_the_canonical_of_a_head_is_cut_out_of_the_stored_one():
     assert all(torch.equal(a[n], b[n][:, :25]) for a, b in pairs for n in a)
     assert off(window, [new]) <= 1e-4
     apart = make(backbone, ChunkStore.open("memory://"), new, policy=FORM)
-    theirs = apart.store.get_canonical(former_of(apart).context, new.id).kv
+    theirs = former_of(apart).store.get_canonical(former_of(apart).context, new.id).kv
     assert all(torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(cut.kv, theirs, strict=True) for n in a)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.store import StoreAdmin, patch_key
+from kamera.window import former_of
 from tests.engines.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
@@ -27,13 +28,13 @@ def slid(backbone, store, first, *others, **options) -> KameraWindow:
 
 
 def patches_of(window: KameraWindow, chunk) -> list:
-    return [info for info in window.store.ls("exact") if info.chunk_id == chunk.id]
+    return [info for info in former_of(window).store.ls("exact") if info.chunk_id == chunk.id]
 
 
 def test_a_patch_serves_no_window_of_other_survivors(pieces):
     """What it absorbed of ``a`` through the survivor never stood in the second window."""
     backbone, a, b, c, _, x = pieces
-    store = slid(backbone, None, a, b).store
+    store = former_of(slid(backbone, None, a, b)).store
     slid(backbone, store, a, b).append(c)
     window = slid(backbone, store, x, b)
     with watching(backbone) as seen:
@@ -46,7 +47,7 @@ def test_a_patch_serves_no_window_of_other_survivors(pieces):
 
 def test_a_patch_serves_a_window_of_the_same_survivors(pieces):
     backbone, a, b, c, _, _ = pieces
-    store = slid(backbone, None, a, b).store
+    store = former_of(slid(backbone, None, a, b)).store
     slid(backbone, store, a, b).append(c)
     window = slid(backbone, store, a, b)
     with watching(backbone) as seen:
@@ -87,7 +88,7 @@ def test_a_patch_behind_survivors_is_never_near(pieces):
     backbone, a, b, c, _, x = pieces
     policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK, forms="always")
     for before, others in ((make, (b,)), (slid, (x, b))):
-        store = slid(backbone, None, a, b).store
+        store = former_of(slid(backbone, None, a, b)).store
         slid(backbone, store, a, b).append(c)
         window = before(backbone, store, *others, policy=policy)
         with watching(backbone) as seen:
@@ -98,7 +99,7 @@ def test_a_patch_behind_survivors_is_never_near(pieces):
 def test_a_patch_behind_real_antecedents_serves_survivors(pieces):
     """It is closer to the re-prefill of what stands there than what the survivors would give."""
     backbone, a, b, c, _, _ = pieces
-    store = slid(backbone, None, a, b).store
+    store = former_of(slid(backbone, None, a, b)).store
     make(backbone, store, b, c)
     window = slid(backbone, store, a, b)
     with watching(backbone) as seen:
@@ -141,7 +142,7 @@ def test_forgetting_takes_what_survivors_passed_on(pieces, which):
     window = slid(backbone, None, a, b)
     window.append(c)
     assert len(patches_of(window, c)) == 1
-    StoreAdmin(window.store).forget(a.id if which == "what left" else b.id)
+    StoreAdmin(former_of(window).store).forget(a.id if which == "what left" else b.id)
     assert patches_of(window, c) == []
 
 
@@ -152,5 +153,5 @@ def test_a_copy_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
     window.append(c)
     window.flush()
     other = ChunkStore.open("memory://")
-    StoreAdmin(window.store).copy(other, [b.id, c.id])
+    StoreAdmin(former_of(window).store).copy(other, [b.id, c.id])
     assert {i.kind for i in other.ls()} == {"canonical", "encoding", "anchor"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kamera import ReusePolicy
+from kamera.window import former_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, GREEDY, QUESTION, Snapshot, inventory, make, rig, watching
 
@@ -51,22 +52,22 @@ def test_pictures_bear_load_when_the_answer_without_them_differs(family):
 def test_an_unchanged_answer_costs_two_decodes():
     backbone, chunks = sliding()
     window = make(backbone, None, *chunks)
-    held = inventory(window.store)
+    held = inventory(former_of(window).store)
     question = samples.text_ids(30, 9)  # long enough that no chunk is in reach of its end
     with watching(backbone) as seen:
         assert not window.is_load_bearing(1, question, max_new_tokens=1)
     assert (seen.forwards, seen.tokens, seen.encodes) == (2, 60, 0)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
 
 
 def test_a_changed_answer_settles_it_when_no_canonical_stood_in():
     backbone, chunks = sliding()
     window = make(backbone, None, *chunks)
-    held = inventory(window.store)
+    held = inventory(former_of(window).store)
     with watching(backbone) as seen:
         assert window.is_load_bearing(3, QUESTION, max_new_tokens=8)  # nothing stands behind it
     assert seen.tokens <= 2 * (len(QUESTION) + 7)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
 
 
 def test_a_changed_answer_after_a_canonical_is_prefilled():

@@ -36,7 +36,7 @@ def test_every_family_has_embeddings_of_its_picture_tokens(family):
     chunks = pictures(backbone, family, 3)
     window = make(backbone, None, *chunks)
     for chunk in chunks:
-        held = window.store.embedding(former_of(window).context, chunk.id)
+        held = former_of(window).store.embedding(former_of(window).context, chunk.id)
         assert held is not None and held == pytest.approx(features(backbone, chunk).numpy(), abs=1e-3)
     # the picture finds itself, from the store, without the vision tower
     with watching(backbone) as seen:
@@ -84,7 +84,7 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
     window.fork().recall(seen[1])  # forms the patch that both take
     by_id, by_look = window.fork(), window.fork()
     expected = by_id.recall(seen[1])
-    with watching(window.backbone) as work:
+    with watching(former_of(window).backbone) as work:
         report = by_look.recall(like=recompressed(painted(1)))
     assert report.slot.chunk_id == seen[1] == expected.slot.chunk_id
     # one look at the new picture; the rest is the recall's own
@@ -128,10 +128,10 @@ def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
 )
 def test_refusals_say_why_and_leave_the_window_as_it_was(watched, ask, error, message):
     window, _ = watched
-    before, held = Snapshot.of(window), inventory(window.store)
+    before, held = Snapshot.of(window), inventory(former_of(window).store)
     with pytest.raises(error, match=message):
         ask(window)
-    assert before.matches(window) and inventory(window.store) == held
+    assert before.matches(window) and inventory(former_of(window).store) == held
 
 
 def test_an_empty_store_has_nothing_to_recall(backbone):
@@ -143,7 +143,7 @@ def test_an_empty_store_has_nothing_to_recall(backbone):
 
 def test_pictures_archived_behind_another_prompt_are_not_found(backbone, watched):
     window, _ = watched
-    other = KameraWindow(backbone, window.store, "You are a robot.")
+    other = KameraWindow(backbone, former_of(window).store, "You are a robot.")
     with pytest.raises(UnknownChunk):
         other.recall(like=painted(1))
 

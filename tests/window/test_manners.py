@@ -13,7 +13,7 @@ from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
 from kamera.patches import later_of
 from kamera.window import Report, SlotReport, Trace, WindowMemory, former_of, keep_orbit, read_trace
 from tests.models import samples
-from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig, watching
+from tests.window.rig import QUESTION, Snapshot, guarantees, make, over, rig, watching
 from tests.window.test_errors import assert_refused
 
 FAMILY = "qwen2_5_vl"
@@ -27,7 +27,7 @@ def window():
 
 @pytest.fixture(scope="module")
 def empty(window):
-    return make(window.backbone, window.store)
+    return make(*over(window))
 
 
 # -- a sequence of slots ---------------------------------------------------------------------------
@@ -69,9 +69,9 @@ def test_attributes_cannot_be_set(window, name):
 
 
 def test_the_context_says_what_chunks_are_stored_under(window):
-    info = window.store.info(former_of(window).context, window[0].chunk_id)
+    info = former_of(window).store.info(former_of(window).context, window[0].chunk_id)
     assert info.tokens == window[0].length
-    assert former_of(window).context.fingerprint == window.backbone.fingerprint
+    assert former_of(window).context.fingerprint == former_of(window).backbone.fingerprint
 
 
 # -- recall ----------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
     branch = window.fork()
     branch.on_event(Trace(tmp_path / "trace"))
     before = Snapshot.of(branch)
-    with watching(branch.backbone) as seen:
+    with watching(former_of(branch).backbone) as seen:
         report = branch.recall(branch[1].chunk_id)
     assert before.matches(branch) and seen.forwards == 0
     assert report.slot == branch[1] and report.evicted == ()
@@ -171,13 +171,13 @@ def test_an_empty_window_says_that_it_is_empty(empty, case):
 
 def test_what_is_no_store_or_backbone_is_refused_by_name(window, tmp_path):
     for make_one in (
-        lambda: KameraWindow(window.backbone, str(tmp_path)),
-        lambda: KameraWindow.load(tmp_path, window.backbone, str(tmp_path)),
+        lambda: KameraWindow(former_of(window).backbone, str(tmp_path)),
+        lambda: KameraWindow.load(tmp_path, former_of(window).backbone, str(tmp_path)),
     ):
         with pytest.raises(ValueError, match=r"is no ChunkStore: open one with ChunkStore\.open"):
             make_one()
     with pytest.raises(ValueError, match=r"'Qwen' is no Backbone: load one"):
-        KameraWindow("Qwen", window.store)
+        KameraWindow("Qwen", former_of(window).store)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,7 +191,7 @@ def test_whatever_concerns_a_chunk_reports_its_slot(window):
         branch.condition(0, True),
         branch.evict(2),
         branch.recall(window[2]),
-        branch.append(branch.backbone.chunk_from_tensors([31, 32])),
+        branch.append(former_of(branch).backbone.chunk_from_tensors([31, 32])),
         branch.slide(),
         keep_orbit(branch, 2, samples=1),
     ):
@@ -226,7 +226,7 @@ def test_reprs_are_short_and_in_one_line(window):
 
 def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
-    outside = [o for w in windows for o in (w.backbone, w.store, later_of(w.backbone), w._family)]
+    outside = [o for w in windows for o in (*over(w), later_of(former_of(w).backbone), w._family)]
     seen = {id(o) for o in outside}
     todo: list = [part for w in windows for part in (w._state, w._stage.live, former_of(w).anchor)]
     found = {}
@@ -266,7 +266,7 @@ def test_what_forks_share_is_counted_once(window):
     assert first.memory().own == 0 and first.memory().shared == first.memory().total
     before = window.memory()
     second = first.fork()
-    second.append(second.backbone.chunk_from_tensors(samples.text_ids(4, 90)))
+    second.append(former_of(second).backbone.chunk_from_tensors(samples.text_ids(4, 90)))
     held = [w.memory() for w in (first, second)]
     assert held[1].own > 0
     every = sum(blocks(window, first, second).values())

@@ -14,6 +14,7 @@ from kamera.engines.hf import HfEngine, batch
 from kamera.errors import NonFiniteKV, UnsupportedBackbone
 from kamera.ops import form_patch, kv_copy, kv_of, patch_of
 from kamera.ops.finite import all_finite
+from kamera.window import former_of
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make
 
@@ -35,11 +36,11 @@ def half(dtype: torch.dtype = torch.float16) -> HfEngine:
 
 
 def assert_refused(window, call, match: str = "not finite") -> str:
-    before, held = Snapshot.of(window), inventory(window.store)
+    before, held = Snapshot.of(window), inventory(former_of(window).store)
     with pytest.raises(NonFiniteKV, match=match) as caught:
         call()
     assert before.matches(window)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

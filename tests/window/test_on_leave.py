@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.window import requests
+from kamera.window import former_of, requests, terms_in_force
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
 
 REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", forms="always")
@@ -31,7 +31,7 @@ def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
     """What the chunks that stay are worth, and the forwards that costs; a plan says the same before."""
     given = () if way == "slide" else (0,)
     planned = window.plan(getattr(requests, way.title())(*given))
-    with watching(window.backbone) as seen:
+    with watching(former_of(window).backbone) as seen:
         report = getattr(window, way)(*given)
     assert planned.cost.forwards == report.forwards == seen.forwards
     assert planned.cost.bytes_patched == report.bytes_patched
@@ -93,9 +93,9 @@ def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
     backbone, chunks = rig("qwen2_5_vl", 2)
     store, policy = ChunkStore.open("memory://"), replace(REPAIR, on_leave="keep")
     window = make(backbone, store, *chunks, policy=policy, on_leave="repair")
-    assert window.policy == replace(REPAIR, tolerance=None)
+    assert terms_in_force(window).served == replace(REPAIR, tolerance=None)
     window.save(tmp_path / "w")
     again = KameraWindow.load(tmp_path / "w", backbone, store)
-    assert again.policy.on_leave == "repair"
+    assert terms_in_force(again).served.on_leave == "repair"
     with pytest.raises(ValueError, match="on_leave 'never' is none of keep, repair, exact"):
         make(backbone, on_leave="never")

@@ -10,7 +10,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
 from kamera.ops import budget, kv_bytes
 from kamera.testbed.world import World
-from kamera.window import keep_orbit
+from kamera.window import former_of, keep_orbit
 
 SHARE = 0.03
 POLICY = ReusePolicy(patch_bytes=SHARE, forms="always")
@@ -40,9 +40,9 @@ def window_of(backbone, episode, store, policy, order=(0, 1, 2)) -> KameraWindow
 
 
 def patch_of_last(window: KameraWindow):
-    info = next(i for i in window.store.ls("exact") if i.chunk_id == window.slots[-1].chunk_id)
-    record = window.store.get_patch(info.context, info.chunk_id, info.antecedents)
-    canonical = window.store.get_canonical(info.context, info.chunk_id)
+    info = next(i for i in former_of(window).store.ls("exact") if i.chunk_id == window.slots[-1].chunk_id)
+    record = former_of(window).store.get_patch(info.context, info.chunk_id, info.antecedents)
+    canonical = former_of(window).store.get_canonical(info.context, info.chunk_id)
     return record, kv_bytes(canonical.kv)
 
 

@@ -12,10 +12,11 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from kamera.window import former_of, sequence_of, terms_in_force
 from kamera.window.file import VERSION, Saved, publish, read_saved
 from lab.coded import coded
 from tests.models import tiny
-from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
+from tests.window.rig import QUESTION, Snapshot, guarantees, make, over, rig
 
 
 def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
@@ -23,7 +24,7 @@ def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
     backbone, chunks = rig(family)
     policy = ReusePolicy(rank=3, minimum="orbit", max_divergence=0.5, forms="always")
     seeded = make(backbone, store, *chunks[:3], policy=policy)
-    window = make(backbone, seeded.store, *chunks, policy=policy, max_tokens=400)
+    window = make(backbone, former_of(seeded).store, *chunks, policy=policy, max_tokens=400)
     window.append(chunks[0])
     window.evict(1)
     window.append(chunks[1])
@@ -54,7 +55,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     window.slide()
     assert any(window._state.seats.frame)
     window.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    loaded = KameraWindow.load(tmp_path / "w", *over(window))
     assert Snapshot.of(window).matches(loaded, numbers=False)
     for w in (window, loaded):
         w.slide()
@@ -68,9 +69,11 @@ def test_a_window_comes_back_bit_for_bit(family, tmp_path):
     assert {"exact", "blind", "survivor"} <= set(labels)
     assert any(s.rank not in (None, 0) for s in window.slots)
     window.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    loaded = KameraWindow.load(tmp_path / "w", *over(window))
     assert Snapshot.of(window).matches(loaded, numbers=False)
-    assert loaded.policy == window.policy and repr(loaded) == repr(window)  # its bound of tokens is in it
+    assert terms_in_force(loaded).served == terms_in_force(window).served and repr(loaded) == repr(
+        window
+    )  # its bound of tokens is in it
     for w in (window, loaded):  # and goes on as it would have
         w.condition(2, True)
         w.slide()
@@ -86,7 +89,7 @@ def test_a_window_comes_back_in_half_precision(tmp_path):
     window.slide()
     window.save(tmp_path / "w")
     assert Snapshot.of(window).matches(
-        KameraWindow.load(tmp_path / "w", backbone, window.store), numbers=False
+        KameraWindow.load(tmp_path / "w", backbone, former_of(window).store), numbers=False
     )
 
 
@@ -95,7 +98,7 @@ def test_a_window_loaded_over_another_store_archives_what_leaves(tmp_path):
     window = mixed("qwen2_5_vl")
     window.save(tmp_path / "w")
     elsewhere = ChunkStore.open("memory://")
-    loaded = KameraWindow.load(tmp_path / "w", window.backbone, elsewhere)
+    loaded = KameraWindow.load(tmp_path / "w", former_of(window).backbone, elsewhere)
     gone = loaded.slide().evicted[0].chunk_id
     assert elsewhere.contexts_of(gone)
     assert loaded.recall(gone).vision_encodes == 0
@@ -105,8 +108,8 @@ def test_an_empty_window_comes_back(tmp_path):
     backbone, _ = rig("llava")
     window = make(backbone)
     window.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", backbone, window.store)
-    assert len(loaded) == 0 and loaded.num_tokens == 4
+    loaded = KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)
+    assert len(loaded) == 0 and len(sequence_of(loaded).input_ids) == 4
     assert torch.equal(loaded.next_token_logits(QUESTION), window.next_token_logits(QUESTION))
 
 
@@ -116,7 +119,7 @@ def test_saving_again_replaces_the_window(saved, tmp_path):
     shorter = window.fork()
     shorter.slide(2)
     shorter.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    loaded = KameraWindow.load(tmp_path / "w", *over(window))
     assert Snapshot.of(shorter).matches(loaded, numbers=False)
     assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["window.safetensors"]
 
@@ -129,7 +132,7 @@ def test_a_flipped_byte_is_refused_by_name(copied, where):
     data[where if isinstance(where, int) else int(where * len(data))] ^= 0x01
     (path / name).write_bytes(data)
     with pytest.raises(CorruptChunk, match=name.replace(".", r"\.")):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
 
 
 def test_a_file_cut_short_is_refused(copied):
@@ -138,16 +141,16 @@ def test_a_file_cut_short_is_refused(copied):
     data = (path / name).read_bytes()
     (path / name).write_bytes(data[: len(data) // 2])
     with pytest.raises(CorruptChunk, match=name.replace(".", r"\.")):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
 
 
 def test_a_missing_file_is_refused_with_its_name(copied, tmp_path):
     window, path = copied
     with pytest.raises(StoreError, match="nowhere"):
-        KameraWindow.load(tmp_path / "nowhere", window.backbone, window.store)
+        KameraWindow.load(tmp_path / "nowhere", *over(window))
     (path / "window.safetensors").unlink()
     with pytest.raises(StoreError, match=r"window\.safetensors"):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_a_foreign_file_is_refused(copied, text):
     window, path = copied
     (path / "window.safetensors").write_text(text)
     with pytest.raises(CorruptChunk, match=r"window\.safetensors"):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
 
 
 @pytest.mark.parametrize(("version", "way"), [(VERSION + 1, "upgrade"), (VERSION - 1, "save it again")])
@@ -167,7 +170,7 @@ def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version
     publish(path, Saved(document | {"version": version, "something": "new"}, tensors))
     data = (path / "window.safetensors").read_bytes()
     with pytest.raises(StoreVersionError, match=rf"format {version}.*{way}"):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
     assert (path / "window.safetensors").read_bytes() == data
 
 
@@ -209,16 +212,16 @@ def test_a_window_whose_seats_say_another_thing_than_its_kv_is_refused(copied, l
     lie(document)
     publish(path, Saved(document, tensors))
     with pytest.raises(CorruptChunk, match=LIES[lie]):
-        KameraWindow.load(path, window.backbone, window.store)
+        KameraWindow.load(path, *over(window))
 
 
 def test_a_window_of_another_backbone_or_tenant_is_refused(saved, tmp_path):
     window, path = saved
     other = HfEngine(tiny.build("qwen2_5_vl", seed=5))
-    with pytest.raises(IncompatibleChunk, match=window.backbone.fingerprint[:12]):
-        KameraWindow.load(path, other, window.store)
+    with pytest.raises(IncompatibleChunk, match=former_of(window).backbone.fingerprint[:12]):
+        KameraWindow.load(path, other, former_of(window).store)
     with pytest.raises(IncompatibleChunk, match="bob"):
-        KameraWindow.load(path, window.backbone, ChunkStore.open("memory://", tenant="bob"))
+        KameraWindow.load(path, former_of(window).backbone, ChunkStore.open("memory://", tenant="bob"))
 
 
 def test_no_window_file_is_a_pickle(saved):
@@ -240,17 +243,17 @@ def test_a_window_that_cannot_be_written_says_where(saved, tmp_path):
 def test_a_patch_in_codes_is_served_saved_and_comes_back(bits, tmp_path):
     window = mixed("qwen2_5_vl")
     (record,) = [
-        window.store.get_patch(i.context, i.chunk_id, i.antecedents)
-        for i in window.store.ls("exact")
+        former_of(window).store.get_patch(i.context, i.chunk_id, i.antecedents)
+        for i in former_of(window).store.ls("exact")
         if i.chunk_id == window.slots[-1].chunk_id
     ][:1]
-    window.store.put(replace(record, patch=coded(record.patch, bits)))
+    former_of(window).store.put(replace(record, patch=coded(record.patch, bits)))
     backbone, chunks = rig("qwen2_5_vl")
-    again = make(backbone, window.store, policy=window.policy)
+    again = make(backbone, former_of(window).store, policy=terms_in_force(window).served)
     for name in (*record.antecedents, record.chunk_id):
         again.append(next(c for c in chunks if c.id == name))
     (held,) = [r.copy.patch for r in again._state.residents if r.facts.chunk_id == record.chunk_id]
     assert held.nbytes == coded(record.patch, bits).nbytes < record.patch.nbytes
     again.save(tmp_path / "w")
-    loaded = KameraWindow.load(tmp_path / "w", backbone, again.store)
+    loaded = KameraWindow.load(tmp_path / "w", backbone, former_of(again).store)
     assert Snapshot.of(again).matches(loaded, numbers=False)

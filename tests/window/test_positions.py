@@ -103,7 +103,9 @@ def test_endless_slides_return_keys_to_their_positions(monkeypatch):
 
 
 def compact(window):
-    return compact_positions(window.backbone, former_of(window).anchor.input_ids, window._state.facts)
+    return compact_positions(
+        former_of(window).backbone, former_of(window).anchor.input_ids, window._state.facts
+    )
 
 
 def test_a_frame_never_brings_a_question_to_the_last_position():

@@ -15,7 +15,7 @@ from kamera.ops import kv_copy, patch_of
 from kamera.patches import Prover, later_of, prefill_anchor, proving
 from kamera.trust import Proof
 from kamera.trust.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
-from kamera.window import expect, next_token_logits_of
+from kamera.window import expect, former_of, next_token_logits_of
 from lab.paper.draw import HELD_OUT, MAIN, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.window.rig import guarantees, make, rig
@@ -76,7 +76,7 @@ def test_a_small_patch_does_not_prove_itself_on_questions_of_one_kind(untold):
     """Four one-hop questions, answered rightly by patches of rank 2 that lose two-hop answers."""
     window = expecting(untold, ChunkStore.open("memory://"), rank=1, patch_bytes=None)
     assert guarantees(window) == ["exact"] * 4
-    proofs = [row.proof for row in rows(window.store)]
+    proofs = [row.proof for row in rows(former_of(window).store)]
     assert [(p.questions, p.kinds) for p in proofs] == [(4, 1)] * 3
     assert all(p.kv > 1.0 for p in proofs)
     assert not any(p.holds_at(100.0) for p in proofs)
@@ -169,7 +169,7 @@ def test_a_question_unlike_the_proofs_has_them_proved_again(shipped, monkeypatch
     assert (report.forwards, work.forwards) == (0, 0), "no question waits for it"
     window.flush()
     assert [proof.questions for proof in made] == [7, 7]
-    assert [row.proof.questions for row in rows(window.store)] == [7, 7]
+    assert [row.proof.questions for row in rows(former_of(window).store)] == [7, 7]
     assert all(proof.holds_at(0.05) for proof in made)
     expect(window, "value of tag 18?")  # like the one before
     window.flush()
@@ -204,7 +204,7 @@ def test_a_patch_that_fails_when_proved_again_is_not_placed_any_more(shipped, mo
     report = window.reorder([0, 1, 2])
     assert len([note for note in report.notes if "does not hold for a question unlike" in note]) == 2
     assert window.reorder([0, 1, 2]).notes == (), "it is said once"
-    again = KameraWindow(shipped, window.store, testbed.SYSTEM, policy=PROVING)
+    again = KameraWindow(shipped, former_of(window).store, testbed.SYSTEM, policy=PROVING)
     for frame in frames:
         again.append(frame)
     assert guarantees(again) == ["exact"] * 3

@@ -16,7 +16,7 @@ from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
 from kamera.patches import Prover, prefill_anchor
 from kamera.patches.proving import DOUBLINGS
 from kamera.trust.proof import KV_BOUND
-from kamera.window import Append, expect, next_token_logits_of, shown_spans
+from kamera.window import Append, expect, former_of, next_token_logits_of, shown_spans
 from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.engines.compare import worst
@@ -78,7 +78,7 @@ def test_proved_patches_serve_a_model_nobody_certified(shipped):
     assert [report.forwards for report in again] == [0, 0, 0]
     assert guarantees(window) == ["exact", "patched", "patched", "patched"]
     assert window[0].proof is None and all(slot.proof.holds_at(0.05) for slot in window.slots[1:])
-    prefilled = KameraWindow(shipped, window.store, testbed.SYSTEM, policy=ReusePolicy.exact())
+    prefilled = KameraWindow(shipped, former_of(window).store, testbed.SYSTEM, policy=ReusePolicy.exact())
     for i in (1, 2, 3, 0):
         prefilled.append(frames[i])
     asked = [q.text for q in testbed.World(seed=0).episode(0, legends=3).questions[:8]]
@@ -311,7 +311,7 @@ def test_proofs_are_later_work_and_in_no_report(pieces):
         report = window.append(chunk)
         assert (report.forwards, report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
     window.flush()
-    proofs = [row.proof for row in rows(window.store)]
+    proofs = [row.proof for row in rows(former_of(window).store)]
     assert len(proofs) == 2 and all(proof.tokens for proof in proofs)
     later = window.usage().later
     # each question behind the true KV and behind the patched KV

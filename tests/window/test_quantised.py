@@ -202,7 +202,7 @@ def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
         window.evict(2)
         window.recall(chunks[2].id)
         assert guarantees(window) == ["exact", "exact", "patched"]
-        record = window.store.get_canonical(former_of(window).context, chunks[2].id)
+        record = former_of(window).store.get_canonical(former_of(window).context, chunks[2].id)
         lost = 0.0 if record.loss is None else max(record.loss.channels.values())
         off[kv] = worst(live(window, 2), truth)
         # what the patch leaves out, and of what the codes lost no more than there was

@@ -17,10 +17,11 @@ from kamera.errors import IncompatibleChunk, InvalidRecipe, NotTransferable, Sta
 from kamera.ops import apply_patch, digest, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, keep_kv, sequence_of, shown_spans
+from kamera.window.asking import text_behind
 from tests.engines.compare import relative, worst
 from tests.killing import in_child
 from tests.models import tiny
-from tests.window.rig import FULL_RANK, QUESTION, make, rig, watching
+from tests.window.rig import FULL_RANK, QUESTION, make, over, rig, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always")
 FAMILIES = ("qwen2_5_vl", "deepseek_v3")  # GQA with M-RoPE, and MLA
@@ -64,14 +65,14 @@ def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
 
 def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     """What an executor does: the canonical, its patch, and a rotation by the difference of two places."""
-    recipe, layout = returned(window).recipe(), window.backbone.layout
+    recipe, layout = returned(window).recipe(), former_of(window).backbone.layout
     assert [(part.base, part.patch is not None) for part in recipe.parts] == [
         ("canonical", False),
         ("canonical", True),
     ]
     part = recipe.parts[1]
-    canonical = window.store.get_canonical(recipe.context, part.chunk_id)
-    stored = window.store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
+    canonical = former_of(window).store.get_canonical(recipe.context, part.chunk_id)
+    stored = former_of(window).store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
     frame = int(shown_spans(window)[2].positions.amin()) - min(
         part.position
     )  # the live cache may stand moved
@@ -86,7 +87,7 @@ def test_sequences_of_other_kv_have_other_salts(window):
     assert window.recipe().salt == ""
     kept.slide(), also.slide()
     assert kept.recipe().salt == also.recipe().salt != ""
-    fresh = make(window.backbone, window.store, policy=ReusePolicy.exact())
+    fresh = make(*over(window), policy=ReusePolicy.exact())
     for chunk_id in [slot.chunk_id for slot in window][1:]:
         fresh.recall(chunk_id)
     assert fresh.recipe().ids == kept.recipe().ids
@@ -228,7 +229,7 @@ def test_kv_that_stands_under_no_key_is_named_until_it_is_kept(window):
     assert len(recipe.missing) == 2 and all("keep_kv(window)" in line for line in recipe.missing)
     assert [part.chunk_id for part in recipe.leading.parts] == [window[0].chunk_id]
     with pytest.raises(NotTransferable, match="keep"):
-        LiveExecutor(window.backbone, window.store).show(recipe)
+        LiveExecutor(*over(window)).show(recipe)
     before, slots = window.usage(), window.slots
     kept = keep_kv(window)
     assert kept.missing == () and [part.base for part in kept.parts] == [
@@ -244,7 +245,7 @@ def test_kept_kv_is_named_by_its_content(window):
     """A chunk prefilled again behind the same antecedents, with other KV, is another object."""
     kept, salts = keep_kv(window), set()
     keys = {part.kv.key for part in kept.parts}
-    other = make(window.backbone, window.store, policy=ReusePolicy(rank=1, forms="always"))
+    other = make(*over(window), policy=ReusePolicy(rank=1, forms="always"))
     for slot in window:
         other.recall(slot.chunk_id)
     again = keep_kv(other)
@@ -257,7 +258,7 @@ def test_kept_kv_is_named_by_its_content(window):
 def test_a_repaired_chunk_no_longer_stands_under_its_old_key(window):
     keep_kv(window)
     assert window.recipe().missing == ()
-    window.insert(0, window.backbone.chunk_from_tensors(torch.arange(20, 25)), on_leave="exact")
+    window.insert(0, former_of(window).backbone.chunk_from_tensors(torch.arange(20, 25)), on_leave="exact")
     assert [bool(part.missing) for part in window.recipe().parts[1:]] == [True] * 3
 
 
@@ -273,10 +274,10 @@ def test_forgetting_a_chunk_forgets_kept_kv_that_absorbed_it(window):
     from kamera.store import StoreAdmin
 
     kept = keep_kv(window)
-    gone = StoreAdmin(window.store).forget(window[0].chunk_id)
+    gone = StoreAdmin(former_of(window).store).forget(window[0].chunk_id)
     assert {kept.parts[1].kv.key, kept.parts[2].kv.key} <= set(gone.removed)
     with pytest.raises(StaleRecipe, match="not in the store"):
-        LiveExecutor(window.backbone, window.store).show(kept)
+        LiveExecutor(*over(window)).show(kept)
 
 
 # -- executors -------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def test_forgetting_a_chunk_forgets_kept_kv_that_absorbed_it(window):
 
 def shows_the_same(window: KameraWindow, recipe: Recipe) -> bool:
     """A live cache shows the recipe's KV where its window shows it, to rounding."""
-    executor, layout = LiveExecutor(window.backbone, window.store), window.backbone.layout
+    executor, layout = LiveExecutor(*over(window)), former_of(window).backbone.layout
     executor.show(recipe)
     back = tuple(-step for step in window._state.seats.frame)
     spans = enumerate(shown_spans(window)[1:], start=1)
@@ -311,7 +312,7 @@ def test_a_recipe_is_shown_as_its_window_shows_it(family):
 def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
     recipe = returned(window).recipe()
     first, second = recipe.parts
-    own, store, wanted = recipe.context, window.store, StaleRecipe
+    own, store, wanted = recipe.context, former_of(window).store, StaleRecipe
     parts: tuple[Part, ...] = recipe.parts
     if how in ("tenant", "fingerprint", "kv"):
         own = replace(own, **{how: {"kv": "int8"}.get(how, "other")})
@@ -332,7 +333,7 @@ def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
         moved = {name: tuple(step + 1 for step in getattr(second, name)) for name in ("position", "offset")}
         recipe = replace(recipe, parts=(first, replace(second, **moved)))
     with pytest.raises(wanted):
-        LiveExecutor(window.backbone, store).show(recipe)
+        LiveExecutor(former_of(window).backbone, store).show(recipe)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -344,7 +345,8 @@ def test_another_process_shows_the_same_window(family, tmp_path):
             window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
             window.append(chunks[3])
             wanted = window.next_token_logits(QUESTION).tolist()
-            place = int(window._asker().question_positions(QUESTION)[0, 0])
+            behind = text_behind(window._stage, window._state, QUESTION)
+            place = int(behind[0, 0]) - window._state.seats.frame[0]
             tell(json.dumps([keep_kv(window).to_json(), wanted, place]).encode())
 
     recipe, wanted, place = json.loads(in_child(kept).told)

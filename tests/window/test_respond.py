@@ -40,12 +40,14 @@ FAMILIES = tuple(family for family in (*tiny.FAMILIES, *tiny.LIMITED) if family 
 def said_by(window: KameraWindow) -> Chunk:
     """The question, the answer, and two tokens more, as the next text."""
     said = window._state.said.facts.encoded.input_ids
-    return window.backbone.chunk_from_tensors(torch.cat([said, torch.tensor([21, 22])]), label="said")
+    return former_of(window).backbone.chunk_from_tensors(
+        torch.cat([said, torch.tensor([21, 22])]), label="said"
+    )
 
 
 def off(window: KameraWindow, chunks: list[Chunk]) -> float:
     """Largest relative error of a window's KV and logits against the plain model over the same tokens."""
-    plain = Prefilled(window.backbone, chunks)
+    plain = Prefilled(former_of(window).backbone, chunks)
     logits = relative(window.next_token_logits(QUESTION), plain.logits)
     return max([logits, *(distance(window, i, plain) for i in range(len(chunks)))])
 
@@ -208,7 +210,7 @@ def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     for one in (window, branch):
         assert one.append(text).tokens_recomputed == 2
         assert off(one, [*chunks[:2], text]) <= ROUNDING
-    again = KameraWindow.load(tmp_path / "w", backbone, window.store)
+    again = KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)
     assert again.append(text).tokens_recomputed >= text.num_tokens
     assert off(again, [*chunks[:2], text]) <= ROUNDING
 
@@ -218,7 +220,7 @@ def test_a_withheld_context_takes_over_nothing_that_was_said_before():
     window = make(backbone, policy=EXACT)
     respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
     text = said_by(window)
-    window.store.withheld.add(former_of(window).context, "an audit, says the test")
+    former_of(window).store.withheld.add(former_of(window).context, "an audit, says the test")
     assert window.append(text).tokens_recomputed >= text.num_tokens
     assert off(window, [*chunks[:2], text]) <= ROUNDING
 

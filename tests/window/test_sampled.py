@@ -13,7 +13,7 @@ from kamera.engines import Sampling, Span
 from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
-from kamera.window import Append, Arrange, sequence_of
+from kamera.window import Append, Arrange, former_of, sequence_of
 from kamera.window.audit import Served, audited
 from kamera.window.steps import Plan, Sample
 from lab.placement import assembled
@@ -153,7 +153,7 @@ def test_a_window_with_samples_forks_and_comes_back_bit_for_bit(tmp_path):
     fork.slide()
     assert Snapshot.of(fork).matches(window)
     window.save(tmp_path / "w")
-    back = KameraWindow.load(tmp_path / "w", backbone, window.store)
+    back = KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)
     assert before.matches(back, numbers=False)
     assert [slot.share for slot in back.slots] == [slot.share for slot in window.slots]
 

@@ -14,7 +14,7 @@ from kamera.errors import KameraError, StoreError
 from kamera.patches import Worth, later_of
 from kamera.window import former_of
 from tests.models import samples
-from tests.window.rig import Snapshot, make, rig, same_bits
+from tests.window.rig import Snapshot, make, over, rig, same_bits
 
 FAMILY = "qwen2_5_vl"
 
@@ -55,7 +55,7 @@ def test_saves_of_many_threads_leave_one_whole_window(windows, tmp_path):
     def load() -> None:
         while not (saving.is_set() and loads):
             try:
-                loads.append(one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows))
+                loads.append(one_of(KameraWindow.load(path, *over(windows[0])), windows))
             except BaseException as error:
                 errors.append(error)
                 return
@@ -70,7 +70,7 @@ def test_saves_of_many_threads_leave_one_whole_window(windows, tmp_path):
     reader.join()
     assert not errors
     assert loads and all(loads)
-    assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows)
+    assert one_of(KameraWindow.load(path, *over(windows[0])), windows)
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
 
 
@@ -90,12 +90,12 @@ def test_saves_of_two_processes_leave_one_whole_window(windows, tmp_path):
         process.start()
     loads = 0
     while any(p.is_alive() for p in processes) or not loads:
-        assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows)
+        assert one_of(KameraWindow.load(path, *over(windows[0])), windows)
         loads += 1
     for process in processes:
         process.join()
     assert [p.exitcode for p in processes] == [0, 0]
-    assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows[1:])
+    assert one_of(KameraWindow.load(path, *over(windows[0])), windows[1:])
 
 
 @pytest.mark.parametrize("at", ["open", "fsync", "replace"])
@@ -111,7 +111,7 @@ def test_a_save_that_dies_leaves_the_old_window(windows, tmp_path, at):
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    loaded = KameraWindow.load(path, *over(windows[0]))
     assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
     windows[1].save(path)  # and what the dead one left aside goes with the next
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
@@ -131,7 +131,7 @@ def test_a_save_leaves_alone_what_another_is_writing(windows, tmp_path, monkeypa
 
     monkeypatch.setattr(os, "replace", meeting)
     windows[1].save(path)
-    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    loaded = KameraWindow.load(path, *over(windows[0]))
     assert met and Snapshot.of(windows[1]).matches(loaded, numbers=False)
 
 
@@ -145,7 +145,7 @@ def test_a_directory_that_is_no_windows_is_refused_and_left(windows, tmp_path, n
 
 def test_a_stores_directory_is_refused(windows, tmp_path):
     with ChunkStore.open(tmp_path / "store") as store:
-        make(windows[0].backbone, store)
+        make(former_of(windows[0]).backbone, store)
     held = sorted(p.name for p in (tmp_path / "store").iterdir())
     with pytest.raises(StoreError, match="empty directory"):
         windows[0].save(tmp_path / "store")
@@ -160,7 +160,7 @@ def test_tensors_of_somebody_else_are_never_written_over(windows, tmp_path):
     with pytest.raises(StoreError, match=r"window\.safetensors.*empty directory"):
         windows[0].save(tmp_path)
     with pytest.raises(KameraError, match=r"window\.safetensors"):
-        KameraWindow.load(tmp_path, windows[0].backbone, windows[0].store)
+        KameraWindow.load(tmp_path, *over(windows[0]))
     assert (tmp_path / "window.safetensors").read_bytes() == before
 
 
@@ -176,7 +176,7 @@ def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeyp
         windows[1].save(path)
     monkeypatch.undo()
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
-    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    loaded = KameraWindow.load(path, *over(windows[0]))
     assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
 
 

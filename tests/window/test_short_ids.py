@@ -6,6 +6,7 @@ import pytest
 
 from kamera.engines.hf import HfEngine
 from kamera.errors import AmbiguousId, IncompatibleChunk, UnknownChunk
+from kamera.window import former_of
 from tests.models import tiny
 from tests.window.rig import make, rig
 
@@ -70,7 +71,9 @@ def test_a_beginning_of_none_is_refused_by_name(window, start):
 def test_another_backbones_chunks_do_not_make_it_ambiguous(window):
     """Of one backbone's chunks the beginning is enough; another's is named as such."""
     other = HfEngine(tiny.build(FAMILY, seed=3))
-    second = make(other, window.store, *[other.chunk_from_tensors([number, 7, 8]) for number in range(1, 30)])
+    second = make(
+        other, former_of(window).store, *[other.chunk_from_tensors([number, 7, 8]) for number in range(1, 30)]
+    )
     own = rig(FAMILY)[1][0].id
     theirs = [slot.chunk_id for slot in second.slots]
     assert any(name[0] == own[0] for name in theirs)

@@ -34,14 +34,14 @@ def opened(family: str, policy: ReusePolicy = LAX) -> tuple[KameraWindow, list[C
 
 def whole(window: KameraWindow, *more: Chunk) -> Chunk:
     """The two texts as one, with three tokens more."""
-    return text(window.backbone, FIRST, SECOND, MORE)
+    return text(former_of(window).backbone, FIRST, SECOND, MORE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
     """Its KV is theirs, moved from where it was computed, and that of the rest is a forward behind it."""
     window, _ = opened(family)
-    layout, axes, new = window.backbone.layout, window.backbone.axes, whole(window)
+    layout, axes, new = former_of(window).backbone.layout, former_of(window).backbone.axes, whole(window)
     old = [live(window, i) for i in range(4)]
     starts = [slot.position for slot in window.slots]
     plan = window.plan(Arrange([new, window[3]], on_leave="keep"))
@@ -54,7 +54,7 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
     moved = relocate_kv(old[2], layout, (home + len(FIRST) - starts[2],) * axes)
     taken = kv_concat([old[0], moved])
     assert worst(kv_slice(made, 0, kv_tokens(taken)), taken) <= 1e-5
-    engine, anchor = window.backbone, former_of(window).anchor
+    engine, anchor = former_of(window).backbone, former_of(window).anchor
     cache = engine.live()
     cache.show([Span(anchor.kv, None, (0,) * axes), Span(taken, None, (0,) * axes)], room=len(MORE))
     places = torch.arange(home + kv_tokens(taken), home + new.num_tokens).expand(axes, -1)
@@ -68,7 +68,7 @@ def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
     window, chunks = opened(family)
     respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
     said = window._state.said
-    spoken = text(window.backbone, said.facts.encoded.input_ids, MORE)
+    spoken = text(former_of(window).backbone, said.facts.encoded.input_ids, MORE)
     there = window.slots[-1].position, said.copy.positions
     report = window.run(Arrange([*window.slots[:2], window[3], spoken], on_leave="keep"))
     assert (report.forwards, report.tokens_recomputed) == (1, len(MORE))
@@ -76,7 +76,9 @@ def test_an_answer_is_taken_over_while_what_it_knew_leaves(family):
     assert (slot.guarantee, slot.antecedents) == ("survivor", tuple(c.id for c in chunks))
     back = slot.position - int(there[1][0, 0])
     assert back < 0, "it moved up"
-    held = relocate_kv(said.copy.kv, window.backbone.layout, (back,) * window.backbone.axes)
+    held = relocate_kv(
+        said.copy.kv, former_of(window).backbone.layout, (back,) * former_of(window).backbone.axes
+    )
     assert worst(kv_slice(live(window, 3), 0, said.facts.length), held) <= 1e-5
 
 
@@ -109,7 +111,7 @@ def test_nothing_is_taken_over_where_survivors_are_not_served(policy, on_leave):
 
 def test_other_tokens_and_tokens_from_elsewhere_are_not_taken():
     window, _ = opened("llama_mqa")
-    backbone = window.backbone
+    backbone = former_of(window).backbone
     other = text(backbone, MORE, FIRST, SECOND)
     assert window.plan(Arrange([other, window[3]], on_leave="keep")).heads == {}
     plan = window.plan(Arrange([window[0], window[1], text(backbone, SECOND, MORE)], on_leave="keep"))

@@ -37,7 +37,7 @@ def window_of(backbone, contents, system=SYSTEM) -> KameraWindow:
 
 
 def canonicals(window, ids) -> list:
-    return [window.store.get_canonical(former_of(window).context, chunk_id).kv for chunk_id in ids]
+    return [former_of(window).store.get_canonical(former_of(window).context, chunk_id).kv for chunk_id in ids]
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def test_patches_that_are_owed_together_share_the_forward_of_their_canonicals(sh
         window.flush()
     assert now == report.forwards
     assert seen.forwards - now == plan.later.forwards == 1
-    assert len(window.store.ls("exact")) == 3
+    assert len(former_of(window).store.ls("exact")) == 3
 
 
 def test_where_a_batch_has_no_memory_its_chunks_run_one_by_one(shipped, frames):

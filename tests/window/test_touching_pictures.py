@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kamera.errors import IncompatibleChunk
+from kamera.window import former_of
 from tests.models import samples, tiny
 from tests.window.rig import Snapshot, inventory, is_a_reprefill, make
 
@@ -20,11 +21,11 @@ def bare(family: str, seed: int, before: int = 0, behind: int = 0):
 
 
 def assert_refused(window, call) -> None:
-    before, held = Snapshot.of(window), inventory(window.store)
+    before, held = Snapshot.of(window), inventory(former_of(window).store)
     with pytest.raises(IncompatibleChunk, match=r"begins with a picture.*takes for one") as caught:
         call()
     assert before.matches(window)
-    assert inventory(window.store) == held
+    assert inventory(former_of(window).store) == held
     assert "\n" not in str(caught.value)
 
 
@@ -35,7 +36,7 @@ def test_touching_pictures_are_refused_on_arrival(family, text):
     window = make(backbone, None, bare(family, 0, *text))
     assert_refused(window, lambda: window.append(bare(family, 1, 0, 3)))
     stored = bare(family, 2)
-    make(backbone, window.store, stored)
+    make(backbone, former_of(window).store, stored)
     assert_refused(window, lambda: window.append(stored))
     assert_refused(window, lambda: window.recall(stored.id))
 

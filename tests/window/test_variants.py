@@ -7,7 +7,7 @@ import torch
 
 from kamera import ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.window import sequence_of
+from kamera.window import former_of, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import (
     GREEDY,
@@ -62,7 +62,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     window.reorder([2, 1, 3, 0])
     assert set(guarantees(window)) <= {"exact", "patched"}
     assert is_a_reprefill(window, chunks)
-    window = make(backbone, window.store, *chunks, policy=ReusePolicy(minimum="exact"))
+    window = make(backbone, former_of(window).store, *chunks, policy=ReusePolicy(minimum="exact"))
     window.slide(2)
     assert guarantees(window) == ["exact", "exact"]
     assert is_a_reprefill(window, chunks)

@@ -10,7 +10,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, UncertifiedBackbone
-from kamera.window import Arrange, keep_orbit
+from kamera.window import Arrange, keep_orbit, terms_in_force
 from tests.window.certificates import ALL_SAFE, but, certificate, finding
 from tests.window.rig import guarantees, is_a_reprefill, make, rig
 
@@ -60,7 +60,9 @@ def test_survivors_that_are_not_safe_are_repaired_and_said_so_once(pieces):
     found = but("survivor", "unsafe", "it still knows what has left")
     window = under(pieces, found, match='withholds survivor KV (its verdict on "survivor" is "unsafe"')
     under(pieces, found)  # a second window says it no more
-    assert window.policy.withheld == {"survivor"} and window.policy.admits("patched")
+    assert terms_in_force(window).served.withheld == {"survivor"} and terms_in_force(window).served.admits(
+        "patched"
+    )
     for chunk in (a, b, c, d):
         window.append(chunk)
     report = window.slide()
@@ -154,13 +156,15 @@ def test_orbit_and_near_patches_obey_a_finding_of_their_own(pieces, guarantee):
 def test_near_patches_serve_no_further_than_they_were_measured(pieces):
     policy = replace(CERTIFIED, minimum="near", max_divergence=0.75)
     window = under(pieces, ALL_SAFE, policy, match="up to a divergence of 0.5, the policy takes 0.75")
-    assert window.policy.withheld == {"near"}
+    assert terms_in_force(window).served.withheld == {"near"}
 
 
 def test_blind_reuse_is_never_certified(pieces):
     blind = replace(CERTIFIED, on_miss="blind")
     window = under(pieces, ALL_SAFE, blind, match='did not ask about "blind"')
-    assert window.policy.on_miss == "prefill" and window.policy.withheld == {"blind"}
+    assert terms_in_force(window).served.on_miss == "prefill" and terms_in_force(window).served.withheld == {
+        "blind"
+    }
 
 
 def test_a_certificate_that_finds_nothing_safe_is_refused(pieces):

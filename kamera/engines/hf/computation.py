@@ -195,15 +195,6 @@ def attention(config: Any, reader: Reader) -> Any:
     return said
 
 
-def autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
-    """The autocast this thread runs under, by device type; empty for none."""
-    return tuple(
-        f"{device}:{torch.get_autocast_dtype(device)}"
-        for device in devices
-        if torch.is_autocast_enabled(device)
-    )
-
-
 class _Configs:
     """Configs as text: each is recorded once and referred to by number from then on."""
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from kamera import forks
 from kamera.engines.hf import fingerprint as digests
 from kamera.engines.hf import probe
-from kamera.engines.hf.computation import autocast
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.witness import Look, Witness
@@ -135,7 +136,7 @@ class ModelIdentity:
             both = self._looked()
             if looked is not None:
                 looked[self] = both
-        running = autocast(self._devices)
+        running = _autocast(self._devices)
         if not running:
             return both
         whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
@@ -179,3 +180,12 @@ class ModelIdentity:
         limits = probe.position_limits(self._model)
         limit = None if limits.below is None else (limits.below, limits.reason)
         return probe.probe_ropes(self._decoder, len(self._layout)), limit
+
+
+def _autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """The autocast this thread runs under, by device type; empty for none."""
+    return tuple(
+        f"{device}:{torch.get_autocast_dtype(device)}"
+        for device in devices
+        if torch.is_autocast_enabled(device)
+    )

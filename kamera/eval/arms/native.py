@@ -10,7 +10,6 @@ import torch
 from kamera.content import TOKEN_TYPES, Chunk
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.eval.desk import Desk
-from kamera.patches import anchor_ids
 
 
 class Native:
@@ -40,7 +39,7 @@ class Native:
         assert len(contents) == len(shown), "the processor takes content, no chunks"
         turn = backbone.chunk([*(dict(part) for content in contents for part in content), *words])
         tail = backbone.tokenize(backbone.builder.seams(system).tail)
-        ids = torch.cat([anchor_ids(backbone, system), turn.input_ids, tail])
+        ids = torch.cat([backbone.builder.anchor_ids(system), turn.input_ids, tail])
         media = {name: turn.inputs[name] for name in turn.inputs if name not in TOKEN_TYPES}
         # per-token inputs are extended to the whole sequence
         whole = backbone.builder.from_tensors(ids, media, backbone.fingerprint)

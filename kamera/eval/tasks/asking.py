@@ -18,7 +18,7 @@ from kamera.eval.tasks.sample import Task, TaskSample
 from kamera.eval.tasks.shrink import Shrink
 from kamera.eval.trial import UNANSWERED, Trial
 from kamera.forks import lazy
-from kamera.patches import Anchor, anchor_ids, prefill_anchor
+from kamera.patches import Anchor, prefill_anchor
 
 ReusedPart = Literal["context", "all"]
 """Reused part: the context, or also the live parts before the prompt's last text."""
@@ -48,7 +48,7 @@ class TaskAsker:
     ) -> None:
         self.backbone, self.task, self.system = backbone, task, system
         self.limit, self.reuse, self.shrink = limit, reuse, shrink or Shrink()
-        self.around = anchor_ids(backbone, system).shape[0]
+        self.around = backbone.builder.anchor_ids(system).shape[0]
 
     @lazy
     def _anchor(self) -> Anchor:
