@@ -281,11 +281,12 @@ def read_back(bed: Bed) -> tuple[CanonicalRecord, CanonicalRecord]:
     window.append(HELD_OUT.episode(500, layout="LLLI").frames[0].content)
     window.generate("value of tag A?", 1)
     mine = harvested(bed, chunk.id)
-    window = KameraWindow(bed.backbone, ChunkStore.open("memory://"), policy=FULL)
+    store = ChunkStore.open("memory://")
+    window = KameraWindow(bed.backbone, store, policy=FULL)
     window.append(chunk)
     window.slide()
     window.flush()
-    return mine, window.store.get_canonical(window.store.ls("canonical")[0].context, chunk.id)
+    return mine, store.get_canonical(store.ls("canonical")[0].context, chunk.id)
 
 
 def test_what_the_engine_computed_is_what_the_model_computes(bed):
