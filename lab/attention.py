@@ -51,8 +51,8 @@ def attention_mass(
         attention.register_forward_hook(ThreadHook(watch(i)))
     with torch.no_grad(), backbone.turns.alone():
         twin(
-            input_ids=ids[None].to(backbone.device),
-            position_ids=batched(positions).to(backbone.device),
+            input_ids=ids[None].to(backbone.model.device),
+            position_ids=batched(positions).to(backbone.model.device),
             past_key_values=past,
             use_cache=True,
         )

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from kamera.content import Encoded
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.hooks import hooked, on_entry
@@ -152,10 +152,10 @@ def recompute(
         return torch.searchsorted(rows, alive)
 
     cache = OverwritingCache(
-        backbone.cache([kv_concat([context, held])]), backbone.layout, before + rows, choose
+        forwards.cache(backbone, [kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
-    arguments = decoder_arguments(take(encoded, rows), backbone.device) | {
-        "position_ids": batched(positions[:, rows]).to(backbone.device),
+    arguments = decoder_arguments(take(encoded, rows), backbone.model.device) | {
+        "position_ids": batched(positions[:, rows]).to(backbone.model.device),
         "past_key_values": cache,
         "use_cache": True,
     }
@@ -179,7 +179,7 @@ def hidden_states(
         caught.append((args[0] if args else kwargs["hidden_states"])[0].clone())
 
     with hooked(on_entry(backbone.decoder.layers[layer], watch)):
-        backbone.run(encoded, positions, backbone.cache([context]))
+        forwards.run(backbone, encoded, positions, forwards.cache(backbone, [context]))
     return caught[0]
 
 

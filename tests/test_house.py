@@ -31,14 +31,12 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 35,
     "KameraWindow": 24,
-    "Engine": 25,
-    "Model": 19,
     "KameraConnector": 16,
 }
 """Classes with more public methods and properties than that, their bases' included, and how many. It only
-shrinks; the goal of `KameraWindow` is 24, and of every other class but an engine 15."""
+shrinks; the goal of `KameraWindow` is 24, and of every other class 15. All of `KameraConnector` are calls of vLLM's
+(`tests/engines/vllm/test_sessions.py`)."""
 
 
 LINES = {

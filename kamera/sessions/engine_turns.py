@@ -161,7 +161,7 @@ def shown_over(
     if options is not None:
         dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
         done = _answered(window, dialogue, options)
-        answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
+        answer = anchors.backbone.builder.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
     left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
     state = replace(old, ids=prompt.ids, layout=order.layout, window=window, ahead=None, borrowed=False)

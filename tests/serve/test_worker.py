@@ -115,7 +115,7 @@ def rows_of(seen: list[int]) -> Any:
 
 def test_two_tenants_at_once_are_answered_in_shared_forwards_as_each_alone(monkeypatch):
     monkeypatch.setattr(steps, "_LEAST", 1.0)
-    assert not backbone().serial_decode
+    assert not backbone().steps.serial
     asked = [[SYSTEM, user(f"value of tag {n}?")] for n in range(3)]
     want = [said(messages, tokens=8) for messages in asked]
     rows: list[int] = []
@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_frees_its_row_within_two_tokens(monkeypatch):
                     next(lines)
             thread.join()
             eventually(lambda: served.front.worker.done == 2)
-            assert not backbone()._steps._rows  # nobody is left
+            assert not backbone().steps._rows  # nobody is left
             assert served.front.service.counts()["failed"] == 1
     finally:
         backbone().model.generation_config.eos_token_id = before

@@ -366,10 +366,10 @@ def test_a_proof_that_cannot_be_asked_fails_no_operation(pieces, monkeypatch, er
     backbone, (a, b, *_) = pieces
     store = ChunkStore.open("memory://")
 
-    def follow(self, ids, positions, behind):
+    def ask(self, texts, positions, behind, *, every=False):
         raise error
 
-    monkeypatch.setattr(HfEngine, "follow", follow)
+    monkeypatch.setattr(HfEngine, "ask", ask)
     window = asking(backbone, store, a, b)
     assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, [a, b])
     assert [row.proof.tokens for row in rows(store)] == [0]

@@ -356,5 +356,5 @@ def test_another_process_shows_the_same_window(family, tmp_path):
         executor.show(Recipe.from_json(recipe))
         assert (work.forwards, work.vision_encodes) == (0, 0)
         places = fresh.positions([QUESTION], [{}]) + place
-        logits = fresh.ask(QUESTION, places, executor.live)
+        logits = fresh.ask([QUESTION], places, executor.live)[0][-1]
     assert relative(logits, torch.tensor(wanted)) < 1e-5

@@ -64,7 +64,7 @@ def row_masks(model: Model, places: torch.Tensor, total: int) -> Iterator[torch.
 
     def additive(seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(model.device)
+        return mask[None, None].to(model.model.device)
 
     causal = key <= query
     window = getattr(model.config, "sliding_window", None)

@@ -67,8 +67,8 @@ def sample(
         ],
         [(start, length, part.completion) for start, length, part in standing],
     )
-    arguments = decoder_arguments(whole, model.device) | {
-        "position_ids": batched(torch.cat(positions, dim=1)).to(model.device),
+    arguments = decoder_arguments(whole, model.model.device) | {
+        "position_ids": batched(torch.cat(positions, dim=1)).to(model.model.device),
         "past_key_values": cache,
         "use_cache": True,
     }
