@@ -16,7 +16,6 @@ from kamera.engines import (
     Engine,
     EngineCompletion,
     EngineSampling,
-    Spent,
     joined,
     open_accounts,
 )
@@ -172,9 +171,8 @@ def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> E
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
     done = joined(_watched(window.engine.stream(prompt), options["watch"]))
-    ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
     for account in open_accounts():
-        account.add(Spent(len(done.token_ids), ran))
+        account.add(done.spent)
     return done
 
 

@@ -254,7 +254,7 @@ def test_pictures_attend_both_ways_from_stored_embeddings_too(name):
     span = encoded(b, name)
     (place,) = positions(b, span)
     want, _ = forwards.run(b, span, place)
-    got, _ = HfEngine(build(name)).run(span, place)
+    got, _ = forwards.run(HfEngine(build(name)), span, place)
     assert worst(got, want) == 0
     blind = Encoded(span.input_ids, {}, span.tensors)
     causal, _ = forwards.run(b, blind, place)

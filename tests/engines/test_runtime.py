@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kamera.engines.hf import Backbone, HfEngine, Observer, describe, forwards, prove_patch, prove_relocation
+from kamera.engines.hf.cache import new_cache
 from kamera.errors import NotRelocatable, UnsupportedBackbone
 from kamera.ops import kv_slice, layer_groups, relocate_kv
 from tests.engines.compare import encoded, positions, relative, text, worst
@@ -135,13 +136,16 @@ def test_past_the_limit_relocation_would_be_wrong(name):
     home = torch.arange(12)[None]
     here, _ = forwards.run(b, span, home)
     for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
-        there = b._decoded(span, home + step, None)  # past the refusal
+        there = new_cache(b.model.config)
+        forwards._decode(b, span, home + step, there)  # past the refusal
         want = [
             {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
             for layer, spec in zip(there.layers, b.layout, strict=True)
         ]
         assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
-    b._decoded(span, home, None)  # a short forward resets what a long one switched
+    forwards._decode(
+        b, span, home, new_cache(b.model.config)
+    )  # a short forward resets what a long one switched
 
 
 def test_proofs_hold_on_every_layout_and_name_what_fails():
@@ -228,7 +232,7 @@ def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
     cache = None
     for span, place in zip(spans[:2], places[:2], strict=True):
         _, cache = forwards.run(b, span, place, cache)
-    got = b.generate(ids[0], torch.cat(places, 1), cache, **options)
+    got = forwards.generate(b, ids[0], torch.cat(places, 1), cache, **options)
     assert torch.equal(got, want[:, ids.shape[1] :])
 
 
@@ -276,5 +280,5 @@ def test_a_model_placed_by_device_map_gives_the_same_kv(tmp_path):
     placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32").engine
     span = encoded(whole, "qwen2_5_vl")
     (place,) = positions(whole, span)
-    assert worst(placed.run(span, place)[0], whole.run(span, place)[0]) == 0
+    assert worst(forwards.run(placed, span, place)[0], forwards.run(whole, span, place)[0]) == 0
     assert placed.fingerprint == whole.fingerprint

@@ -49,10 +49,10 @@ def prefill(
         model.limits.check_tokens(places)
     cache = model_cache.spread(past, len(spans))
     start = model_cache.cache_length(cache)
-    rows = [encoding.decoder_arguments(span, model.model.device) for span in spans]
+    rows = [encoding.decoder_arguments(span, encoding.input_device(model.model)) for span in spans]
     arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
     arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
-        model.model.device
+        encoding.input_device(model.model)
     )
     with torch.no_grad(), model.turns.alone():
         model.decoder(**arguments, past_key_values=cache, use_cache=True)

@@ -137,7 +137,7 @@ def _at_the_door(
     inputs: Mapping[str, torch.Tensor],
 ) -> dict[str, Any]:
     """The keyword arguments the full model would have called its decoder with."""
-    device = next(model.parameters()).device
+    device = input_device(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with door.shut() as caught:
         model(
@@ -156,6 +156,11 @@ def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
         name: [entry.to(device) for entry in value] if isinstance(value, list) else value.to(device)
         for name, value in encoded.arguments.items()
     }
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """The device of token ids."""
+    return next(model.parameters()).device
 
 
 def batched(positions: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ def next_logits(
     ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
     ``coming``, its content if that is not all text; several have one token each.
     """
-    device = model.model.device
+    device = encoding.input_device(model.model)
     past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, device)
     content = {} if coming is None else encoding.decoder_arguments(coming, device)
     with model.door.bearing(content) if content else nullcontext():
@@ -78,7 +78,7 @@ def generate(
     """
     model.limits.check_tokens(positions)
     rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
-    sequence = ids[None].to(model.model.device)
+    sequence = ids[None].to(encoding.input_device(model.model))
     with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model.generate(
             input_ids=sequence,
@@ -127,7 +127,7 @@ def _logits(
 ) -> torch.Tensor:
     """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
     model.limits.check_tokens(positions)
-    device = model.model.device
+    device = encoding.input_device(model.model)
     with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model(
             input_ids=ids.to(device),
@@ -142,7 +142,7 @@ def _logits(
 
 
 def _decode(model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache) -> None:
-    device = model.model.device
+    device = encoding.input_device(model.model)
     arguments = encoding.decoder_arguments(encoded, device) | {
         "position_ids": encoding.batched(positions).to(device),
         "past_key_values": past,

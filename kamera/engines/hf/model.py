@@ -80,7 +80,7 @@ class Model(HfContents):
     def _filled(self, ids: torch.Tensor, places: torch.Tensor) -> ModelCache:
         """A cache of a text, which the decoder filled."""
         cache = model_cache.new_cache(self.model.config)
-        device = self.model.device
+        device = encoding.input_device(self.model)
         rows, positions = ids[None].to(device), encoding.batched(places).to(device)
         self.decoder(input_ids=rows, position_ids=positions, past_key_values=cache, use_cache=True)
         return cache

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.forwards import new_tokens
 from kamera.engines.hf.model import Model
 
@@ -29,4 +30,4 @@ class TransformersModel:
 
     def _accepted(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = inputs.keys() & {*self._model.builder.accepted}
-        return {name: inputs[name].to(self._model.model.device) for name in names}
+        return {name: inputs[name].to(input_device(self._model.model)) for name in names}

@@ -16,6 +16,7 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.engines.hf import forwards
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
@@ -253,7 +254,7 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
     weight = getattr(module, "weight", None)
     weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
-    device = model.model.device if weight is None else weight.device
+    device = input_device(model.model) if weight is None else weight.device
     dtype = model.dtype if weight is None else weight.dtype
     steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)

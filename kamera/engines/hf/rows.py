@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kamera.content import Encoded
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.hooks import hooked, on_entry
 from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
@@ -64,7 +65,7 @@ def row_masks(model: Model, places: torch.Tensor, total: int) -> Iterator[torch.
 
     def additive(seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(model.model.device)
+        return mask[None, None].to(input_device(model.model))
 
     causal = key <= query
     window = getattr(model.config, "sliding_window", None)

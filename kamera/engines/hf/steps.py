@@ -21,6 +21,7 @@ import torch
 
 from kamera import forks
 from kamera.engines.hf import forwards
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.meter import is_probe
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import without_rows
@@ -103,7 +104,7 @@ class Steps:
     @property
     def apart(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
-        device = self._model.model.device
+        device = input_device(self._model.model)
         if is_later() or is_probe() or self._model.turns.mine or torch.is_autocast_enabled(device.type):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
