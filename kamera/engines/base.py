@@ -39,10 +39,6 @@ class Span:
         """Tokens."""
         return kv_tokens(self.kv)
 
-    def same_source(self, other: Span) -> bool:
-        """True if both are written from the same tensors."""
-        return self.kv is other.kv and self.patch is other.patch
-
 
 @dataclass(frozen=True, eq=False)
 class Sampling:

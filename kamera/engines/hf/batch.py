@@ -18,8 +18,6 @@ from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.ops import KV, check_finite
 
-_FLAT = "deepstack_visual_embeds"  # [vision tokens, width], in the order of the rows' vision tokens
-
 
 def form(model: Model, span: Encoded) -> Hashable | None:
     """A key, equal for spans that may share a forward: same tensors of same shapes. None for others.
@@ -30,7 +28,7 @@ def form(model: Model, span: Encoded) -> Hashable | None:
     """
     if model.routes or (not model.facts.joins and span.tensors):
         return None
-    if any(t.dim() < 2 or (t.shape[0] != 1 and not _flat(n)) for n, t in span.tensors.items()):
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not encoding.is_flat(n)) for n, t in span.tensors.items()):
         return None
     shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
     return (span.num_tokens, *shapes)
@@ -69,7 +67,3 @@ def _stacked(rows: Sequence[Any]) -> Any:
     if isinstance(rows[0], list):
         return [torch.cat(items) for items in zip(*rows, strict=True)]
     return torch.cat(list(rows))
-
-
-def _flat(name: str) -> bool:
-    return name.rpartition(".")[0] == _FLAT

@@ -24,6 +24,9 @@ from kamera.engines.hf.hooks import Observer
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
 from kamera.ops import flat_lists
 
+SEEN = "visual_pos_masks"
+"""An argument of decoders: bool ``[1, tokens]``, True for the tokens that picture features replace."""
+
 _NOT_CONTENT = ("input_ids", "position_ids", "attention_mask", "past_key_values")
 
 
@@ -156,6 +159,11 @@ def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
         name: [entry.to(device) for entry in value] if isinstance(value, list) else value.to(device)
         for name, value in encoded.arguments.items()
     }
+
+
+def is_flat(name: str) -> bool:
+    """True for features of one of several layers: ``[vision tokens, width]``, in the order of `SEEN`."""
+    return name.rpartition(".")[0] == "deepstack_visual_embeds"
 
 
 def input_device(model: nn.Module) -> torch.device:

@@ -208,11 +208,6 @@ def without_rows(model: Model) -> str:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
         )
-    with probing():
-        return _rows_apart(model, kind)
-
-
-def _rows_apart(model: Model, kind: str) -> str:
     texts = [_text(model, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
     positions = [model.positions([text.input_ids], [{}]) for text in texts]
     ids = torch.stack([text.input_ids[-1:] for text in texts])
@@ -223,11 +218,10 @@ def _rows_apart(model: Model, kind: str) -> str:
         return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
 
     try:
-        alone = [
-            forwards.next_logits(model, ids[i : i + 1], last[:, i : i + 1], past)
-            for i, past in enumerate(pasts())
-        ]
-        together = forwards.next_logits(model, ids, last, *pasts())
+        with probing():
+            each = enumerate(pasts())
+            alone = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
+            together = forwards.next_logits(model, ids, last, *pasts())
     except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
         return f"this {kind} takes no rows of unlike length: {first_line(error)}"
     off = max(_relative(t, a[0]) for t, a in zip(together, alone, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf.encode import input_device
+from kamera.engines.hf.encode import SEEN, input_device, is_flat
 from kamera.engines.hf.hooks import hooked, on_entry
 from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
@@ -35,9 +35,9 @@ def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     """The rows' share of an encoding."""
     count = encoded.num_tokens
     taken: dict[str, torch.Tensor] = {}
-    seen = encoded.tensors.get("visual_pos_masks")
+    seen = encoded.tensors.get(SEEN)
     for name, tensor in encoded.tensors.items():
-        if name.startswith("deepstack") and seen is not None:
+        if is_flat(name) and seen is not None:
             # one row per picture token: find the chosen ones among them
             among = torch.full((count,), -1)
             pictured = seen.reshape(-1).cpu().bool()
