@@ -12,8 +12,8 @@ from torch import nn
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
-from kamera.engines.hf.hooks import ThreadHook
 from kamera.errors import UnsupportedBackbone
+from lab.hooks import ThreadHook
 
 
 def attention_mass(

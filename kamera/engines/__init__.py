@@ -4,7 +4,7 @@ from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, behind, standing
-from kamera.engines.materials import StoredPart, read_anchor, read_part
+from kamera.engines.materials import read_anchor, read_part
 from kamera.engines.moves import Move, Stand, Written, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
@@ -62,7 +62,6 @@ __all__ = [
     "SpanForm",
     "Spent",
     "Stand",
-    "StoredPart",
     "StoredSpan",
     "Usage",
     "Work",

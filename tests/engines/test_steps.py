@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine, Observer, describe, steps
-from kamera.engines.hf.hooks import hooked
 from kamera.sessions.sampling import Seeded
 from kamera.window import Arrange, former_of, respond, sequence_of
 from tests.models import tiny
@@ -42,7 +41,7 @@ def sizes(backbone: HfEngine) -> Iterator[list[int]]:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    with hooked(backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)):
+    with backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True):
         yield seen
 
 
@@ -184,7 +183,7 @@ def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
             raise MemoryError("no room")
 
     assert not backbone.steps.serial
-    with hooked(backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True)):
+    with backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True):
         said = at_once(windows, [{"max_new_tokens": 3}] * 2)
     assert [type(s) for s in said] == [MemoryError, MemoryError]
     assert [

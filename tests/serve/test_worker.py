@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from kamera.engines.hf import Observer, steps
-from kamera.engines.hf.hooks import hooked
 from kamera.serve.refusal import Refusal
 from kamera.serve.worker import Job, Worker
 from tests.serve.rig import KEY, OTHER, SYSTEM, backbone, plain, said, serving, user
@@ -110,7 +109,7 @@ def rows_of(seen: list[int]) -> Any:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    return hooked(backbone().decoder.register_forward_pre_hook(Observer(note), with_kwargs=True))
+    return backbone().decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)
 
 
 def test_two_tenants_at_once_are_answered_in_shared_forwards_as_each_alone(monkeypatch):

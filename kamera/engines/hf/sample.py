@@ -72,8 +72,8 @@ def sample(
         "past_key_values": cache,
         "use_cache": True,
     }
-    masked, turn = row_masks(model, places, total), model.turns.turn(alone=True, pauses=model.quiet)
-    with torch.no_grad(), turn, masked as mask, suppress(model_cache.AllMade):
+    mask, turn = row_masks(model, places, total), model.turns.turn(alone=True, pauses=model.quiet)
+    with torch.no_grad(), turn, suppress(model_cache.AllMade):
         model.decoder(attention_mask=mask, **arguments)
     made = tuple(kv_of(layers, model.groups) for layers in cache.made)
     for kv in made:
