@@ -45,12 +45,12 @@ def ask_side_by_side(
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
     with torch.no_grad(), backbone.turns.alone():
         out = backbone.model(
-            input_ids=torch.cat(list(questions))[None].to(backbone.device),
-            position_ids=batched(places).to(backbone.device),
-            attention_mask=mask[None, None].to(backbone.device),
+            input_ids=torch.cat(list(questions))[None].to(backbone.model.device),
+            position_ids=batched(places).to(backbone.model.device),
+            attention_mask=mask[None, None].to(backbone.model.device),
             past_key_values=past,
             use_cache=True,
-            logits_to_keep=(lengths.cumsum(0) - 1).to(backbone.device),
+            logits_to_keep=(lengths.cumsum(0) - 1).to(backbone.model.device),
         )
     logits: torch.Tensor = out.logits[0]
     return logits

@@ -12,8 +12,8 @@ from torch import nn
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched
-from kamera.engines.hf.hooks import ThreadHook
 from kamera.errors import UnsupportedBackbone
+from lab.hooks import ThreadHook
 
 
 def attention_mass(
@@ -51,8 +51,8 @@ def attention_mass(
         attention.register_forward_hook(ThreadHook(watch(i)))
     with torch.no_grad(), backbone.turns.alone():
         twin(
-            input_ids=ids[None].to(backbone.device),
-            position_ids=batched(positions).to(backbone.device),
+            input_ids=ids[None].to(backbone.model.device),
+            position_ids=batched(positions).to(backbone.model.device),
             past_key_values=past,
             use_cache=True,
         )

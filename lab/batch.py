@@ -61,7 +61,7 @@ class _Start:
 
 def windows(backbone: HfEngine, count: int, context: int) -> list[KameraWindow]:
     """Windows of about ``context`` tokens, each of another text and length."""
-    made, draws, most = [], torch.Generator().manual_seed(0), min(900, backbone.token_count)
+    made, draws, most = [], torch.Generator().manual_seed(0), min(900, backbone.builder.token_count)
     for i in range(count):
         window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
         ids = torch.randint(20, most, (context - 7 * i,), generator=draws)
@@ -94,18 +94,18 @@ def measured(
     """Tokens per second by arm, and how many answers were others than alone."""
     made = windows(backbone, max(sizes), context)
     alone = [answered([window], tokens)[1][0] for window in made]
-    reason = backbone.serial_decode
+    reason = backbone.steps.serial
     arms = [*map(str, sizes), f"{max(sizes)} {APART}"]
     spent: dict[str, list[Clock]] = {arm: [] for arm in arms}
     others = 0
     for i in range(rounds):
         for arm in arms[i % len(arms) :] + arms[: i % len(arms)]:
             rows = int(arm.split()[0])
-            backbone._steps._reason = "asked apart" if APART in arm else reason
+            backbone.steps._reason = "asked apart" if APART in arm else reason
             seconds, said = answered(made[:rows], tokens)
             spent[arm].append(seconds)
             others += sum(a != b for a, b in zip(said, alone, strict=False))
-    backbone._steps._reason = reason
+    backbone.steps._reason = reason
     told = {arm: _told(int(arm.split()[0]) * (tokens - 1), clocks) for arm, clocks in spent.items()}
     one = told[arms[0]]
     results = {arm: {**found, **_times(found, one)} for arm, found in told.items()}

@@ -133,7 +133,7 @@ def _asked(backbone: HfEngine, anchor: Anchor, index: int) -> tuple[Scene, list[
     *before, target = (backbone.chunk(frame.content) for frame in episode.frames)
     scene = Scene(backbone, anchor, before, target)
     bound = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound]
-    truths = [int(backbone.tokenize(q.answer)[0]) for q in bound]
+    truths = [int(backbone.builder.tokenize(q.answer)[0]) for q in bound]
     return scene, [scene.question(q.text) for q in bound], truths
 
 

@@ -39,9 +39,9 @@ def prefill_hiding(
     lowest = torch.finfo(dtype).min
     mask = torch.full((tokens, held + tokens), lowest, dtype=dtype).triu(held + 1)
     mask[:, start:stop] = lowest
-    arguments = decoder_arguments(encoded, backbone.device) | {
-        "position_ids": batched(positions).to(backbone.device),
-        "attention_mask": mask[None, None].to(backbone.device),
+    arguments = decoder_arguments(encoded, backbone.model.device) | {
+        "position_ids": batched(positions).to(backbone.model.device),
+        "attention_mask": mask[None, None].to(backbone.model.device),
         "past_key_values": past,
         "use_cache": True,
     }

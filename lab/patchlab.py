@@ -172,7 +172,7 @@ def _asked(backbone: HfEngine, anchor: Anchor, seed: int, index: int) -> Asked:
     return Asked(
         scene,
         tuple(scene.question(question.text) for question in bound),
-        tuple(int(backbone.tokenize(question.answer)[0]) for question in bound),
+        tuple(int(backbone.builder.tokenize(question.answer)[0]) for question in bound),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from einops import rearrange
 
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.ops import KV, Blocks, Deltas, check_kv, kv_map, relocate_kv
@@ -102,9 +102,9 @@ def _log_answers(backbone: HfEngine, reading: Reading, kv: KV) -> torch.Tensor:
     places = encoding.batched(reading.positions)
     places = places.expand(*places.shape[:-2], ids.shape[0], -1)
     out = backbone.model(
-        input_ids=ids.to(backbone.device),
-        position_ids=places.to(backbone.device),
-        past_key_values=model_cache.spread(backbone.cache([reading.context, live]), ids.shape[0]),
+        input_ids=ids.to(backbone.model.device),
+        position_ids=places.to(backbone.model.device),
+        past_key_values=model_cache.spread(forwards.cache(backbone, [reading.context, live]), ids.shape[0]),
         use_cache=True,
         logits_to_keep=1,
     )

@@ -17,12 +17,12 @@ import torch
 from transformers import DynamicCache
 
 from kamera.content import Encoded
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched, decoder_arguments
-from kamera.engines.hf.hooks import hooked, on_entry
 from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.ops import KV, LayerKV, Layout, kv_concat, kv_tokens
+from lab.hooks import on_entry
 
 Keep = Callable[[int, torch.Tensor, LayerKV, LayerKV], torch.Tensor]
 """(layer, rows computed here, their fresh KV, their held KV) -> the rows that are kept.
@@ -152,19 +152,15 @@ def recompute(
         return torch.searchsorted(rows, alive)
 
     cache = OverwritingCache(
-        backbone.cache([kv_concat([context, held])]), backbone.layout, before + rows, choose
+        forwards.cache(backbone, [kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
-    arguments = decoder_arguments(take(encoded, rows), backbone.device) | {
-        "position_ids": batched(positions[:, rows]).to(backbone.device),
+    arguments = decoder_arguments(take(encoded, rows), backbone.model.device) | {
+        "position_ids": batched(positions[:, rows]).to(backbone.model.device),
         "past_key_values": cache,
         "use_cache": True,
     }
-    with (
-        torch.no_grad(),
-        backbone.turns.alone(),
-        row_masks(backbone, before + rows, before + count) as mask,
-        _enter(backbone, resume, rows),
-    ):
+    mask = row_masks(backbone, before + rows, before + count)
+    with torch.no_grad(), backbone.turns.alone(), _enter(backbone, resume, rows):
         backbone.decoder(attention_mask=mask, **arguments)
     return Recomputed(model_cache.read(cache, backbone.layout, backbone.groups, before), tuple(fresh))
 
@@ -178,8 +174,8 @@ def hidden_states(
     def watch(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         caught.append((args[0] if args else kwargs["hidden_states"])[0].clone())
 
-    with hooked(on_entry(backbone.decoder.layers[layer], watch)):
-        backbone.run(encoded, positions, backbone.cache([context]))
+    with on_entry(backbone.decoder.layers[layer], watch):
+        forwards.run(backbone, encoded, positions, forwards.cache(backbone, [context]))
     return caught[0]
 
 
@@ -196,7 +192,7 @@ def _enter(backbone: HfEngine, resume: Resume | None, rows: torch.Tensor) -> Ite
             return (given.to(args[0].device), *args[1:]), kwargs
         return args, kwargs | {"hidden_states": given.to(kwargs["hidden_states"].device)}
 
-    with hooked(on_entry(backbone.decoder.layers[resume.layer], replace)):
+    with on_entry(backbone.decoder.layers[resume.layer], replace):
         yield
 
 

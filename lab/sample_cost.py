@@ -27,7 +27,7 @@ def measured(backbone: Any, tokens: int, layers: int) -> dict[str, float]:
     ids = torch.randint(1000, 2000, (tokens,), generator=torch.Generator().manual_seed(0))
     positions = backbone.positions([ids], [{}])
     started = time.process_time()
-    kv = backbone.prefill(Encoded(ids, {}, {}), positions)
+    kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
     forward = (time.process_time() - started) / len(backbone.layout)
     started = time.process_time()
     kernel = token_kernel(kv, backbone.layout, positions)

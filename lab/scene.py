@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.cache import ModelCache, read
 from kamera.errors import EmptyChunk, InvalidPermutation, NotRelocatable
 from kamera.ops import (
@@ -174,7 +174,7 @@ class Scene:
     def conditioned(self) -> KV:
         """KV(B|A) at the target's place, from a prefill behind `context`."""
         cache = _shared(self.backbone, self._shared.trunk(self.antecedents)[-1].cache)
-        return kv_copy(self.backbone.run(self.encoded, self.positions, cache)[0])
+        return kv_copy(forwards.run(self.backbone, self.encoded, self.positions, cache)[0])
 
     @cached_property
     def delta(self) -> Deltas:
@@ -253,7 +253,7 @@ class Scene:
 
     def question(self, text: str) -> torch.Tensor:
         """Token ids of a question with the chat template's closing, int64 ``[tokens]``."""
-        return self.backbone.tokenize(text + self.anchor.tail)
+        return self.backbone.builder.tokenize(text + self.anchor.tail)
 
     def question_positions(self, tokens: int) -> torch.Tensor:
         """Positions of ``tokens`` text tokens behind the target, int64 ``[axes, tokens]``."""
@@ -278,7 +278,9 @@ class Scene:
             for start in range(0, len(alike), rows):
                 batch = alike[start : start + rows]
                 ids = torch.stack([questions[i] for i in batch])
-                out = self.backbone.forward_batch(ids, positions, self.backbone.cache([whole]))
+                out = forwards.forward_batch(
+                    self.backbone, ids, positions, forwards.cache(self.backbone, [whole])
+                )
                 for i, row in zip(batch, out, strict=True):
                     answers[i] = row[-1]
         return torch.stack(answers)
@@ -326,15 +328,15 @@ class _Shared:
     def canonical(self, chunk: Chunk) -> _Canonical:
         if chunk.id not in self._canonical:
             (positions,) = self.places([chunk])
-            cache = self.backbone.cache([self.anchor.kv])
-            kv, _ = self.backbone.run(self.encoded(chunk), positions, cache)
+            cache = forwards.cache(self.backbone, [self.anchor.kv])
+            kv, _ = forwards.run(self.backbone, self.encoded(chunk), positions, cache)
             self._canonical[chunk.id] = _Canonical(kv_copy(kv), positions)
         return self._canonical[chunk.id]
 
     def trunk(self, antecedents: Sequence[Chunk]) -> list[_Step]:
         """Anchor and antecedents, each prefilled behind all before it; common prefixes run once."""
         if not self._trunk:
-            self._trunk = [_Step("", self.anchor.kv, self.backbone.cache([self.anchor.kv]))]
+            self._trunk = [_Step("", self.anchor.kv, forwards.cache(self.backbone, [self.anchor.kv]))]
         same = 0
         for chunk, step in zip(antecedents, self._trunk[1:], strict=False):
             if chunk.id != step.name:
@@ -344,7 +346,7 @@ class _Shared:
         places = self.places(antecedents)
         for chunk, place in list(zip(antecedents, places, strict=True))[same:]:
             cache = _shared(self.backbone, steps[-1].cache)
-            kv, _ = self.backbone.run(self.encoded(chunk), place, cache)
+            kv, _ = forwards.run(self.backbone, self.encoded(chunk), place, cache)
             steps.append(_Step(chunk.id, kv, cache))
         self._trunk = steps
         return steps
@@ -352,4 +354,4 @@ class _Shared:
 
 def _shared(backbone: HfEngine, cache: ModelCache) -> ModelCache:
     """A cache over the same tensors: appending to it does not change ``cache``."""
-    return backbone.cache([read(cache, backbone.layout, backbone.groups)])
+    return forwards.cache(backbone, [read(cache, backbone.layout, backbone.groups)])

@@ -65,7 +65,7 @@ class Scorer:
     ) -> None:
         """Compare every arm's logits with the correct answers and with those of the arm `REFERENCE`."""
         for i, question in enumerate(questions):
-            truth, ideal = int(self._backbone.tokenize(question.answer)[0]), arms[REFERENCE][i]
+            truth, ideal = int(self._backbone.builder.tokenize(question.answer)[0]), arms[REFERENCE][i]
             for arm, answers in arms.items():
                 choice = int(answers[i].argmax())
                 judged = self._judged.setdefault((operation, question.kind, arm), [])

@@ -31,14 +31,12 @@ LONG = {
 
 
 MANY_METHODS = {
-    "HfEngine": 35,
     "KameraWindow": 24,
-    "Engine": 25,
-    "Model": 19,
     "KameraConnector": 16,
 }
 """Classes with more public methods and properties than that, their bases' included, and how many. It only
-shrinks; the goal of `KameraWindow` is 24, and of every other class but an engine 15."""
+shrinks; the goal of `KameraWindow` is 24, and of every other class 15. vLLM calls all of `KameraConnector`
+(`tests/engines/vllm/test_elsewhere.py`)."""
 
 
 LINES = {
@@ -46,7 +44,7 @@ LINES = {
     "trust": (1_000, 800),
     "content": (3_500, 2_500),
     "store": (8_300, 7_200),
-    "engines": (9_150, 4_600),
+    "engines": (9_100, 4_600),
     "patches": (2_600, 1_800),
     "window": (6_950, 3_400),
     "reuse": (1_700, 2_000),

@@ -32,7 +32,7 @@ recipe = Recipe.from_json(open(text).read())
 with ChunkStore.open(place) as store:
     parts = [read_part(store, part) for part in recipe.parts]
     assert read_anchor(store, recipe).tokens == len(recipe.anchor_ids)
-    assert [part.patch is not None for part in parts] == [part.patch is not None for part in recipe.parts]
+    assert [patch is not None for _, patch in parts] == [part.patch is not None for part in recipe.parts]
     known = Recognised(recipe.context, store.ls("canonical", context=recipe.context))
     found = match(recipe.ids, [], known, len(recipe.anchor_ids))
     assert [m.row.chunk_id for m in found] == [part.chunk_id for part in recipe.parts]

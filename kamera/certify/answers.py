@@ -21,7 +21,7 @@ def answers(window: KameraWindow, queries: Sequence[Query]) -> list[tuple[str, t
     backbone, made = former_of(window).backbone, []
     rows = next_token_logits_of(window, [query.text for query in queries])
     for query, row in zip(queries, rows, strict=True):
-        answer = query.read(backbone.detokenize(row.argmax()[None].cpu()) or "")
+        answer = query.read(backbone.builder.detokenize(row.argmax()[None].cpu()) or "")
         words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
         made.append((answer or query.read(str(words)), row))
     return made

@@ -15,6 +15,7 @@ from kamera.cli.output import Output, facts, finite, listing
 from kamera.engines.hf import (
     HfEngine,
     OperatorProof,
+    describe,
     prove_cuts,
     prove_moves,
     prove_patch,
@@ -61,7 +62,7 @@ def doctor(
         "model": model,
         "supported": failed is None,
         "reason": reason,
-        "backbone": asdict(backbone.describe()),
+        "backbone": asdict(describe(backbone)),
         **_reading(backbone, system),
         "proofs": [
             finite({"claim": claim, **asdict(proof), "holds": proof.holds}) for claim, proof in proofs.items()
@@ -101,7 +102,9 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
         return {"processor": None, "modalities": [], "anchor_tokens": None}
     pictures = backbone.builder.takes_pixels and "image" in template.kinds
     seen = ["image", "video" if "video" in template.kinds else "video as images"] if pictures else []
-    anchor = backbone.tokenize(backbone.builder.seams(system).prefix, special=not template.has_template)
+    anchor = backbone.builder.tokenize(
+        backbone.builder.seams(system).prefix, special=not template.has_template
+    )
     return {
         "processor": {
             "class": type(template.processor).__name__,
@@ -131,7 +134,7 @@ def _certificate(backbone: HfEngine) -> str:
 
 def _notes(backbone: HfEngine) -> list[str]:
     notes = []
-    kind = backbone.describe().dtype
+    kind = describe(backbone).dtype
     if kind not in ("float32", "float64"):
         notes.append(
             f"in {kind} two forwards differ by rounding, so deeper layers are compared with the rounding of "

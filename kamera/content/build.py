@@ -62,6 +62,11 @@ class ChunkBuilder:
         """Ids of the tokens that picture and clip features replace."""
         self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
 
+    @property
+    def token_count(self) -> int:
+        """Number of token ids of the model: valid ones are below it."""
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr, arg-type]
+
     def from_content(self, content: Content, fingerprint: str) -> Chunk:
         """Build a chunk from chat content or messages, an image, frames, a video file or text.
 
@@ -130,7 +135,7 @@ class ChunkBuilder:
             return torch.empty(0, dtype=torch.int64)  # of any dtype: torch makes an empty list floats
         if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]")
-        size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+        size = self.token_count
         if int(ids.min()) < 0 or int(ids.max()) >= size:
             raise ValueError(
                 f"token id {int(ids.min()) if int(ids.min()) < 0 else int(ids.max())} is outside the "
@@ -175,6 +180,13 @@ class ChunkBuilder:
         ``special`` lets the tokenizer add its BOS.
         """
         return self._template_for(text).token_ids(PromptText(text), special=special)
+
+    def detokenize(self, ids: torch.Tensor) -> str | None:
+        """Text of token ids, without special tokens; None without a tokenizer."""
+        if self.format is None:
+            return None
+        with self.format.exclusive:
+            return str(self.format.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _template_for(self, text: str) -> PromptFormat:
         """What writes ``text``. Raises ProcessorRequired, naming it."""

@@ -1,10 +1,10 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
-from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, Sampling, Span
+from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
-from kamera.engines.extent import Extent, behind, standing
-from kamera.engines.materials import StoredPart, read_anchor, read_part
+from kamera.engines.extent import Extent, Extents, behind, standing
+from kamera.engines.materials import read_anchor, read_part
 from kamera.engines.moves import Move, Stand, Written, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
@@ -18,7 +18,15 @@ from kamera.engines.prompt import (
 from kamera.engines.recipe import Base, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.showing import LiveExecutor
-from kamera.engines.values import FEATURES, Answers, Continuation, ModelFacts, PositionLimits, Work
+from kamera.engines.values import (
+    FEATURES,
+    Answers,
+    Continuation,
+    ModelFacts,
+    PositionLimits,
+    SpanForm,
+    Work,
+)
 
 __all__ = [
     "FEATURES",
@@ -33,6 +41,7 @@ __all__ = [
     "EnginePrompt",
     "EngineSampling",
     "Extent",
+    "Extents",
     "HasEngine",
     "Identity",
     "LiveExecutor",
@@ -42,6 +51,7 @@ __all__ = [
     "Offset",
     "Part",
     "Placeholder",
+    "PlainModel",
     "PositionLimits",
     "PromptPicture",
     "Recipe",
@@ -49,9 +59,9 @@ __all__ = [
     "RowKey",
     "Sampling",
     "Span",
+    "SpanForm",
     "Spent",
     "Stand",
-    "StoredPart",
     "StoredSpan",
     "Usage",
     "Work",

@@ -34,14 +34,21 @@ class Spent(NamedTuple):
         )
 
 
+_NOTHING = Spent()
+
+
 class Usage(NamedTuple):
     """Model work within the calls of an object (``now``), and after them on its behalf (``later``).
 
     Later work is what no answer waits for: patches that prove themselves, audits. It is done after `flush`.
     """
 
-    now: Spent
-    later: Spent
+    now: Spent = _NOTHING
+    later: Spent = _NOTHING
+
+    def plus(self, *, now: Spent = _NOTHING, later: Spent = _NOTHING) -> Usage:
+        """The sum with more of either."""
+        return Usage(self.now.plus(now), self.later.plus(later))
 
     def __str__(self) -> str:
         return f"now {self.now}; later {self.later}"
@@ -55,14 +62,12 @@ class Account:
 
     def __init__(self) -> None:
         self._lock = forks.Lock()
-        self._now = Spent()
-        self._later = Spent()
+        self._usage = Usage()
 
     @property
     def usage(self) -> Usage:
         """The work so far."""
-        with self._lock:
-            return Usage(self._now, self._later)
+        return self._usage
 
     @contextmanager
     def now(self, engine: Engine) -> Iterator[None]:
@@ -81,18 +86,17 @@ class Account:
                 yield
             finally:
                 _open.reset(token)
-                with self._lock:
-                    self._now = self._now.plus(_spent(work, started))
+                self.add(_spent(work, started))
 
     def add(self, spent: Spent) -> None:
-        """Count what another engine did for a call: no hook on this one sees it."""
+        """Count work of a call, such as another engine's: no hook on this one sees that."""
         with self._lock:
-            self._now = self._now.plus(spent)
+            self._usage = self._usage.plus(now=spent)
 
     def owe(self, spent: Spent) -> None:
         """Count later work."""
         with self._lock:
-            self._later = self._later.plus(spent)
+            self._usage = self._usage.plus(later=spent)
 
 
 def open_accounts() -> tuple[Account, ...]:

@@ -6,7 +6,7 @@ this one knows the memory of a live KV: one buffer of transformers, or the pages
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from kamera.content import Chunk, ChunkBuilder, Content, Encoded
-from kamera.engines.extent import Extent
+from kamera.engines.extent import Extents
 from kamera.engines.moves import Written
-from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, Work
+from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, SpanForm, Work
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
@@ -38,10 +38,6 @@ class Span:
     def length(self) -> int:
         """Tokens."""
         return kv_tokens(self.kv)
-
-    def same_source(self, other: Span) -> bool:
-        """True if both are written from the same tensors."""
-        return self.kv is other.kv and self.patch is other.patch
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +124,25 @@ class Identity(Protocol):
         They are not counted as work. Raises ComputationChanged if it answers otherwise now.
         """
 
+    def name(self, of_files: str) -> None:
+        """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.
+
+        Any change gives it one of its own, and taking that back gives it this one again. A model that holds
+        anything which is in no file keeps its own.
+        """
+
     def steady(self) -> AbstractContextManager[None]:
         """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
+
+
+class PlainModel(Protocol):
+    """The model by itself, without reuse: it takes a whole prompt, as its processor gives it."""
+
+    def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after a prompt."""
+
+    def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        """New tokens ``[sequences, new]`` after a prompt; ``sampling`` as `Engine.decode`."""
 
 
 class Engine(Protocol):
@@ -138,7 +151,8 @@ class Engine(Protocol):
     Safe to use from several threads. Tensors go in on any device and come out on the devices of the model's
     KV; token ids and positions are int64 on the CPU. ``layout`` has the channels of every layer; there is one
     position axis, or three for M-RoPE. ``processor`` is that of transformers, or a tokenizer (None: none);
-    ``builder`` makes token ids, and names what the model's forward takes.
+    ``builder`` makes token ids and text of them, and names what the model's forward takes. ``identity`` shows
+    that the model computes as its fingerprint says; ``extents`` are those of its chunks.
     """
 
     layout: Layout
@@ -147,6 +161,9 @@ class Engine(Protocol):
     facts: ModelFacts
     processor: Any
     builder: ChunkBuilder
+    identity: Identity
+    extents: Extents
+    plain: PlainModel
 
     @property
     def engine(self) -> Engine:
@@ -155,10 +172,6 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV, of the model as it is now. Raises ComputationChanged."""
-
-    @property
-    def identity(self) -> Identity:
-        """What shows that the model computes as its fingerprint says."""
 
     # -- content -------------------------------------------------------------------------------
 
@@ -170,25 +183,12 @@ class Engine(Protocol):
     ) -> Chunk:
         """A chunk of token ids and the model's own inputs; ``picture`` is one to be looked at only."""
 
-    def tokenize(self, text: str) -> torch.Tensor:
-        """Token ids ``[tokens]`` of trusted text."""
-
-    def detokenize(self, ids: torch.Tensor) -> str | None:
-        """Text of token ids; None for an engine without a tokenizer."""
-
     # -- positions -----------------------------------------------------------------------------
 
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
         """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
-
-    def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
-        """Extents of consecutive chunks, given as ``(chunk id, encoding)``.
-
-        None if positions are no sum of extents: use `positions` of the whole sequence then. Raises
-        IncompatibleChunk if two pictures would touch that the model takes for one.
-        """
 
     # -- running -------------------------------------------------------------------------------
 
@@ -205,43 +205,37 @@ class Engine(Protocol):
     def encode(self, chunk: Chunk) -> Encoded:
         """The encoding of a chunk: one run of the vision tower, none for text."""
 
-    def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
-        """One forward of a span at ``positions`` ``[axes, tokens]`` behind the spans ``behind`` shows.
+    def form(self, span: Encoded) -> SpanForm:
+        """How the model may run a span."""
 
-        The caller owns the returned KV. ``behind`` shows the same spans afterwards. Raises NonFiniteKV, and
-        NotRelocatable past a limit.
-        """
-
-    def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
+    def prefill(
+        self,
+        spans: Sequence[Encoded],
+        positions: Sequence[torch.Tensor],
+        behind: LiveKV | None = None,
+        *,
+        apart: bool = False,
     ) -> tuple[KV, ...]:
-        """`prefill` of spans that follow each other, each behind those before it.
+        """KV of spans that follow each other, each behind those before it and the spans ``behind`` shows.
 
-        It is one forward if the model joins them. ``positions`` ``[axes, tokens]`` of each. The caller owns
-        the KVs. Raises as `prefill`.
+        It is one forward if the model joins them. ``positions`` ``[axes, tokens]`` of each. With ``apart``
+        none sees another, and spans of one `SpanForm.row` share a forward; each equals that of its own to
+        rounding. The caller owns the KVs. ``behind`` shows the same spans afterwards. Raises NonFiniteKV,
+        NotRelocatable past a limit, and ValueError for spans of different forms to be run apart.
         """
 
-    def batch_form(self, span: Encoded) -> Hashable | None:
-        """A key, equal for spans that `prefill_batch` may take together; None for a span that runs alone."""
-
-    def prefill_batch(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
-    ) -> tuple[KV, ...]:
-        """`prefill` of spans of one `batch_form`, in one forward: each behind ``past`` alone, to rounding.
-
-        ``past`` stands where it was computed. Raises ValueError for spans of different forms, and as
-        `prefill`.
-        """
-
-    def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
-
-    def follow(
-        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    def ask(
+        self,
+        texts: Sequence[torch.Tensor],
+        positions: torch.Tensor,
+        behind: LiveKV,
+        *,
+        every: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """Next-token logits after each token of each text: ``[tokens, vocabulary]`` of each, side by side.
+        """Next-token logits after each text of token ids ``[1, vocabulary]``, or each of its tokens.
 
-        Each text stands alone at the beginning of ``positions`` ``[axes, tokens]``; else as `ask`.
+        Each text stands alone at the beginning of ``positions`` ``[axes, tokens]``, behind the spans
+        ``behind`` shows; texts share forwards.
         """
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
@@ -264,9 +258,6 @@ class Engine(Protocol):
         `check_sampling`, and NonFiniteKV of spans before the first token.
         """
 
-    def can_sample(self, span: Encoded) -> bool:
-        """True if `sample` may run some tokens of a span without the others."""
-
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
         """KV of chunks, in the order of their places, of which some tokens run in one forward.
 
@@ -274,12 +265,6 @@ class Engine(Protocol):
         other tokens of their chunks are completed before the layer attends. The caller owns the KVs. Raises
         as `prefill`, and UnsupportedBackbone if tokens cannot run apart from their chunk.
         """
-
-    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Logits ``[vocabulary]`` after a whole prompt, from its processor's output, without reuse."""
-
-    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        """New tokens ``[sequences, new]`` after a whole prompt, as `ask_whole`; ``sampling`` as `decode`."""
 
     def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
         """Count the work of this thread inside the block; with ``probes`` those of `identity`, too."""

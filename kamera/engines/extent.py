@@ -8,7 +8,7 @@ chunks' extents. This is tested for each chunk.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,10 +38,13 @@ class Extent(NamedTuple):
 
 
 class Extents:
-    """Extents of chunks, by id, of one model. Safe to use from several threads."""
+    """Extents of chunks, by id, of one model whose ``pictures`` are tokens of these ids. Thread-safe.
 
-    def __init__(self, positions: Positions) -> None:
-        self._positions = positions
+    ``whole``: the model's kind, if a picture there sees its own later tokens, else "".
+    """
+
+    def __init__(self, positions: Positions, pictures: Iterable[int], whole: str = "") -> None:
+        self._positions, self._pictures, self._whole = positions, frozenset(pictures), whole
         self._known: OrderedDict[str, Extent | None] = OrderedDict()
         self._lock = forks.Lock()
 
@@ -58,15 +61,19 @@ class Extents:
                 self._known.popitem(last=False)
         return extent
 
-    def of_all(
-        self, spans: Sequence[tuple[str, torch.Tensor, Mapping[str, torch.Tensor]]], pictures: Container[int]
-    ) -> list[Extent] | None:
-        """Extents of consecutive ``(chunk id, ids, inputs)``; None if one has none, or if two pictures
-        (tokens of ``pictures``) touch."""
+    def of_all(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
+        """Extents of consecutive chunks, given as ``(chunk id, encoding)``.
+
+        None if one has none, or if two pictures touch: use `Engine.positions` of the whole sequence then.
+        Raises IncompatibleChunk if the model takes two that touch for one, and their KV would differ.
+        """
+        if self._whole:
+            _refuse_touching(self._whole, spans)
         found: list[Extent] = []
-        for span in spans:
-            extent = self.of(*span)
-            if extent is None or (found and extent.first in pictures and found[-1].last in pictures):
+        for chunk_id, encoded in spans:
+            extent = self.of(chunk_id, encoded.input_ids, encoded.position_inputs)
+            touches = found and extent and {extent.first, found[-1].last} <= self._pictures
+            if extent is None or touches:
                 return None
             found.append(extent)
         return found
@@ -104,7 +111,7 @@ def behind(before: int, extents: Sequence[Extent]) -> torch.Tensor:
     return before + torch.cat([e.advance for e in extents], dim=1).sum(1, keepdim=True)
 
 
-def refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
+def _refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
     """Raise IncompatibleChunk if pictures of neighbours ``(chunk id, encoding)`` are one to this ``kind``.
 
     A model whose pictures see their own later tokens takes a run of picture tokens for one picture. Of two

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
-from kamera.engines.recipe import Offset, Part, Recipe, RowKey
+from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.errors import NotTransferable, StaleRecipe
 from kamera.ops import Patch
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, conditioned_of
 
 Found = TypeVar("Found", CanonicalRecord, PatchRecord)
-
-
-@dataclass(frozen=True, eq=False)
-class StoredPart:
-    """A part's KV as it is shown: R(``offset``)·(``record``'s KV + ``patch``).
-
-    The record's KV was computed at its ``positions`` ``[axes, tokens]``; in a store of codes it is a
-    `CodedKV`. It may be shared with others, and must not be written in place.
-    """
-
-    record: CanonicalRecord
-    patch: Patch | None
-    offset: Offset
 
 
 def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
@@ -35,9 +21,10 @@ def read_anchor(store: ChunkStore, recipe: Recipe) -> CanonicalRecord:
     return record
 
 
-def read_part(store: ChunkStore, part: Part) -> StoredPart:
-    """What a part of a recipe names, compared with what it says.
+def read_part(store: ChunkStore, part: Part) -> tuple[CanonicalRecord, Patch | None]:
+    """What a part of a recipe names, compared with what it says: it is shown as R(offset)·(KV + patch).
 
+    In a store of codes the record's KV is a `CodedKV`. It may be shared, and must not be written in place.
     Raises NotTransferable for a part that is missing, StaleRecipe for an object that is gone or another by
     now, and the store's errors: CorruptChunk, WrongKey, IncompatibleChunk (another tenant or model).
     """
@@ -56,7 +43,7 @@ def read_part(store: ChunkStore, part: Part) -> StoredPart:
         raise StaleRecipe(
             f"chunk {part.chunk_id[:12]} was computed elsewhere than the recipe says: take a new one"
         )
-    return StoredPart(record, patch, part.offset)
+    return record, patch
 
 
 def _patch(store: ChunkStore, part: Part, row: RowKey) -> Patch:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from kamera.engines.account import Spent
 from kamera.engines.recipe import Recipe
+from kamera.errors import EngineFailed
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,12 @@ class EngineCompletion:
     prompt_tokens: int
     cached_tokens: int
 
+    @property
+    def spent(self) -> Spent:
+        """What the engine ran for it: a forward a token, seconds not counted."""
+        computed, said = self.prompt_tokens - self.cached_tokens, len(self.token_ids)
+        return Spent(said, computed + max(0, said - 1))
+
 
 class Completes(Protocol):
     """An engine that answers prompts: in this process, or over HTTP."""
@@ -77,8 +85,10 @@ class Completes(Protocol):
 
 
 def joined(pieces: Iterable[EngineCompletion]) -> EngineCompletion:
-    """An answer in one piece."""
+    """An answer in one piece. Raises EngineFailed for one of no pieces."""
     held = list(pieces)
+    if not held:
+        raise EngineFailed("the engine ended an answer before it began: look at its log, and ask again")
     text, ids = "".join(piece.text for piece in held), tuple(i for piece in held for i in piece.token_ids)
     prompt, cached = (max(getattr(p, name) for p in held) for name in ("prompt_tokens", "cached_tokens"))
     return EngineCompletion(text, ids, prompt, cached)

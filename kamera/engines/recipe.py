@@ -157,16 +157,26 @@ class Recipe:
 
     @cached_property
     def salt(self) -> str:
-        """Keeps apart what a prefix cache, which knows tokens alone, would take for the same.
+        """What a prefix cache, which compares tokens alone, has to keep a prompt apart by.
 
-        "" if every part is exact, of no tenant: then the sequence is what a prefill of its
-        tokens makes. All exact recipes of a tenant share one. Else a digest of all that the KV depends on:
-        equal recipes share it, and nobody else has it.
+        The tenant, "" for none, if what the leading parts supply equals a prefill. Else a digest of all that
+        they are shown from: behind them all is computed, so a longer window shares the pages of a shorter one
+        that begins with the same parts.
         """
-        if all(part.guarantee == "exact" for part in self.parts):
-            own = self.context.tenant
-            return digest("kamera.recipe.tenant.v1", own)[:32] if own else ""
-        return digest("kamera.recipe.v3", _text_of(replace(self, tail="", reopen="")))[:32]
+        parts, own = self.leading.parts, self.context
+        plain = not own.lossy and all(
+            part.base == "canonical" and part.patch is None and not any(part.offset) and not i
+            for i, part in enumerate(parts)
+        )
+        if plain or not parts:
+            return own.tenant
+        facts = [
+            [part.start, part.position, part.offset, part.kv and part.kv.key, patch and patch.key]
+            + ([patch.formed, patch.created, patch.rank] if patch else [])
+            for part, patch in zip(parts, [part.patch for part in parts], strict=True)
+        ]
+        said = own.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
+        return digest("kamera.recipe.salt.v1", *said)[:32]
 
     def check(self, context: Context) -> None:
         """Raise IncompatibleChunk unless ``context`` is of the recipe's model, anchor, tenant and form."""

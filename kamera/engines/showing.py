@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from kamera.engines.base import Engine, LiveKV, Span
-from kamera.engines.materials import StoredPart, read_anchor, read_part
+from kamera.engines.materials import read_anchor, read_part
 from kamera.engines.moves import Written
 from kamera.engines.recipe import Recipe
 from kamera.errors import StaleRecipe
 from kamera.ops import uniform_offset
-from kamera.store import ChunkStore, Context
+from kamera.store import CanonicalRecord, ChunkStore, Context
 
 
 class LiveExecutor:
@@ -34,21 +34,22 @@ class LiveExecutor:
         recipe.check(Context(engine.fingerprint, own.anchor, self._store.tenant, self._store.kv))
         anchor = read_anchor(self._store, recipe)
         parts = [read_part(self._store, part) for part in recipe.parts]
-        _check_places(engine, recipe, parts)
+        _check_places(engine, recipe, [record for record, _ in parts])
         spans = [Span(engine.place(anchor.kv), None, (0,) * engine.axes)]
-        spans += [Span(engine.place(part.record.kv), part.patch, part.offset) for part in parts]
+        for part, (record, patch) in zip(recipe.parts, parts, strict=True):
+            spans.append(Span(engine.place(record.kv), patch, part.offset))
         return self.live.show(spans)
 
 
-def _check_places(engine: Engine, recipe: Recipe, parts: Sequence[StoredPart]) -> None:
+def _check_places(engine: Engine, recipe: Recipe, records: Sequence[CanonicalRecord]) -> None:
     """Raise StaleRecipe unless the parts come to stand where ``engine`` counts their tokens."""
     anchor = torch.tensor(recipe.anchor_ids, dtype=torch.int64)
-    ids = [anchor, *(part.record.input_ids for part in parts)]
-    places = engine.positions(ids, [{}, *(dict(part.record.inputs) for part in parts)])
+    ids = [anchor, *(record.input_ids for record in records)]
+    places = engine.positions(ids, [{}, *(dict(record.inputs) for record in records)])
     _, *own = places.split([len(i) for i in ids], dim=1)
-    for part, positions in zip(parts, own, strict=True):
-        if uniform_offset(part.record.positions, positions) != part.offset:
+    for part, record, positions in zip(recipe.parts, records, own, strict=True):
+        if uniform_offset(record.positions, positions) != part.offset:
             raise StaleRecipe(
-                f"chunk {part.record.chunk_id[:12]} does not stand where the recipe says: this engine counts "
+                f"chunk {part.chunk_id[:12]} does not stand where the recipe says: this engine counts "
                 "positions in another way"
             )

@@ -178,7 +178,7 @@ class _ClipWalk:
         return values, [self.episode.ask("glyph", tag, order) for tag in chosen]
 
     def _accuracy(self, questions: Sequence[testbed.Question], logits: Sequence[torch.Tensor]) -> float:
-        truths = [int(self.backbone.tokenize(question.answer)[0]) for question in questions]
+        truths = [int(self.backbone.builder.tokenize(question.answer)[0]) for question in questions]
         return float(np.mean([int(one.argmax()) == truth for one, truth in zip(logits, truths, strict=True)]))
 
     def _opened(self, policy: ReusePolicy) -> KameraWindow:

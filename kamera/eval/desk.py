@@ -75,7 +75,7 @@ class Desk:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
         facts = self.facts[name]
         live.show([self.still(self.anchor.kv), *behind], room=facts.length)
-        return PlacedKV(self.backbone.prefill(facts.encoded, positions, live), positions)
+        return PlacedKV(self.backbone.prefill([facts.encoded], [positions], live)[0], positions)
 
     def still(self, kv: KV) -> Span:
         """KV that is shown where it was computed."""
@@ -139,7 +139,7 @@ class Placing:
         ids = backbone.builder.question_ids(query.text, desk.anchor.tail)
         positions = text_positions(backbone, desk.anchor.input_ids, facts, ids)
         self.live.show([desk.still(desk.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
-        logits = backbone.ask(ids, positions, self.live).cpu()  # on a GPU, time ends when it is here
+        logits = backbone.ask([ids], positions, self.live)[0][-1].cpu()  # on a GPU, time ends when it is here
         seconds = time.perf_counter() - started
         answer = logits.argmax()[None]
         if query.max_new_tokens > 1:
@@ -151,7 +151,7 @@ class Placing:
                 do_sample=False,
             )
             answer = made.tokens[0].cpu()
-        text, tokens = backbone.detokenize(answer) or "", desk.tokens(self.order)
+        text, tokens = backbone.builder.detokenize(answer) or "", desk.tokens(self.order)
         return Reply(text, logits, seconds, self.recomputed, self.kept, tokens, self.forwards)
 
     def extended(self, order: Sequence[str], spans: Sequence[Span]) -> list[Span]:

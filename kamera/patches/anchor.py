@@ -102,7 +102,7 @@ def anchor_of(
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
     if store is None or not ids.shape[0]:
-        kv = backbone.prefill(Encoded(ids, {}, {}), positions)
+        kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
     waiting = _waiting.setdefault(store, {})
@@ -113,7 +113,7 @@ def anchor_of(
         found = store.get_anchor(context)
     if found is not None and torch.equal(found.positions, positions):
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
-    kv = backbone.prefill(Encoded(ids, {}, {}), positions)
+    kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
     anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed: list[Owed] = [_OwedAnchor(store, [record], losses, "the system prompt was not kept", later)]

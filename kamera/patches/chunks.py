@@ -60,14 +60,14 @@ class Copy:
 
 def form_of(backbone: Engine, facts: Facts) -> Hashable | None:
     """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
-    return None if facts.heads else backbone.batch_form(facts.encoded)
+    return None if facts.heads else backbone.form(facts.encoded).row
 
 
 def compact_positions(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
 ) -> list[torch.Tensor]:
     """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
-    extents = backbone.extents([(c.chunk_id, c.encoded) for c in chunks])
+    extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
         return standing(anchor_ids.shape[0], extents)
     whole = _of_whole(backbone, anchor_ids, chunks, anchor_ids[:0])
@@ -78,7 +78,7 @@ def text_positions(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
-    extents = backbone.extents([(c.chunk_id, c.encoded) for c in chunks])
+    extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
         start = behind(anchor_ids.shape[0], extents)
         return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])

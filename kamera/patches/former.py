@@ -273,7 +273,7 @@ class Former:
 
 def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     """The record of a canonical copy, as the model computed it."""
-    encoded, extents = facts.encoded, former.backbone.extents([(facts.chunk_id, facts.encoded)])
+    encoded, extents = facts.encoded, former.backbone.extents.of_all([(facts.chunk_id, facts.encoded)])
     advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
         chunk_id=facts.chunk_id,

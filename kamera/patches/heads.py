@@ -56,7 +56,7 @@ def continued(engine: Engine, encoded: Encoded, positions: torch.Tensor, behind:
     live = engine.live()
     if head is None or not done:
         live.show([behind], room=encoded.num_tokens)
-        return engine.prefill(encoded, positions, live)
+        return engine.prefill([encoded], [positions], live)[0]
     live.show([behind, Span(head, None, (0,) * engine.axes)], room=encoded.num_tokens - done)
     rest = Encoded(encoded.input_ids[done:], {}, {})
-    return kv_concat([head, engine.prefill(rest, positions[:, done:], live)])
+    return kv_concat([head, engine.prefill([rest], [positions[:, done:]], live)[0]])

@@ -55,7 +55,7 @@ class Line:
         """A chunk prefilled behind the line, which stays as it is."""
         backbone, place = self._former.backbone, self._place(chunk)
         self._live.show(self._spans, room=chunk.length)
-        kv = backbone.prefill(chunk.encoded, place, self._live)
+        kv = backbone.prefill([chunk.encoded], [place], self._live)[0]
         return Copy(kv, place)
 
     def _place(self, chunk: Facts) -> torch.Tensor:

@@ -206,4 +206,4 @@ class Prover:
             return _Seen(kv, ())
         question = max(questions, key=len)  # all begin at the same place
         places = text_positions(self._backbone, self._anchor.input_ids, [*before.chunks, facts], question)
-        return _Seen(kv, self._backbone.follow(questions, places + shift, live))
+        return _Seen(kv, self._backbone.ask(questions, places + shift, live, every=True))

@@ -45,7 +45,9 @@ def prefilled_together(
     former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor]
 ) -> Sequence[KV]:
     """KV of chunks of one form behind the anchor alone, at ``places`` ``[axes, tokens]``, by one forward."""
-    return former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+    live = former.backbone.live()
+    live.show([former.anchor_span])
+    return former.backbone.prefill([f.encoded for f in group], places, live, apart=True)
 
 
 def form_canonicals(former: Former, chunks: Iterable[Facts]) -> list[Owed]:

@@ -222,7 +222,7 @@ class ChatSession:
             except UNCACHEABLE:
                 if not self.manner.uncached:
                     raise
-                return self.backbone.ask_whole(self._conversations.whole(shaped, tools=self.manner.tools))
+                return self.backbone.plain.logits(self._conversations.whole(shaped, tools=self.manner.tools))
             assert isinstance(state.window, KameraWindow), "it holds the prompt"
             logits = state.window.next_token_logits(state.question)
             self.state = state

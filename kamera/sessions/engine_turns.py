@@ -16,7 +16,6 @@ from kamera.engines import (
     Engine,
     EngineCompletion,
     EngineSampling,
-    Spent,
     joined,
     open_accounts,
 )
@@ -161,7 +160,7 @@ def shown_over(
     if options is not None:
         dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
         done = _answered(window, dialogue, options)
-        answer = anchors.backbone.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
+        answer = anchors.backbone.builder.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
     left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
     state = replace(old, ids=prompt.ids, layout=order.layout, window=window, ahead=None, borrowed=False)
@@ -172,9 +171,8 @@ def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> E
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
     done = joined(_watched(window.engine.stream(prompt), options["watch"]))
-    ran = done.prompt_tokens - done.cached_tokens + max(0, len(done.token_ids) - 1)
     for account in open_accounts():
-        account.add(Spent(len(done.token_ids), ran))
+        account.add(done.spent)
     return done
 
 

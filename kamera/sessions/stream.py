@@ -89,7 +89,7 @@ class Stream:
         assert self._engine is not None, "begun"
         if self._calls is not None:
             return self._calls.decode(self._engine, ids)
-        return self._engine.detokenize(torch.tensor(ids, dtype=torch.int64)) or ""
+        return self._engine.builder.detokenize(torch.tensor(ids, dtype=torch.int64)) or ""
 
     def _add(self, ids: list[int]) -> None:
         """Extend the text by the characters that the tokens complete."""

@@ -74,7 +74,7 @@ class CallForm:
         for at, token in enumerate([*ids, -1]):
             if token in self.special or at == len(ids):
                 part = torch.tensor(ids[start:at], dtype=torch.int64)
-                text += (engine.detokenize(part) or "") + self.special.get(token, "")
+                text += (engine.builder.detokenize(part) or "") + self.special.get(token, "")
                 start = at + 1
         return text
 

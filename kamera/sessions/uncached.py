@@ -32,7 +32,7 @@ def plain_answer(
     """
     started = time.perf_counter()
     with backbone.measure() as work:
-        tokens = backbone.answer_whole(inputs, **options)[0]
+        tokens = backbone.plain.generate(inputs, **options)[0]
     length = int(inputs["input_ids"].shape[1])
     report = TurnReport(
         prefilled=length,
@@ -44,4 +44,4 @@ def plain_answer(
         mode="forget",
         uncached=f"{type(reason).__name__}: {reason}",
     )
-    return backbone.detokenize(tokens) or "", report
+    return backbone.builder.detokenize(tokens) or "", report

@@ -134,7 +134,7 @@ class Asker:
         ids = self.question_ids(question)
         positions = text_behind(self._stage, self.state, ids)
         self._stage.show(self.state, Tally(), ids.shape[0])
-        return self._backbone.ask(ids, positions, self._stage.live)
+        return self._backbone.ask([ids], positions, self._stage.live)[0][-1]
 
     def logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
         """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
@@ -142,7 +142,7 @@ class Asker:
         longest = max(ids, key=len)
         positions = text_behind(self._stage, self.state, longest)
         self._stage.show(self.state, Tally(), len(longest))
-        return torch.stack([row[-1] for row in self._backbone.follow(ids, positions, self._stage.live)])
+        return torch.cat(self._backbone.ask(ids, positions, self._stage.live))
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
@@ -158,7 +158,7 @@ class Asker:
         reopen = self._anchor.reopen
         said = isinstance(question, str) or as_messages(question) is not None
         if said and reopen:
-            closing = backbone.tokenize(reopen)
+            closing = backbone.builder.tokenize(reopen)
             # generate stops at the token that closes a turn, with which reopening begins
             if answer.shape[0] and int(answer[-1]) == int(closing[0]):
                 closing = closing[1:]

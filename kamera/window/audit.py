@@ -160,7 +160,7 @@ def audited(stage: Stage, served: Served) -> list[AuditFinding]:
         found += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
     live = former.backbone.live()
     live.show(stage.spans(state)[: index + 1], room=seat.length)
-    true = former.backbone.prefill(resident.facts.encoded, state.positions[index], live)
+    true = former.backbone.prefill([resident.facts.encoded], [state.positions[index]], live)[0]
     whole = kv_distance(served.kv, true)
     if worth == "exact":
         return [*found, finding("KV", whole, rounding)]
@@ -178,7 +178,7 @@ def audited(stage: Stage, served: Served) -> list[AuditFinding]:
 
 def _anchor_error(former: Former) -> float:
     anchor = former.anchor
-    true = former.backbone.prefill(Encoded(anchor.input_ids, {}, {}), anchor.positions)
+    true = former.backbone.prefill([Encoded(anchor.input_ids, {}, {})], [anchor.positions])[0]
     return kv_distance(anchor.kv, true)
 
 
@@ -190,7 +190,7 @@ def _canonical_error(former: Former, resident: Resident) -> float | None:
         return None
     live = former.backbone.live()
     live.show([former.anchor_span], room=facts.length)
-    return kv_distance(copy.kv, former.backbone.prefill(facts.encoded, positions, live))
+    return kv_distance(copy.kv, former.backbone.prefill([facts.encoded], [positions], live)[0])
 
 
 def _first_layer_error(served: KV, true: KV) -> float:

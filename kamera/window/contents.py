@@ -213,7 +213,7 @@ class Contents:
     def _texts(self, known: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
         new = [facts for facts in self._state.facts if facts.chunk_id not in known]
-        said = {f.chunk_id: self._backbone.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        said = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
         return {name: " ".join(text.split()) for name, text in said.items() if text and not text.isspace()}
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:

@@ -20,7 +20,6 @@ from kamera.engines import (
     EnginePrompt,
     PositionLimits,
     Recipe,
-    Spent,
     Usage,
     joined,
     open_accounts,
@@ -155,8 +154,7 @@ class EngineWindow:
         messages = (*self._head.messages, user)
         done = joined(self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)))
         computed = done.prompt_tokens - done.cached_tokens
-        tokens = len(done.token_ids)
-        self._account.add(Spent(tokens, computed + max(0, tokens - 1)))
+        self._account.add(done.spent)
         return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
 
     def keep(self) -> int:
@@ -243,7 +241,7 @@ class EngineWindow:
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
         done = joined(self.engine.stream(replace(prompt, later=True)))
         for account in {self._account, *open_accounts()}:
-            account.owe(Spent(1, done.prompt_tokens - done.cached_tokens))
+            account.owe(done.spent)
 
     def _stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""

@@ -149,5 +149,5 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     assert rows is not None, "an inquiry is answered"
     window._stage.hear(ids, window._state)
     window._audit_one()
-    text = backbone.detokenize(rows[0])
+    text = backbone.builder.detokenize(rows[0])
     return Response(rows[0] if text is None else text, report)

@@ -241,7 +241,7 @@ class _PlanRun:
         if not tokens:
             return (NO_KV,)
         self.tally.add(live.show(spans, room=tokens))
-        return engine.prefill_run(encoded, places, live)
+        return engine.prefill(encoded, places, live)
 
     def _ask(
         self,

@@ -72,7 +72,7 @@ class Sampler:
         return self._sizes[chunk_id]
 
     def _size(self, facts: Facts, copy: Copy, canonical: bool) -> SampleSize | None:
-        if not self.former.backbone.can_sample(facts.encoded):
+        if not self.former.backbone.form(facts.encoded).samples:
             return None
         share = None if self.policy.share == "auto" else self.policy.share
         share = MOST if facts.chunk_id in self.glue else share  # few of a short text's tokens are alike

@@ -62,7 +62,7 @@ class Spots:
         pairs = enumerate(zip(known, chunks, strict=False))
         same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(known), len(chunks)))
         near = chunks[max(0, same - 1) :]  # neighbours may not touch
-        extents = self.backbone.extents([(c.chunk_id, c.encoded) for c in near])
+        extents = self.backbone.extents.of_all([(c.chunk_id, c.encoded) for c in near])
         if extents is None:
             whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
             return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]

@@ -239,7 +239,7 @@ class KameraWindow(Contents):
             self._audit_one()
             if keep:
                 self.append(asker.exchange(question, rows[0]))
-            texts = [text for row in rows if (text := self._backbone.detokenize(row)) is not None]
+            texts = [text for row in rows if (text := self._backbone.builder.detokenize(row)) is not None]
             if texts:
                 return texts[0] if len(texts) == 1 else texts
             return rows[0] if len(rows) == 1 else list(rows)

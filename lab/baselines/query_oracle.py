@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kamera.engines.hf import forwards
 from kamera.ops import kv_tokens
 from lab.arms import Served
 from lab.attention import attention_mass
@@ -38,7 +39,7 @@ class QueryOracle(Budgeted):
             scene.backbone,
             question,
             scene.question_positions(int(question.shape[0])),
-            scene.backbone.cache([scene.context, scene.conditioned]),
+            forwards.cache(scene.backbone, [scene.context, scene.conditioned]),
         )
         live = set(live_layers(scene))
         rows = [highest(m[before:], count if i in live else 0) for i, m in enumerate(masses)]

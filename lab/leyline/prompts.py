@@ -134,4 +134,4 @@ class Desk:
 
     def plain(self, messages: Messages) -> torch.Tensor:
         """Logits ``[vocabulary]`` behind the whole prompt, nothing cached."""
-        return self.backbone.ask_whole(self.conversations.whole(messages)).float()
+        return self.backbone.plain.logits(self.conversations.whole(messages)).float()

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from kamera.cli.options import Dtype, Loading
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, describe
 from lab.paper import (
     basis,
     deficit,
@@ -132,7 +132,7 @@ def measure_family(
         done = min(tally.questions(table) for table in tables)
         index += 1
         yield Progress(name, min(done, items), items)
-    scene, what = stage.scene(MAIN), backbone.describe()
+    scene, what = stage.scene(MAIN), describe(backbone)
     yield Findings(
         name,
         what.model_class,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kamera.certify.metrics import Items, kl_items
+from kamera.engines.hf import forwards
 from kamera.ops import KV
 from kamera.testbed import Question
 from lab.arms import Arm, Served
@@ -68,7 +69,7 @@ class Trial:
 
     def answer_id(self, answer: str) -> int:
         """The one token an answer is."""
-        return int(self.scene.backbone.tokenize(answer)[0])
+        return int(self.scene.backbone.builder.tokenize(answer)[0])
 
     def logits(self, kv: KV, chosen: Sequence[int] | None = None) -> torch.Tensor:
         """Next-token logits ``[questions, vocabulary]`` behind the target's KV ``kv``.
@@ -78,7 +79,7 @@ class Trial:
         asked = self.ids if chosen is None else [self.ids[i] for i in chosen]
         for length in {len(ids) for ids in asked} - set(self._places):
             self._places[length] = self.scene.question_positions(length)
-        past = self.scene.backbone.cache([self.scene.context, kv])
+        past = forwards.cache(self.scene.backbone, [self.scene.context, kv])
         return ask_side_by_side(self.scene.backbone, asked, [self._places[len(ids)] for ids in asked], past)
 
     @cached_property

@@ -36,7 +36,7 @@ def replay_turns(
     conversations = Conversations(backbone.processor)
     shaped = [edited(rule, m, i) for i, m in enumerate(turns)]
     ruled = [conversations.render(m) for m in shaped]
-    wanted = [backbone.ask_whole(conversations.whole(m)).float() for m in shaped]
+    wanted = [backbone.plain.logits(conversations.whole(m)).float() for m in shaped]
     costs = {name: counted(ruled, reuse) for name, reuse in COUNTED.items()}
     if batched is not None:
         late = [conversations.render(edited(batched, m, i)) for i, m in enumerate(turns)]

@@ -88,7 +88,7 @@ def _session(backbone: HfEngine, draw: random.Random, turns: int, stop: float) -
             _edit(draw, history)
         shown = history if shows else spoken(policies.keep_all())(history, 0)
         logits = session.next_token_logits(shown)
-        wanted = backbone.ask_whole(conversations.whole(shown))
+        wanted = backbone.plain.logits(conversations.whole(shown))
         offs.append(float((logits - wanted).norm() / wanted.norm()))
         if time.monotonic() > stop:
             break

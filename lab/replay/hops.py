@@ -113,7 +113,7 @@ def _see(desk: Desk, hop: Hop, told: dict[tuple[str, str], _Told]) -> None:
             logits = new if arm == "no cache" else chats[arm].fork().next_token_logits(asked(after, question))
             one = told[hop.edit, arm]
             one.judge.see(logits, full, new)
-            said = desk.backbone.detokenize(logits.argmax()[None]) or ""
+            said = desk.backbone.builder.detokenize(logits.argmax()[None]) or ""
             one.right.append(said.strip() == answer)
 
 

@@ -26,7 +26,7 @@ import torch
 from kamera import ChatSession
 from kamera.content import Chunk, Conversations, Message, Rendered, Segment, media_items
 from kamera.edits import edited, policies
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.encode import batched, decoder_arguments
 from lab.replay.counted import Reuse, imc, nothing, prefix
 from lab.replay.scripts import screens
@@ -75,15 +75,15 @@ class Bare:
         chunk = backbone.chunk_from_tensors(prompt.ids[start:], label="rest", **_taken(backbone, lost))
         whole = backbone.chunk_from_tensors(prompt.ids, label="whole", **_taken(backbone, shown))
         positions = backbone.positions([prompt.ids], [whole.position_inputs()])[:, start:]
-        cache = backbone.cache([noise_kv(backbone, start, seed=1)] if start else [])
+        cache = forwards.cache(backbone, [noise_kv(backbone, start, seed=1)] if start else [])
         held = backbone.encode(chunk) if encoded else None
         new = [self._alone(prompt, s, media[str(s.media)]) for s in gone if s.media not in encoded]
 
         def run() -> torch.Tensor:
             for picture in new if held else ():
                 backbone.encode(picture)
-            arguments = decoder_arguments(held or backbone.encode(chunk), backbone.device) | {
-                "position_ids": batched(positions).to(backbone.device),
+            arguments = decoder_arguments(held or backbone.encode(chunk), backbone.model.device) | {
+                "position_ids": batched(positions).to(backbone.model.device),
                 "past_key_values": cache,
                 "use_cache": True,
             }

@@ -21,14 +21,14 @@ def places(backbone: Engine, lengths: Sequence[int]) -> list[torch.Tensor]:
 def prefilled(backbone: Engine, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV] = ()) -> KV:
     """KV of text ``ids`` ``[tokens]`` at ``positions`` behind spans that stand where they were computed."""
     live = shown(backbone, behind, len(ids)) if any(map(kv_tokens, behind)) else None
-    return backbone.prefill(Encoded(ids, {}, {}), positions, live)
+    return backbone.prefill([Encoded(ids, {}, {})], [positions], live)[0]
 
 
 def answered(
     backbone: Engine, ids: torch.Tensor, positions: torch.Tensor, behind: Sequence[KV]
 ) -> torch.Tensor:
     """Log-probabilities ``[vocabulary]``, float64, of the token after ``ids``."""
-    logits = backbone.ask(ids, positions, shown(backbone, behind, len(ids)))
+    logits = backbone.ask([ids], positions, shown(backbone, behind, len(ids)))[0][-1]
     return torch.log_softmax(logits.double(), -1)
 
 
@@ -53,7 +53,7 @@ def texts(
     Raises `ValueError` for a text that is too short.
     """
     if text is None:
-        size = backbone.token_count
+        size = backbone.builder.token_count
         generator = torch.Generator().manual_seed(seed)
         special = set(
             getattr(getattr(backbone.processor, "tokenizer", backbone.processor), "all_special_ids", ())
@@ -62,7 +62,7 @@ def texts(
             sorted(set(range(min(3, size - 1), size)) - special - {*backbone.builder.vision_tokens})
         )
         return [usable[torch.randint(len(usable), (length,), generator=generator)] for _ in range(count)]
-    ids = backbone.tokenize(text)
+    ids = backbone.builder.tokenize(text)
     if len(ids) < length + count - 1:
         raise ValueError(
             f"the text has {len(ids)} tokens, {count} runs of {length} need {length + count - 1}: give a "

@@ -88,7 +88,7 @@ def served(
 ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Per service: the frame's tier; right, agrees with the re-prefill, and drift of every question."""
     questions = stage.questions(order)
-    truth = torch.tensor([int(backbone.tokenize(str(q.answer))[0]) for q in questions])
+    truth = torch.tensor([int(backbone.builder.tokenize(str(q.answer))[0]) for q in questions])
     chunks = [*stage.chunks(order), stage.chunk(TARGET)]
 
     def window(policy: ReusePolicy, store: ChunkStore) -> KameraWindow:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.ops import KV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from kamera.ops.layout import Layout
@@ -76,7 +76,7 @@ def _line(backbone: HfEngine, length: int, settings: Settings) -> list[Row]:
     layout, device = backbone.layout, torch.device(settings.device)
     context = noise_kv(backbone, CONTEXT, seed=1)
     canonical = noise_kv(backbone, length, seed=2)
-    slot = kv_slice(backbone.room(CONTEXT + length), CONTEXT, CONTEXT + length)
+    slot = kv_slice(forwards.room(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
     patch = noise_patch(canonical, layout)
     offset = [CONTEXT] * backbone.axes
     plain = kv_bytes(canonical)
@@ -97,8 +97,8 @@ def _line(backbone: HfEngine, length: int, settings: Settings) -> list[Row]:
     arms = [
         Arm(
             "re-prefill",
-            lambda cache: backbone.run(chunk, places, cache),
-            lambda: backbone.cache([context]),
+            lambda cache: forwards.run(backbone, chunk, places, cache),
+            lambda: forwards.cache(backbone, [context]),
         ),
         *(Arm(name, _apply(slot, way, layout, offset)) for name, way in ways.items()),
         *(copy_arm(f"copy, {name}", way.moved, device) for name, way in ways.items()),

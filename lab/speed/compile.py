@@ -15,7 +15,7 @@ from itertools import count
 import torch
 
 from kamera import Chunk, ChunkStore
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.ops import KV, deficit, kv_copy
 from kamera.store import CanonicalRecord, PatchRecord
 from kamera.window import former_of, keep_orbit
@@ -92,7 +92,7 @@ def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
     context = noise_kv(backbone, in_front, seed=1)
 
     def forward(positions: torch.Tensor, past: KV) -> KV:
-        kv, _ = backbone.run(span, positions, backbone.cache([past]))
+        kv, _ = forwards.run(backbone, span, positions, forwards.cache(backbone, [past]))
         return kv_copy(kv)
 
     canonical, conditioned = forward(alone, anchor.kv), forward(there, context)
@@ -106,8 +106,16 @@ def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
     )
     recall = next(m for m in deck.moves() if m.name == RECALL)
     return (
-        Arm(CANONICAL, lambda past: backbone.run(span, alone, past), lambda: backbone.cache([anchor.kv])),
-        Arm(CONDITIONED, lambda past: backbone.run(span, there, past), lambda: backbone.cache([context])),
+        Arm(
+            CANONICAL,
+            lambda past: forwards.run(backbone, span, alone, past),
+            lambda: forwards.cache(backbone, [anchor.kv]),
+        ),
+        Arm(
+            CONDITIONED,
+            lambda past: forwards.run(backbone, span, there, past),
+            lambda: forwards.cache(backbone, [context]),
+        ),
         Arm(DEFICIT, lambda: deficit(conditioned, canonical, backbone.layout, offset)),
         Arm(FACTORS, lambda: POLICY.budget.form(deltas, backbone.layout, canonical)),
         _storing(*records),

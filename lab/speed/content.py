@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from kamera.content import Chunk
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.ops import KV, Patch, kv_of
 from kamera.ops.layout import Layout
 from kamera.trust import ReusePolicy
@@ -67,7 +67,7 @@ def _patches(preset: Preset, rows: int, columns: int, generator: torch.Generator
 
 def noise_kv(backbone: HfEngine, tokens: int, seed: int) -> KV:
     """Normal noise in the shape of a span's KV, where the model keeps it."""
-    made = backbone.room(tokens)
+    made = forwards.room(backbone, tokens)
     for i, layer in enumerate(made):
         for j, tensor in enumerate(layer.values()):
             generator = torch.Generator(tensor.device).manual_seed(seed * 10_000 + i * 10 + j)

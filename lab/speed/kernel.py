@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from kamera.engines.hf import forwards
 from kamera.ops import Patch, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from lab.speed.apply import CONTEXT
@@ -35,7 +36,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
     for done, length in enumerate(settings.lengths):
         step(done, len(settings.lengths))
         canonical = noise_kv(backbone, length, seed=2)
-        slot = kv_slice(backbone.room(CONTEXT + length), CONTEXT, CONTEXT + length)
+        slot = kv_slice(forwards.room(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
         offset = [CONTEXT] * backbone.axes
         source = torch.ones(kv_bytes(canonical), dtype=torch.uint8, device=settings.device)
         into = torch.zeros_like(source)

@@ -18,7 +18,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
 from kamera.ops import relocate_kv
@@ -113,7 +113,7 @@ class Scene:
             ],
             GONE: [
                 Arm("kamera, slide", self.slide, self.both),
-                Arm("prefix cache", self.after_anchor, lambda: self.backbone.cache([self.anchor])),
+                Arm("prefix cache", self.after_anchor, lambda: forwards.cache(self.backbone, [self.anchor])),
             ],
         }
         timed = measure(
@@ -184,7 +184,7 @@ class Scene:
     # -- the others ----------------------------------------------------------------------------
 
     def behind_context(self) -> ModelCache:
-        return self.backbone.cache([self.before])
+        return forwards.cache(self.backbone, [self.before])
 
     def reprefill(self, cache: ModelCache) -> torch.Tensor:
         return self._logits(self._hidden(self.encoded, self.back, cache))
@@ -209,7 +209,7 @@ class Scene:
 
     def _hidden(self, encoded: Encoded, positions: torch.Tensor, cache: ModelCache) -> torch.Tensor:
         """Segment and question through the decoder in one forward."""
-        device = self.backbone.device
+        device = self.backbone.model.device
         arguments = decoder_arguments(encoded, device) | {
             "position_ids": batched(positions).to(device),
             "past_key_values": cache,

@@ -14,7 +14,7 @@ import torch
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord
 from kamera.window import former_of
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
@@ -124,7 +124,7 @@ def _with_text(chunk: Chunk, backbone: HfEngine, tokens: int) -> Chunk:
 
 
 def _token_bytes(backbone: HfEngine, *, phased_only: bool) -> int:
-    held = zip(backbone.layout, backbone.room(0), strict=True)
+    held = zip(backbone.layout, forwards.room(backbone, 0), strict=True)
     return sum(
         c.features * layer[c.name].element_size()
         for spec, layer in held

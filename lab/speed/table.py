@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, describe
 from lab.speed.machine import commit, machine
 from lab.speed.presets import Preset
 from lab.speed.settings import Settings
@@ -87,7 +87,7 @@ def times(timed: Measured, arm: str) -> Row:
 
 def model_facts(shape: Preset, backbone: HfEngine) -> dict[str, Any]:
     """What a result says of its model."""
-    described = backbone.describe()
+    described = describe(backbone)
     return {
         "checkpoint": shape.checkpoint,
         "stands for": shape.stands_for,

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kamera import ChunkStore
+from kamera.engines.hf import forwards
 from kamera.ops import kv_map
 from kamera.ops.kernels import serve
 from kamera.store.digests import DIGESTS, DigestName
@@ -80,14 +81,14 @@ class Reader:
 
     def __init__(self, store: ChunkStore, stock: Stock, chunk_id: str) -> None:
         self._store, self._stock, self._chunk_id = store, stock, chunk_id
-        self.slot = stock.backbone.room(stock.tokens)
+        self.slot = forwards.room(stock.backbone, stock.tokens)
         self._offset = [stock.tokens] * stock.backbone.axes
 
     def whole(self) -> None:
         """All of it is read, then all of it applied."""
         record = self._store.get_canonical(self._stock.context, self._chunk_id)
         assert record is not None
-        kv = kv_map(record.kv, lambda t: t.to(self._stock.backbone.device))
+        kv = kv_map(record.kv, lambda t: t.to(self._stock.backbone.model.device))
         serve(self.slot, kv, self._stock.factors, self._stock.backbone.layout, self._offset)
 
 

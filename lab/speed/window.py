@@ -121,8 +121,8 @@ def sustained(deck: Deck) -> Row:
         spare = deck.spare().id
         began = perf_counter()
         reports = deck.window.recall(spare), deck.window.slide()
-        if deck.stock.backbone.device.type == "cuda":
-            torch.cuda.synchronize(deck.stock.backbone.device)
+        if deck.stock.backbone.model.device.type == "cuda":
+            torch.cuda.synchronize(deck.stock.backbone.model.device)
         taken.append(perf_counter() - began)
         deck.forwards += sum(r.forwards for r in reports)
     return {

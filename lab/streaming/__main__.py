@@ -129,8 +129,8 @@ def _ask(
     asked: Asked,
     rows: dict[str, list[dict[str, Any]]],
 ) -> None:
-    ids = backbone.tokenize(asked.text + anchor.tail)
-    truth = int(backbone.tokenize(asked.truth)[0])
+    ids = backbone.builder.tokenize(asked.text + anchor.tail)
+    truth = int(backbone.builder.tokenize(asked.truth)[0])
     said = {name: keeper.logits(ids).float().cpu() for name, keeper in keepers.items()}
     reference = said[REFERENCE]
     for name, logits in said.items():

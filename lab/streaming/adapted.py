@@ -48,4 +48,4 @@ class Adapted:
         facts = [desk.facts[name] for name in self.arm.order]
         live.show([desk.still(desk.anchor.kv), *self.arm.shown], room=question.shape[0])
         positions = text_positions(desk.backbone, desk.anchor.input_ids, facts, question)
-        return desk.backbone.ask(question, positions, live)
+        return desk.backbone.ask([question], positions, live)[0][-1]

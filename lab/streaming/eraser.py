@@ -19,7 +19,7 @@ from einops import rearrange
 
 from kamera import testbed
 from kamera.content import Chunk
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.encode import batched
 from kamera.ops import KV, Layout, kv_of, relocate_kv
 from kamera.patches import Anchor
@@ -139,7 +139,7 @@ def _samples(backbone: HfEngine, anchor: Anchor, window: int, count: int) -> Ite
             seen.append(prefilled(backbone, anchor, seen, frame))
         for frame in encoded[1:]:
             alone.append(prefilled(backbone, anchor, alone, frame))
-        ids = [backbone.tokenize(text + anchor.tail) for text in texts]
+        ids = [backbone.builder.tokenize(text + anchor.tail) for text in texts]
         wanted = torch.stack([asked(backbone, anchor, alone, one) for one in ids])
         yield Sample(seen[0], seen[1:], ids, wanted)
         count -= 1
@@ -150,7 +150,7 @@ def _loss(backbone: HfEngine, anchor: Anchor, eraser: Eraser, sample: Sample) ->
     held = [Held(sample.left.encoded, eraser.steering(sample.left), sample.left.positions), *sample.survivors]
     losses = []
     for ids, wanted in zip(sample.asked, sample.wanted, strict=True):
-        past = backbone.cache([anchor.kv, *(item.kv for item in held)])
+        past = forwards.cache(backbone, [anchor.kv, *(item.kv for item in held)])
         said = backbone.model(
             input_ids=ids[None],
             position_ids=batched(behind(anchor, held, ids)),

@@ -59,6 +59,6 @@ def answering(window: KameraWindow, question: torch.Tensor) -> str:
             span = Span(former.canonical(facts).kv, None, (0,) * backbone.axes)
             behind.show([former.anchor_span, span], room=question.shape[0])
             places = text_positions(backbone, former.anchor.input_ids, [facts], question)
-            logits = backbone.ask(question, places, behind)
+            logits = backbone.ask([question], places, behind)[0][-1]
             sure[row.chunk_id] = float(logits.float().softmax(-1).max())
     return max(sure, key=lambda chunk_id: sure[chunk_id])

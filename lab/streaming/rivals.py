@@ -17,7 +17,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines import Span
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.ops import KV, relocate_kv, uniform_offset
 from kamera.patches import Anchor
 from lab.attention import attention_mass
@@ -109,7 +109,7 @@ class ReKV:
         """Behind the frames that the question's own attention, summed over layers, chooses."""
         backbone, anchor = self.stream.backbone, self.stream.anchor
         every = _closed_up(backbone, anchor, self.stream.every)
-        past = backbone.cache([anchor.kv, *(held.kv for held in every)])
+        past = forwards.cache(backbone, [anchor.kv, *(held.kv for held in every)])
         masses = attention_mass(backbone, question, behind(anchor, every, question), past)
         lengths = [anchor.length, *(held.positions.shape[1] for held in every)]
         mass = torch.stack([layer for layer in masses if layer.numel()]).sum(0).split(lengths)[1:]
@@ -132,7 +132,7 @@ def prefilled(backbone: HfEngine, anchor: Anchor, held: Sequence[Held], encoded:
     still = (0,) * backbone.axes
     spans = [Span(kv, None, still) for kv in (anchor.kv, *(item.kv for item in held))]
     live.show(spans, room=alone.shape[1])
-    return Held(encoded, backbone.prefill(encoded, positions, live), positions)
+    return Held(encoded, backbone.prefill([encoded], [positions], live)[0], positions)
 
 
 def _closed_up(backbone: HfEngine, anchor: Anchor, held: list[Held]) -> list[Held]:
@@ -155,5 +155,5 @@ def behind(anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torc
 
 def asked(backbone: HfEngine, anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
     """Next-token logits ``[vocabulary]`` of a question behind ``held``."""
-    past = backbone.cache([anchor.kv, *(item.kv for item in held)])
-    return backbone.forward(question, behind(anchor, held, question), past)
+    past = forwards.cache(backbone, [anchor.kv, *(item.kv for item in held)])
+    return forwards.forward(backbone, question, behind(anchor, held, question), past)

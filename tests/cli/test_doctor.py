@@ -32,7 +32,7 @@ def test_a_supported_model_is_described_and_every_proof_shown(capsys):
     assert document["processor"]["class"] == type(vision_backbone().processor).__name__
     assert document["modalities"] == ["text", "image", "video as images"]
     prefix = vision_backbone().builder.seams("You watch.").prefix
-    assert document["anchor_tokens"] == len(vision_backbone().tokenize(prefix))
+    assert document["anchor_tokens"] == len(vision_backbone().builder.tokenize(prefix))
     assert document["notes"] == []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import Settings, read_plan, run_plan
+from kamera.engines.hf import describe
 from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
 from kamera.store import StoreAdmin
@@ -95,7 +96,7 @@ def test_a_saved_window_is_shown(capsys, made):
     copy = document["chunks"][1]["copies"]["copy"]
     assert copy["rank"] == 4
     assert copy["percent_of_kv"] == pytest.approx(100 * copy["patch_bytes"] / copy["kv_bytes"])
-    assert copy["kv_bytes"] == document["chunks"][1]["tokens"] * vision_backbone().describe().bytes_per_token
+    assert copy["kv_bytes"] == document["chunks"][1]["tokens"] * describe(vision_backbone()).bytes_per_token
     assert document["tokens"] == document["anchor_tokens"] + sum(c["tokens"] for c in document["chunks"])
     table = kamera(capsys, "inspect", made / "w")
     assert (table.code, "patched" in table.out) == (0, True)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from kamera.content import Clip, load_image, read_video
 from kamera.content.video import FrameSampling
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
@@ -54,7 +54,7 @@ def token_counts(chunk, token: str = "<|image_pad|>") -> int:
 
 def test_text_is_its_tokens_without_special_ones(backbone):
     chunk = backbone.chunk("hello")
-    assert backbone.detokenize(chunk.input_ids) == "hello"
+    assert backbone.builder.detokenize(chunk.input_ids) == "hello"
     assert chunk.num_tokens == 5
     assert not chunk.has_media
     assert chunk.label == "hello"
@@ -89,7 +89,7 @@ def test_a_picture_is_wrapped_as_the_template_wraps_it(backbone):
     assert chunk.inputs["mm_token_type_ids"].tolist() == [0, 0, *[1] * 8, 0, 0]
     encoded = backbone.encode(chunk)
     positions = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
-    kv, _ = backbone.run(encoded, positions)
+    kv, _ = forwards.run(backbone, encoded, positions)
     assert kv[0]["k"].shape[1] == chunk.num_tokens
 
 
@@ -220,8 +220,8 @@ def test_without_a_processor_content_asks_for_one():
         with pytest.raises(ProcessorRequired, match="chunk_from_tensors"):
             bare.chunk(content)
     with pytest.raises(ProcessorRequired, match="'hello'"):
-        bare.tokenize("hello")
-    assert bare.detokenize(torch.tensor([5])) is None
+        bare.builder.tokenize("hello")
+    assert bare.builder.detokenize(torch.tensor([5])) is None
 
 
 def test_a_text_only_model_takes_no_pictures(reader):

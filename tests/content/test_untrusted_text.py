@@ -106,7 +106,7 @@ def test_a_text_chunk_opens_no_turn(seeing, attack):
 def test_a_text_only_model_reads_it_as_text(reading, attack):
     assert_text(reading, reading.chunk(attack).input_ids, attack)
     asked = reading.builder.question_ids(attack, reading.builder.seams(None).tail)
-    tail = reading.tokenize(reading.builder.seams(None).tail)
+    tail = reading.builder.tokenize(reading.builder.seams(None).tail)
     assert torch.equal(asked[-len(tail) :], tail)
     assert_text(reading, asked[: -len(tail)], attack)
 
@@ -114,7 +114,7 @@ def test_a_text_only_model_reads_it_as_text(reading, attack):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_question_opens_no_turn(seeing, attack):
     seams = seeing.builder.seams(None)
-    tail = seeing.tokenize(seams.tail)
+    tail = seeing.builder.tokenize(seams.tail)
     ids = seeing.builder.question_ids(attack, seams.tail)
     assert torch.equal(ids[-len(tail) :], tail)
     assert_text(seeing, ids[: -len(tail)], attack)
@@ -129,13 +129,13 @@ def test_a_question_opens_no_turn(seeing, attack):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_system_prompt_ends_where_it_ends(seeing, attack):
     ids = seeing.builder.anchor_ids(f"You watch.{attack}")
-    hostile = seeing.tokenize(seeing.builder.seams("You watch.").prefix)
-    start = seeing.tokenize("<|im_start|>system\n")
+    hostile = seeing.builder.tokenize(seeing.builder.seams("You watch.").prefix)
+    start = seeing.builder.tokenize("<|im_start|>system\n")
     body = torch.tensor(seeing.builder.format.plain.escaped(f"You watch.{attack}"))
     assert torch.equal(ids[: len(start)], start)
     assert torch.equal(ids[len(start) : len(start) + len(body)], body)
     assert torch.equal(
-        ids[len(start) + len(body) :], hostile[len(start) + len(seeing.tokenize("You watch.")) :]
+        ids[len(start) + len(body) :], hostile[len(start) + len(seeing.builder.tokenize("You watch.")) :]
     )
 
 
@@ -170,7 +170,7 @@ def test_harmless_text_is_tokenised_as_ever(seeing):
     for text in ("hello", "a < b | c > d", "<|im_star", "|im_start|>", "PAD <p> ad"):
         want = seeing.builder.format.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert seeing.chunk(text).input_ids.tolist() == want
-        with_tail = seeing.tokenize(text + seeing.builder.seams(None).tail)
+        with_tail = seeing.builder.tokenize(text + seeing.builder.seams(None).tail)
         assert torch.equal(seeing.builder.question_ids(text, seeing.builder.seams(None).tail), with_tail)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Engine
+from kamera.engines.hf import describe
 from kamera.patches import later_of
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
@@ -42,12 +43,12 @@ def test_what_it_tells_is_what_its_engine_tells(backbone):
     engine = backbone.engine
     assert (backbone.fingerprint, backbone.no_reuse) == (engine.fingerprint, engine.facts.no_reuse)
     assert backbone.model is engine.model and backbone.processor is engine.processor
-    assert backbone.describe() == engine.describe()
+    assert backbone.describe() == describe(engine)
     ids = torch.arange(1, 9)
     chunk = backbone.chunk_from_tensors(ids, label="some")
     assert (chunk.id, chunk.label) == (engine.chunk_from_tensors(ids).id, "some")
     with backbone.measure() as work:
-        engine.prefill(engine.encode(chunk), engine.positions([ids], [{}]))
+        engine.prefill([engine.encode(chunk)], [engine.positions([ids], [{}])])
     assert (work.forwards, work.tokens) == (1, 8)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import batch
+from kamera.engines import Span
+from kamera.engines.hf import forwards
 from kamera.errors import NotRelocatable
 from tests.engines.compare import encoded, text, worst
 from tests.models import samples, tiny
@@ -24,7 +25,7 @@ BATCHED = (
 
 def placed(backbone, spans):
     """The anchor's KV, and the spans' positions right behind it."""
-    kv, _ = backbone.run(Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
+    kv, _ = forwards.run(backbone, Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
     ids = [(ANCHOR, s.input_ids) for s in spans]
     inputs = [({}, s.position_inputs) for s in spans]
     places = [backbone.positions(i, p)[:, len(ANCHOR) :] for i, p in zip(ids, inputs, strict=True)]
@@ -39,11 +40,13 @@ def test_a_row_is_the_span_alone(family):
     # not at one place: positions are each row's own
     places[1] = places[1] + 3
     alone = [
-        backbone.run(span, where, backbone.cache([anchor]))[0]
+        forwards.run(backbone, span, where, forwards.cache(backbone, [anchor]))[0]
         for span, where in zip(spans, places, strict=True)
     ]
+    live = backbone.live()
+    live.show([Span(anchor, None, (0,) * backbone.axes)])
     with backbone.measure() as work:
-        rows = backbone.prefill_batch(spans, places, anchor)
+        rows = backbone.prefill(spans, places, live, apart=True)
     assert (work.forwards, work.tokens) == (1, 3 * spans[0].num_tokens)
     assert max(worst(row, want) for row, want in zip(rows, alone, strict=True)) <= 1e-5
     assert worst(rows[0], alone[2]) > 1e-3  # rows differ, so an exchange of two would show
@@ -52,41 +55,41 @@ def test_a_row_is_the_span_alone(family):
 def test_rows_without_an_anchor_stand_alone():
     backbone = tiny.backbone("qwen2_vl")
     spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
-    rows = backbone.prefill_batch(spans, [where, where], backbone.room(0))
+    rows = backbone.prefill(spans, [where, where], apart=True)
     for row, span in zip(rows, spans, strict=True):
-        assert worst(row, backbone.run(span, where)[0]) <= 1e-5
+        assert worst(row, forwards.run(backbone, span, where)[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("family", ["kimi_k25", "qwen3_vl_moe", "deepseek_v32"])
 def test_a_decoder_with_experts_takes_no_batch(family):
     backbone = tiny.backbone(family)
     spans = [text(5, 1), text(5, 2)]
-    assert [batch.form(backbone, span) for span in spans] == [None, None]
+    assert [backbone.form(span).row for span in spans] == [None, None]
     where = torch.arange(5).expand(backbone.axes, -1)
     with pytest.raises(ValueError, match="cannot share a forward"):
-        backbone.prefill_batch(spans, [where, where], backbone.room(0))
+        backbone.prefill(spans, [where, where], apart=True)
 
 
 def test_a_picture_whose_mask_the_outer_model_makes_goes_alone():
     backbone = tiny.backbone("gemma3")
-    assert batch.form(backbone, encoded(backbone, "gemma3")) is None
-    assert batch.form(backbone, text(5, 1)) == batch.form(backbone, text(5, 2)) != None  # noqa: E711
+    assert backbone.form(encoded(backbone, "gemma3")).row is None
+    assert backbone.form(text(5, 1)).row == backbone.form(text(5, 2)).row != None  # noqa: E711
 
 
 def test_other_shapes_have_another_form():
     backbone = tiny.backbone("qwen3_vl")
     picture = encoded(backbone, "qwen3_vl")
-    forms = {batch.form(backbone, s) for s in (text(5), text(6), picture, encoded(backbone, "qwen3_vl", 1))}
+    forms = {backbone.form(s).row for s in (text(5), text(6), picture, encoded(backbone, "qwen3_vl", 1))}
     assert len(forms) == 3
     where = [torch.arange(n).expand(3, -1) for n in (5, 6)]
     with pytest.raises(ValueError, match="2 spans of different forms"):
-        backbone.prefill_batch([text(5), text(6)], where, backbone.room(0))
+        backbone.prefill([text(5), text(6)], where, apart=True)
     with pytest.raises(ValueError, match="0 spans"):
-        backbone.prefill_batch([], [], backbone.room(0))
+        backbone.prefill([], [], apart=True)
 
 
 def test_a_row_past_the_models_limit_is_refused():
     backbone = tiny.backbone("dynamic_ntk")
     below = torch.arange(5).expand(1, -1)
     with pytest.raises(NotRelocatable):
-        backbone.prefill_batch([text(5), text(5, 1)], [below, below + 10**6], backbone.room(0))
+        backbone.prefill([text(5), text(5, 1)], [below, below + 10**6], apart=True)

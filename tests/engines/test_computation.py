@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kamera import ChunkStore
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine, Observer, forwards
 from kamera.engines.hf.computation import computation
 from kamera.errors import ComputationChanged, IncompatibleChunk
 from tests.models import samples, tiny
@@ -273,7 +273,7 @@ def test_use_leaves_the_fingerprint_and_two_builds_agree(family: str):
     before, moves = backbone.fingerprint, backbone.identity.moves
     chunk = samples.chunk(backbone, samples.sample(family))
     spans = backbone.encode(chunk)
-    backbone.run(spans, backbone.positions([chunk.input_ids], [chunk.position_inputs()]))
+    forwards.run(backbone, spans, backbone.positions([chunk.input_ids], [chunk.position_inputs()]))
     with torch.no_grad():
         backbone.model(input_ids=samples.text_ids(9)[None])
     assert (backbone.fingerprint, backbone.identity.moves) == (before, moves)

@@ -97,7 +97,7 @@ def test_a_session_answers_by_the_plain_model_and_says_why():
     inputs = session._conversations.whole(TALK[:1], tools=None)
     with torch.no_grad():
         plain = model.generate(**inputs, **GREEDY)[0, inputs["input_ids"].shape[1] :]
-    assert turn.text == backbone.detokenize(plain)
+    assert turn.text == backbone.builder.detokenize(plain)
     assert turn.report.uncached.startswith("UnsupportedBackbone: the forward of this Qwen2_5_VL")
     assert store.ls() == []
 

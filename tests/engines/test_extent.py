@@ -32,7 +32,7 @@ def test_sums_of_extents_are_the_models_own_positions(family, order, anchor):
     ids = [torch.zeros(anchor, dtype=torch.int64), *(c.encoded.input_ids for c in chunks)]
     question = torch.tensor([3, 4, 5])
     whole = backbone.positions([*ids, question], [{}, *(c.position_inputs for c in chunks), {}])
-    assert all(backbone.extents([(c.chunk_id, c.encoded)]) for c in chunks)
+    assert all(backbone.extents.of_all([(c.chunk_id, c.encoded)]) for c in chunks)
     places = compact_positions(backbone, ids[0], chunks)
     tail = text_positions(backbone, ids[0], chunks, question)
     assert torch.equal(torch.cat([whole[:, :anchor], *places, tail], dim=1), whole)
@@ -49,7 +49,7 @@ def test_positions_that_depend_on_antecedents_have_no_extent():
             at += span.shape[0]
         return torch.cat(places)[None]
 
-    extents = Extents(positions)
+    extents = Extents(positions, ())
     assert extents.of("odd", torch.arange(7), {}) is None
     assert extents.of("even", torch.arange(8), {}) is None  # five tokens of text stand before it
     assert extents.of("one", torch.arange(1), {}) is not None
@@ -63,8 +63,8 @@ def test_pictures_that_would_touch_are_left_to_the_model():
     kinds = encoded.position_inputs["mm_token_type_ids"]
     inside = kinds.nonzero().flatten()
     bare = {n: (t[inside] if n == "mm_token_type_ids" else t) for n, t in encoded.position_inputs.items()}
-    assert backbone.extents([("bare", Encoded(encoded.input_ids[inside], bare, {}))]) is None
-    assert backbone.extents([(chunk.id, encoded)]) is not None
+    assert backbone.extents.of_all([("bare", Encoded(encoded.input_ids[inside], bare, {}))]) is None
+    assert backbone.extents.of_all([(chunk.id, encoded)]) is not None
 
 
 def test_touching_pictures_are_left_to_the_model():
@@ -79,7 +79,7 @@ def test_touching_pictures_are_left_to_the_model():
     begins = backbone.chunk_from_tensors(torch.cat([chunk.input_ids[begin:end], text]), **grid)
     facts = [Facts(c.id, backbone.encode(c), "") for c in (ends, begins)]
     for f in facts:
-        assert backbone.extents([(f.chunk_id, f.encoded)]) is not None
+        assert backbone.extents.of_all([(f.chunk_id, f.encoded)]) is not None
     assert len(compact_positions(backbone, text, facts[::-1])) == 2
     with pytest.raises(RuntimeError):
         backbone.positions([f.encoded.input_ids for f in facts], [f.position_inputs for f in facts])

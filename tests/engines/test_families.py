@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Observer
+from kamera.engines.hf import Observer, forwards
 from kamera.ops import apply_patch, form_patch, kv_slice, relocate_kv, uniform_offset
 from tests.engines.compare import (
     encoded,
@@ -51,8 +51,8 @@ def test_relocation_equals_prefill_at_the_new_position(name, kind):
     b, offset = backbone(name), move(name, kind)
     span = encoded(b, name)
     (home,) = positions(b, span)
-    here, _ = b.run(span, home)
-    there, _ = b.run(span, shifted(home, offset))
+    here, _ = forwards.run(b, span, home)
+    there, _ = forwards.run(b, span, shifted(home, offset))
     assert worst(relocate_kv(here, b.layout, offset), there) <= bound(name)
     assert worst(here, there) > 1e-2  # or nothing would have had to move
 
@@ -63,8 +63,8 @@ def test_relocation_in_bfloat16_rounds_once_in_the_first_layer(name):
     offset = NEAR if name in LIMITED else OFFSETS["per_axis"][: b.axes]
     span = encoded(b, name)
     (home,) = positions(b, span)
-    here, _ = b.run(span, home)
-    there, _ = b.run(span, shifted(home, offset))
+    here, _ = forwards.run(b, span, home)
+    there, _ = forwards.run(b, span, shifted(home, offset))
     assert {t.dtype for layer in here for t in layer.values()} == {torch.bfloat16}
     assert worst(relocate_kv(here, b.layout, offset), there, layers=[0]) <= 1e-2
 
@@ -75,16 +75,16 @@ def test_a_full_patch_equals_the_conditioned_prefill_anywhere(name):
     before, span = encoded(b, name, seed=1), encoded(b, name, seed=2)
     (alone,) = positions(b, span)
     first, second = positions(b, before, span)
-    canonical, _ = b.run(span, alone)
-    _, cache = b.run(before, first)
-    conditioned, _ = b.run(span, second, cache)
+    canonical, _ = forwards.run(b, span, alone)
+    _, cache = forwards.run(b, before, first)
+    conditioned, _ = forwards.run(b, span, second, cache)
     there = offset_between(alone, second)
     patch = form_patch(conditioned, canonical, b.layout, there).patch
     blind = relocate_kv(canonical, b.layout, there)
     assert worst(blind, conditioned) > 1e-2  # or there would be nothing to absorb
     onward = move(name, "per_axis")
-    _, cache = b.run(before, shifted(first, onward))
-    expected, _ = b.run(span, shifted(second, onward), cache)
+    _, cache = forwards.run(b, before, shifted(first, onward))
+    expected, _ = forwards.run(b, span, shifted(second, onward), cache)
     for step, want in (((0,) * b.axes, conditioned), (onward, expected)):
         place = tuple(x + y for x, y in zip(there, step, strict=True))
         assert worst(apply_patch(canonical, patch, b.layout, place), want) <= bound(name)
@@ -113,8 +113,8 @@ def test_encode_then_prefill_equals_the_plain_model(name):
 
     cache = None
     for span, place in zip(spans[:2], places[:2], strict=True):
-        _, cache = b.run(span, place, cache)
-    logits = b.forward(chunks[2].input_ids, places[2], cache)
+        _, cache = forwards.run(b, span, place, cache)
+    logits = forwards.forward(b, chunks[2].input_ids, places[2], cache)
     assert relative(logits, out.logits[0, -1]) <= 1e-4
     for mine, theirs in zip(cache.layers, out.past_key_values.layers, strict=True):
         for tensor in ("keys", "values", "indexer_keys"):
@@ -161,8 +161,8 @@ def test_a_moved_canonical_equals_the_block_masked_model(name):
     at_anchor, home = positions(b, opening, span)
     first, *_, there = positions(b, before, opening, span)
     offset = uniform_offset(home, there)
-    _, cache = b.run(opening, at_anchor)
-    canonical, _ = b.run(span, home, cache)
+    _, cache = forwards.run(b, opening, at_anchor)
+    canonical, _ = forwards.run(b, span, home, cache)
 
     ids, inputs = samples.join(chunks)
     total, behind = ids.shape[1], before.num_tokens
@@ -193,8 +193,8 @@ def test_a_whole_clip_on_the_clock_relocates(name, seconds):
     _, there = positions(b, text(31), span)
     offset = uniform_offset(home, there)
     assert offset == (31, 31, 31)
-    here, _ = b.run(span, home)
-    want, _ = b.run(span, there)
+    here, _ = forwards.run(b, span, home)
+    want, _ = forwards.run(b, span, there)
     assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
 
 
@@ -205,8 +205,8 @@ def test_a_clip_of_timestamped_frames_relocates():
     _, there = positions(b, encoded(b, "qwen3_vl"), span)
     offset = uniform_offset(home, there)
     assert offset is not None
-    here, _ = b.run(span, home)
-    want, _ = b.run(span, there)
+    here, _ = forwards.run(b, span, home)
+    want, _ = forwards.run(b, span, there)
     assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
 
 
@@ -236,11 +236,11 @@ def test_sliding_layers_keep_every_token(name):
     b = backbone(name)
     long = text(30, seed=4)  # the window of these models is 8
     (place,) = positions(b, long)
-    kv, _ = b.run(long, place)
+    kv, _ = forwards.run(b, long, place)
     assert {t.shape[1] for layer in kv for t in layer.values()} == {30}
-    again = b.cache([kv_slice(kv, 0, 19)])
+    again = forwards.cache(b, [kv_slice(kv, 0, 19)])
     rest = Encoded(long.input_ids[19:], {}, {})
-    tail, _ = b.run(rest, place[:, 19:], again)
+    tail, _ = forwards.run(b, rest, place[:, 19:], again)
     assert worst(tail, [{n: t[:, 19:] for n, t in layer.items()} for layer in kv]) <= bound(name)
 
 
@@ -253,9 +253,9 @@ def test_pictures_attend_both_ways_from_stored_embeddings_too(name):
     b = backbone(name)
     span = encoded(b, name)
     (place,) = positions(b, span)
-    want, _ = b.run(span, place)
-    got, _ = HfEngine(build(name)).run(span, place)
+    want, _ = forwards.run(b, span, place)
+    got, _ = forwards.run(HfEngine(build(name)), span, place)
     assert worst(got, want) == 0
     blind = Encoded(span.input_ids, {}, span.tensors)
-    causal, _ = b.run(blind, place)
+    causal, _ = forwards.run(b, blind, place)
     assert worst(causal, want) > 1e-2

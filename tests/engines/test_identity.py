@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from kamera.engines.hf import Backbone, HfEngine
+from kamera.engines.hf import Backbone, HfEngine, describe, forwards
 from kamera.errors import UnsupportedBackbone
 from tests.engines.changes import Steering
 from tests.engines.compare import encoded, positions, worst
@@ -110,12 +110,12 @@ def test_two_loads_of_a_directory_are_one_backbone(tmp_path, dtype):
     model.save_pretrained(tmp_path)
     first, second = (Backbone.from_pretrained(tmp_path, dtype=dtype).engine for _ in range(2))
     assert first.fingerprint == second.fingerprint
-    assert first.describe().dtype == str(dtype).removeprefix("torch.")
+    assert describe(first).dtype == str(dtype).removeprefix("torch.")
     assert first.processor is None
     span = encoded(first, "qwen2_5_vl")
     (place,) = positions(first, span)
     memory = HfEngine(model)
-    assert worst(first.run(span, place)[0], memory.run(span, place)[0]) == 0
+    assert worst(forwards.run(first, span, place)[0], forwards.run(memory, span, place)[0]) == 0
     assert first.fingerprint == memory.fingerprint
 
 
@@ -132,7 +132,7 @@ def test_a_directory_brings_its_processor(tmp_path):
     processors.matching_model().save_pretrained(tmp_path)
     processors.tokenizer(processors.CHATML).save_pretrained(tmp_path)
     b = Backbone.from_pretrained(str(tmp_path)).engine
-    assert b.detokenize(b.chunk("hello").input_ids) == "hello"
+    assert b.builder.detokenize(b.chunk("hello").input_ids) == "hello"
 
 
 def test_what_is_no_model_directory_is_refused_by_name(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kamera.engines import Span, Written
+from kamera.engines.hf import forwards
 from kamera.engines.hf.cache import cache_length, read
 from kamera.engines.hf.live import LiveCache
 from kamera.ops import KV, LowRank, Patch, apply_patch, kv_bytes, kv_concat, kv_copy, kv_map, kv_tensors
@@ -28,7 +29,7 @@ def model(family: str):
 def span_of(backbone, length: int, seed: int, rank: int = 0) -> Span:
     """Some KV, and perhaps a patch for it."""
     generator = torch.Generator().manual_seed(seed)
-    kv = kv_map(backbone.room(length), lambda t: torch.randn(t.shape, generator=generator))
+    kv = kv_map(forwards.room(backbone, length), lambda t: torch.randn(t.shape, generator=generator))
     patch = None
     if rank:
         layers = [
@@ -106,12 +107,15 @@ def test_what_a_question_appends_is_forgotten():
     logits = []
     for _ in range(2):
         with live.lent() as cache:
-            logits.append(backbone.forward(ids, places, cache))
-            assert cache_length(cache) == backbone.room(0)[0]["k"].shape[1] + sum(s.length for s in spans) + 3
+            logits.append(forwards.forward(backbone, ids, places, cache))
+            assert (
+                cache_length(cache)
+                == forwards.room(backbone, 0)[0]["k"].shape[1] + sum(s.length for s in spans) + 3
+            )
     assert torch.equal(*logits)
     assert same_bits(shown(live), before)
-    slow = backbone.cache([wanted(backbone, spans)])
-    assert torch.allclose(logits[0], backbone.forward(ids, places, slow), atol=1e-5, rtol=1e-4)
+    slow = forwards.cache(backbone, [wanted(backbone, spans)])
+    assert torch.allclose(logits[0], forwards.forward(backbone, ids, places, slow), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,11 +126,11 @@ def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family, monkeypatch):
     live.show(spans_of(backbone, (3, 7), (0, 1)))
     before = shown(live)
     ids = torch.arange(20, 60)
-    slow = backbone.cache([before])
+    slow = forwards.cache(backbone, [before])
     with live.lent() as cache:
         for i in range(0, 40, 8):  # the room is full after the first
             places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50
-            got, want = (backbone.forward(ids[i : i + 8], places, c) for c in (cache, slow))
+            got, want = (forwards.forward(backbone, ids[i : i + 8], places, c) for c in (cache, slow))
             assert torch.allclose(got, want, atol=1e-5, rtol=1e-4)
     assert same_bits(shown(live), before)
 
@@ -139,10 +143,12 @@ def test_a_cache_of_several_sequences_leaves_the_room():
     ids = torch.tensor([[9, 10], [11, 12]])
     places = torch.arange(2).expand(backbone.axes, -1) + 30
     with live.lent() as cache:
-        both = backbone.forward_batch(ids, places, cache)[:, -1]
+        both = forwards.forward_batch(backbone, ids, places, cache)[:, -1]
     for row, logits in zip(ids, both, strict=True):
         with live.lent() as cache:
-            assert torch.allclose(backbone.forward(row, places, cache), logits, atol=1e-5, rtol=1e-4)
+            assert torch.allclose(
+                forwards.forward(backbone, row, places, cache), logits, atol=1e-5, rtol=1e-4
+            )
     assert same_bits(shown(live), before)
 
 
@@ -156,11 +162,11 @@ def test_two_branches_that_ask_at_once_do_not_share_a_tail():
     apart = []
     for ids in questions:
         with live.lent() as cache:
-            apart.append(backbone.forward(ids, places, cache))
+            apart.append(forwards.forward(backbone, ids, places, cache))
     with ExitStack() as both:
         caches = [both.enter_context(x.lent()) for x in (live, branch)]
         for ids, cache in zip(questions, caches, strict=True):
-            backbone.run(backbone_text(backbone, ids), places, cache)
+            forwards.run(backbone, backbone_text(backbone, ids), places, cache)
         held = [
             read(c, backbone.layout, backbone.groups, cache_length(c) - 2)[0]["k"].clone() for c in caches
         ]
@@ -170,7 +176,7 @@ def test_two_branches_that_ask_at_once_do_not_share_a_tail():
     def ask(i: int, view: LiveCache) -> None:
         for _ in range(10):
             with view.lent() as cache:
-                found[i] = backbone.forward(questions[i], places, cache)
+                found[i] = forwards.forward(backbone, questions[i], places, cache)
             assert torch.equal(found[i], apart[i])
 
     threads = [threading.Thread(target=ask, args=(i, v)) for i, v in enumerate((live, branch))]
@@ -243,7 +249,7 @@ def test_a_cache_kept_beyond_its_block_writes_into_nobodys_room():
         pass
     live.show([a, b])
     before = shown(live)
-    backbone.forward(torch.tensor([9, 10]), torch.arange(2).expand(backbone.axes, -1) + 30, kept)
+    forwards.forward(backbone, torch.tensor([9, 10]), torch.arange(2).expand(backbone.axes, -1) + 30, kept)
     assert same_bits(shown(live), before)
 
 
@@ -310,7 +316,7 @@ def test_a_fork_leaves_a_room_that_another_is_reading():
     with live.lent() as cache:
         branch.show(spans)
         assert worst(branch.read(3), wanted(backbone, spans[3:])) <= 1e-5
-        backbone.run(backbone_text(backbone, torch.tensor([9, 10])), places, cache)
+        forwards.run(backbone, backbone_text(backbone, torch.tensor([9, 10])), places, cache)
         assert same_bits(read(cache, backbone.layout, backbone.groups, 0, before[0]["k"].shape[1]), before)
     assert same_bits(shown(live), before)
     live.check_integrity()

@@ -84,4 +84,4 @@ def test_a_device_that_is_not_here_is_named(device):
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), None])
 def test_a_device_may_be_an_object_of_torch(device):
-    assert Backbone.from_pretrained(vision_model(), device=device).engine.device.type == "cpu"
+    assert Backbone.from_pretrained(vision_model(), device=device).engine.model.device.type == "cpu"

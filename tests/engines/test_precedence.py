@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, later, precedence
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine, Observer, forwards
 from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
 
@@ -54,11 +54,11 @@ class Meeting:
         """The forward; its KV."""
         self._worker = threading.get_ident()
         with later(self.backbone, (), self.unwanted):
-            return self.backbone.run(self._span, self._places)[0]
+            return forwards.run(self.backbone, self._span, self._places)[0]
 
     def plain(self):
         """The same forward, which nothing interrupts."""
-        return self.backbone.run(self._span, self._places)[0]
+        return forwards.run(self.backbone, self._span, self._places)[0]
 
     def at_layer(self, index: int) -> None:
         if threading.get_ident() != self._worker:
@@ -73,12 +73,15 @@ def call(backbone: HfEngine, chunk) -> list[torch.Tensor]:
     """What a request runs: an encode, a prefill, a question, rows of questions."""
     encoded = backbone.encode(chunk)
     places = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
-    kv, _ = backbone.run(encoded, places)
+    kv, _ = forwards.run(backbone, encoded, places)
     kept = [t.clone() for layer in kv for t in layer.values()]
     ids = samples.text_ids(3, 5)
     behind = torch.arange(3).expand(backbone.axes, -1) + int(places.max()) + 1
-    kept.append(backbone.forward(ids, behind, backbone.cache([kv])))
-    return [*kept, backbone.forward_batch(torch.stack([ids, ids + 1]), behind, backbone.cache([kv]))]
+    kept.append(forwards.forward(backbone, ids, behind, forwards.cache(backbone, [kv])))
+    return [
+        *kept,
+        forwards.forward_batch(backbone, torch.stack([ids, ids + 1]), behind, forwards.cache(backbone, [kv])),
+    ]
 
 
 @pytest.mark.parametrize("family", tiny.of_each_kind(sorted(tiny.FAMILIES)))
@@ -220,7 +223,7 @@ class SampledMeeting(Meeting):
         axes = self.backbone.axes
         tokens = self._span.num_tokens
         first, second = self._places, self._places + tokens
-        kv = self.backbone.run(self._span, first)[0]
+        kv = forwards.run(self.backbone, self._span, first)[0]
         completion = Design.of(token_kernel(kv, self.backbone.layout, first)).completion(2, second)
         live = self.backbone.live()
         live.show([Span(kv, None, (0,) * axes), Span(kv, None, (tokens,) * axes)])

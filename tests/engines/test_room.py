@@ -31,7 +31,8 @@ class Pieces:
     def __init__(self, family: str) -> None:
         self.backbone = tiny.backbone(family)
         self.still = (0,) * self.backbone.axes
-        anchor = self.backbone.prefill(*self.text(5, 0, 0))
+        text, places = self.text(5, 0, 0)
+        (anchor,) = self.backbone.prefill([text], [places])
         self.true: dict[int, KV] = {}
         self.spans = [Span(anchor, None, self.still)]
         self.live = self.backbone.live(holds=True)
@@ -50,7 +51,7 @@ class Pieces:
             runs.append(self.text(count, start, 100 + self.made))
             start += count
         texts, places = zip(*runs, strict=True)
-        for kv in self.backbone.prefill_run(texts, places, self.live):
+        for kv in self.backbone.prefill(texts, places, self.live):
             self.true[id(kv)] = kv_copy(kv)
             self.spans.append(Span(kv, None, self.still))
 
@@ -102,7 +103,7 @@ def test_it_is_bit_for_bit_what_was_computed(family, operations):
             case "ask":
                 pieces.live.show(pieces.spans)
                 ids, places = samples.text_ids(value, seed=value), torch.arange(value) + 300
-                pieces.backbone.ask(ids, places.expand(pieces.backbone.axes, -1), pieces.live)
+                pieces.backbone.ask([ids], places.expand(pieces.backbone.axes, -1), pieces.live)
             case "fork":
                 branch = pieces.live.fork()
                 random.Random(value).shuffle(here)
@@ -112,8 +113,8 @@ def test_it_is_bit_for_bit_what_was_computed(family, operations):
         pieces.check()
 
 
-def questions(pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
-    return samples.text_ids(9, seed=9), (torch.arange(9) + 300).expand(pieces.backbone.axes, -1)
+def questions(pieces: Pieces) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return [samples.text_ids(9, seed=9)], (torch.arange(9) + 300).expand(pieces.backbone.axes, -1)
 
 
 def held(kv: KV) -> int:

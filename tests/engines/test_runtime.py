@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera.engines.hf import Backbone, HfEngine, Observer, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, HfEngine, Observer, describe, forwards, prove_patch, prove_relocation
+from kamera.engines.hf.cache import new_cache
 from kamera.errors import NotRelocatable, UnsupportedBackbone
 from kamera.ops import kv_slice, layer_groups, relocate_kv
 from tests.engines.compare import encoded, positions, relative, text, worst
@@ -53,21 +54,21 @@ FACTS = {
 
 @pytest.mark.parametrize("name", [*FAMILIES, *LIMITED])
 def test_the_probe_reads_off_what_the_family_is(name):
-    d = backbone(name).describe()
+    d = describe(backbone(name))
     assert (d.family, d.pairing, d.axis_order, d.rotary_dim) == FACTS[name]
     assert d.takes_pixels == (name in samples.PICTURED)
 
 
 def test_scaling_limits_layers_and_bytes_are_described():
-    yarn = backbone("llava_yarn").describe()
+    yarn = describe(backbone("llava_yarn"))
     assert yarn.attention_scaling == pytest.approx(1.2079, abs=1e-4)
-    assert backbone("llava").describe().attention_scaling == 1.0
-    shared = backbone("gemma4_shared").describe()
+    assert describe(backbone("llava")).attention_scaling == 1.0
+    shared = describe(backbone("gemma4_shared"))
     assert (shared.layers, shared.kv_layers) == (4, 2)
-    mla = backbone("deepseek_v32").describe()
+    mla = describe(backbone("deepseek_v32"))
     assert mla.bytes_per_token == 3 * 4 * (24 + 8 + 16)
     assert mla.channels == ("c_kv[1x24]", "k_pe[1x8] phased 0:8", "k_idx[1x16] phased 0:8")
-    half = backbone("deepseek_v32", torch.bfloat16).describe()
+    half = describe(backbone("deepseek_v32", torch.bfloat16))
     assert (half.dtype, half.bytes_per_token) == ("bfloat16", mla.bytes_per_token // 2)
 
 
@@ -115,16 +116,16 @@ def test_state_other_than_relocatable_kv_is_refused_by_reason(name):
 def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
     b = backbone(name)
     span, last = text(4), torch.arange(LIMIT - 4, LIMIT)[None]
-    b.run(span, last)
-    _, cache = b.run(span, last - 100)
+    forwards.run(b, span, last)
+    _, cache = forwards.run(b, span, last - 100)
     for run in (
-        lambda: b.run(span, last + 1),
-        lambda: b.forward(span.input_ids, last + 1, cache),
+        lambda: forwards.run(b, span, last + 1),
+        lambda: forwards.forward(b, span.input_ids, last + 1, cache),
         lambda: b.limits.check_tokens(last + 1),
     ):
         with pytest.raises(NotRelocatable, match=f"position {LIMIT} .*{LIMIT}: .*{reason}"):
             run()
-    assert b.describe().position_limit == LIMIT
+    assert describe(b).position_limit == LIMIT
 
 
 @pytest.mark.parametrize("name", LIMITED)
@@ -133,15 +134,18 @@ def test_past_the_limit_relocation_would_be_wrong(name):
     b = backbone(name)
     span = text(12)
     home = torch.arange(12)[None]
-    here, _ = b.run(span, home)
+    here, _ = forwards.run(b, span, home)
     for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
-        there = b._decoded(span, home + step, None)  # past the refusal
+        there = new_cache(b.model.config)
+        forwards._decode(b, span, home + step, there)  # past the refusal
         want = [
             {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
             for layer, spec in zip(there.layers, b.layout, strict=True)
         ]
         assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
-    b._decoded(span, home, None)  # a short forward resets what a long one switched
+    forwards._decode(
+        b, span, home, new_cache(b.model.config)
+    )  # a short forward resets what a long one switched
 
 
 def test_proofs_hold_on_every_layout_and_name_what_fails():
@@ -181,8 +185,8 @@ def test_the_meter_counts_what_the_modules_run(name):
             plain = b.encode(b.chunk_from_tensors(samples.text_ids(3)))
             first, second = positions(b, span, plain)
             with b.measure() as inner:
-                _, cache = b.run(span, first)
-            b.run(plain, second, cache)
+                _, cache = forwards.run(b, span, first)
+            forwards.run(b, plain, second, cache)
     finally:
         for hook in hooks:
             hook.remove()
@@ -196,18 +200,18 @@ def test_a_shared_cache_leaves_the_original_as_it_was(name):
     b = backbone(name)
     span, more = text(12), text(5, seed=1)
     first, second = positions(b, span, more)
-    kv, cache = b.run(span, first)
+    kv, cache = forwards.run(b, span, first)
     before = [{n: t.clone() for n, t in layer.items()} for layer in kv]
-    shared, again = b.cache([kv]), b.cache([kv])
-    one = b.forward(more.input_ids, second, shared)
+    shared, again = forwards.cache(b, [kv]), forwards.cache(b, [kv])
+    one = forwards.forward(b, more.input_ids, second, shared)
     assert cache.get_seq_length() == 12
     assert shared.get_seq_length() == 17
-    two = b.forward(more.input_ids, second, again)
+    two = forwards.forward(b, more.input_ids, second, again)
     assert torch.equal(one, two)
     assert worst(kv, before) == 0
-    assembled = b.cache([kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
-    assert relative(b.forward(more.input_ids, second, assembled), one) <= 1e-5
-    assert b.cache([]).get_seq_length() == 0
+    assembled = forwards.cache(b, [kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
+    assert relative(forwards.forward(b, more.input_ids, second, assembled), one) <= 1e-5
+    assert forwards.cache(b, []).get_seq_length() == 0
 
 
 @pytest.mark.parametrize(
@@ -227,8 +231,8 @@ def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
     places = positions(b, *spans)
     cache = None
     for span, place in zip(spans[:2], places[:2], strict=True):
-        _, cache = b.run(span, place, cache)
-    got = b.generate(ids[0], torch.cat(places, 1), cache, **options)
+        _, cache = forwards.run(b, span, place, cache)
+    got = forwards.generate(b, ids[0], torch.cat(places, 1), cache, **options)
     assert torch.equal(got, want[:, ids.shape[1] :])
 
 
@@ -252,7 +256,7 @@ def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
         spans = [encoded(b, name, seed) for seed in (1, 2)]
         cache = None
         for span, place in zip(spans, positions(b, *spans), strict=True):
-            kv, cache = b.run(span, place, cache)
+            kv, cache = forwards.run(b, span, place, cache)
         caches.append(kv)
     assert worst(*caches) <= (5e-5 if name.startswith("gemma4") else 1e-5)
     assert kinds == {torch.float32}
@@ -276,5 +280,5 @@ def test_a_model_placed_by_device_map_gives_the_same_kv(tmp_path):
     placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32").engine
     span = encoded(whole, "qwen2_5_vl")
     (place,) = positions(whole, span)
-    assert worst(placed.run(span, place)[0], whole.run(span, place)[0]) == 0
+    assert worst(forwards.run(placed, span, place)[0], forwards.run(whole, span, place)[0]) == 0
     assert placed.fingerprint == whole.fingerprint

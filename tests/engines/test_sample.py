@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import torch
 
 from kamera.engines import Sampling, Span
-from kamera.engines.hf.hooks import Observer, hooked
+from kamera.engines.hf.hooks import Observer
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
 from lab.recompute import recompute
@@ -110,9 +112,9 @@ def test_chunks_that_run_whole_and_in_part_share_a_forward(name):
     places = positions(b, first, glue, second, last)
     spans = (first, glue, second, last)
     live = b.live()
-    true = b.prefill_run(spans, places, live)
+    true = b.prefill(spans, places, live)
     homes = [positions(b, span)[0] for span in (second, last)]
-    alone = [b.prefill(span, home) for span, home in zip((second, last), homes, strict=True)]
+    alone = [b.prefill([span], [home])[0] for span, home in zip((second, last), homes, strict=True)]
     still = (0,) * b.axes
     shown = [(true[0], still)]
     shown += [(kv, offset_between(h, p)) for kv, h, p in zip(alone, homes, places[2:], strict=True)]
@@ -140,10 +142,10 @@ def all_of(span, place) -> Completion:
 def test_pictures_whose_tokens_see_each_other_are_refused(name):
     b = tiny(name)
     span = encoded(b, name)
-    assert not b.can_sample(span)
-    assert b.can_sample(text(4))
+    assert not b.form(span).samples
+    assert b.form(text(4)).samples
     (place,) = positions(b, span)
-    kv = b.prefill(span, place)
+    (kv,) = b.prefill([span], [place])
     with pytest.raises(UnsupportedBackbone, match="see each other"):
         b.sample([Sampling(span, place, 0, all_of(span, place))], live_of(b, (kv, (0,) * b.axes)))
 
@@ -185,7 +187,9 @@ def test_the_last_layer_computes_no_more_than_its_kv(name):
     handles = [
         layer.register_forward_hook(Observer(lambda *_, i=i: ran.append(i))) for i, layer in enumerate(layers)
     ]
-    with hooked(*handles):
+    with ExitStack() as hooks:
+        for handle in handles:
+            hooks.enter_context(handle)
         made = sampled(c, whole_completion(c))
     last = max(i for i, spec in enumerate(c.backbone.layout) if spec.channels)
     assert ran == list(range(last)), "a layer whose KV is the last does not finish"

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
-from kamera.engines.hf import HfEngine, Observer, steps
-from kamera.engines.hf.hooks import hooked
+from kamera.engines.hf import HfEngine, Observer, describe, steps
 from kamera.sessions.sampling import Seeded
 from kamera.window import Arrange, former_of, respond, sequence_of
 from tests.models import tiny
@@ -42,7 +41,7 @@ def sizes(backbone: HfEngine) -> Iterator[list[int]]:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    with hooked(backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)):
+    with backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True):
         yield seen
 
 
@@ -66,7 +65,7 @@ class Gate:
 
 def at_once(windows: Sequence[KameraWindow], options: Sequence[dict[str, Any]]) -> list[Any]:
     """The answers of ``windows``, each in a thread; errors are values."""
-    gate = Gate(1 if former_of(windows[0]).backbone.serial_decode else len(windows))
+    gate = Gate(1 if former_of(windows[0]).backbone.steps.serial else len(windows))
 
     def ask(window: KameraWindow, given: dict[str, Any]) -> Any:
         processors = [gate.once(), *given.get("logits_processor", ())]
@@ -88,7 +87,7 @@ def sampled(seed: int, **options: Any) -> dict[str, Any]:
 )
 def test_rows_answer_as_they_do_alone(family):
     backbone, chunks = rig(family, 3)
-    reason = backbone.serial_decode
+    reason = backbone.steps.serial
     windows = [make(backbone, None, *chunks[:n]) for n in (3, 1, 2)]
     options = [{"max_new_tokens": 6}, sampled(5, max_new_tokens=4), {"max_new_tokens": 3}]
     alone = [w.generate(QUESTION, **{**GREEDY, **o}) for w, o in zip(windows, options, strict=True)]
@@ -101,9 +100,9 @@ def test_rows_answer_as_they_do_alone(family):
 
 
 def test_why_answers_are_not_rows_is_said():
-    assert "leaves state" in tiny.backbone("longrope").serial_decode
-    assert "depends on those beside it" in tiny.backbone("unknown").serial_decode
-    assert tiny.backbone("longrope").describe().serial_decode == tiny.backbone("longrope").serial_decode
+    assert "leaves state" in tiny.backbone("longrope").steps.serial
+    assert "depends on those beside it" in tiny.backbone("unknown").steps.serial
+    assert describe(tiny.backbone("longrope")).serial_decode == tiny.backbone("longrope").steps.serial
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
@@ -119,7 +118,7 @@ def test_windows_are_as_they_were(family):
 def test_an_answer_keeps_the_kv_of_its_row():
     """`respond` hands the KV of question and answer on: the next turn goes on from the row's own."""
     backbone, chunks = rig("qwen3_vl", 3)
-    assert not backbone.serial_decode
+    assert not backbone.steps.serial
 
     def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
         window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
@@ -183,8 +182,8 @@ def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
         if kwargs["input_ids"] is not None and kwargs["input_ids"].shape == (2, 1):
             raise MemoryError("no room")
 
-    assert not backbone.serial_decode
-    with hooked(backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True)):
+    assert not backbone.steps.serial
+    with backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True):
         said = at_once(windows, [{"max_new_tokens": 3}] * 2)
     assert [type(s) for s in said] == [MemoryError, MemoryError]
     assert [
@@ -224,7 +223,7 @@ def test_a_slow_row_is_not_waited_for_long(monkeypatch):
 
 def test_accounts_bear_each_shared_forward_once_and_each_row_its_tokens():
     backbone, chunks = rig("qwen2_5_vl", 3)
-    assert not backbone.serial_decode
+    assert not backbone.steps.serial
     windows = [make(backbone, None, *chunks[:n]) for n in (1, 2, 3)]
     for window in windows:
         window.flush()
@@ -289,7 +288,7 @@ def test_places_are_given_in_order_by_rows_and_by_bytes():
 
 def test_a_question_within_an_answer_needs_no_other_place(monkeypatch):
     backbone, chunks = rig("qwen3_vl", 3)
-    monkeypatch.setattr(backbone, "_steps", steps.Steps(backbone, rows=1))
+    monkeypatch.setattr(backbone, "steps", steps.Steps(backbone, rows=1))
     monkeypatch.setattr(steps, "_LEAST", 0.001)
     outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
     want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]
@@ -307,7 +306,7 @@ def test_streamers_that_wait_for_windows_whose_owners_wait_for_a_place_are_answe
     """The owner of the inner window waits for a place; who has it waits, in a streamer, for that window."""
     backbone, chunks = rig("qwen3_vl", 3)
     places = steps.Steps(backbone, rows=1)
-    monkeypatch.setattr(backbone, "_steps", places)
+    monkeypatch.setattr(backbone, "steps", places)
     monkeypatch.setattr(steps, "_LEAST", 0.001)
     outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
     want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]

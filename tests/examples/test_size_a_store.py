@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow
+from kamera.engines.hf import describe
 from kamera.ops import kv_bytes
 from tests.models import samples, tiny
 
@@ -30,7 +31,7 @@ def example():
 def test_the_formula_gives_the_bytes_that_are_stored(example, family):
     backbone = tiny.backbone(family)
     shapes = example.shapes_of(backbone.model.config, family)
-    assert shapes.kv(element=4) == backbone.describe().bytes_per_token
+    assert shapes.kv(element=4) == describe(backbone).bytes_per_token
     store = ChunkStore.open("memory://")
     window = KameraWindow(backbone, store, torch.tensor([5, 6, 7, 8]))
     chunk = samples.chunk(backbone, samples.sample(family))

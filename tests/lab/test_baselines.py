@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import batched
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import kv_bytes, kv_concat, kv_map, kv_of
@@ -214,7 +215,7 @@ def test_the_query_oracle_takes_what_this_question_attends_to(family):
     weights = eager(
         input_ids=asked[None],
         position_ids=batched(places),
-        past_key_values=scene.backbone.cache([kv_concat([scene.context, scene.conditioned])]),
+        past_key_values=forwards.cache(scene.backbone, [kv_concat([scene.context, scene.conditioned])]),
         output_attentions=True,
     ).attentions
     for i in live_layers(scene):

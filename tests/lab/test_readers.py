@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kamera.engines.hf import forwards
 from kamera.ops import deficit, kv_concat, kv_copy, kv_of, relocate_kv, uniform_offset
 from lab.readers import PATH, Reading, measure_readers
 from lab.weighted import compress
@@ -24,10 +25,10 @@ def reading(name: str, questions: int = 1) -> Reading:
     first, here, after = b.positions(ids, [{}] * 3).split([8, TOKENS, 4], dim=1)
     alone = b.positions(ids[1:2], [{}])
     before, target = (b.encode(b.chunk_from_tensors(i)) for i in ids[:2])
-    canonical, _ = b.run(target, alone)
-    context, cache = b.run(before, first)
+    canonical, _ = forwards.run(b, target, alone)
+    context, cache = forwards.run(b, before, first)
     context = kv_copy(context)
-    conditioned, _ = b.run(target, here, cache)
+    conditioned, _ = forwards.run(b, target, here, cache)
     offset = uniform_offset(alone, here)
     asked = [samples.text_ids(4, seed=20 + i) for i in range(questions)]
     return Reading(
@@ -41,7 +42,9 @@ def divergence(name: str, r: Reading, kv) -> float:
 
     def answer(kv):
         live = relocate_kv(kv, b.layout, r.offset)
-        logits = b.forward(r.questions[0], r.positions, b.cache([kv_concat([r.context, live])]))
+        logits = forwards.forward(
+            b, r.questions[0], r.positions, forwards.cache(b, [kv_concat([r.context, live])])
+        )
         return logits.double().log_softmax(-1)
 
     said, truth = answer(kv), answer(on_the_way(r, 1.0))

@@ -36,7 +36,7 @@ def frames(backbone):
 
 @pytest.fixture(scope="module")
 def question(backbone, anchor):
-    return backbone.tokenize("value of tag 37?" + anchor.tail)
+    return backbone.builder.tokenize("value of tag 37?" + anchor.tail)
 
 
 def shown(keeper, frames):

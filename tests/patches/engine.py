@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,13 @@ from kamera.content import Chunk, Encoded, Seams
 from kamera.engines import (
     Answers,
     Continuation,
-    Extent,
+    Extents,
     LiveKV,
     ModelFacts,
     PositionLimits,
     Sampling,
     Span,
+    SpanForm,
     Written,
 )
 from kamera.ops import (
@@ -126,6 +127,8 @@ class SmallEngine:
         def weight(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) / WIDTH**0.5
 
+        self.extents = Extents(self.positions, self.vision_tokens)
+        self.plain = Plain(self)
         self.embedding = 2 * weight(self.token_count, WIDTH)
         self.weights = [{name: weight(WIDTH, WIDTH) for name in "qkvo"} for _ in range(LAYERS)]
 
@@ -147,40 +150,38 @@ class SmallEngine:
             hidden = hidden + attended @ weights["o"]
         return kv_of(made), hidden @ self.embedding.T
 
-    def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
-        hidden = encoded.tensors.get("features", self.embedding[encoded.input_ids])
-        return self._forward(hidden, positions, NO_KV if behind is None else behind.tensors)[0]
+    def form(self, span: Encoded) -> SpanForm:
+        return SpanForm(span.num_tokens, True)
 
-    def prefill_run(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV | None
+    def prefill(
+        self,
+        spans: Sequence[Encoded],
+        positions: Sequence[torch.Tensor],
+        behind: LiveKV | None = None,
+        *,
+        apart: bool = False,
     ) -> tuple[KV, ...]:
+        past = NO_KV if behind is None else behind.tensors
         hidden = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
-        kv, _ = self._forward(torch.cat(hidden), torch.cat(list(positions), dim=1), behind.tensors)
+        if apart:
+            made = [self._forward(*one, past)[0] for one in zip(hidden, positions, strict=True)]
+            self.done.forwards -= len(spans) - 1
+            return tuple(made)
+        kv, _ = self._forward(torch.cat(hidden), torch.cat(list(positions), dim=1), past)
         stops = list(itertools.accumulate(map(len, hidden)))
         return tuple(kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
 
-    def batch_form(self, span: Encoded) -> Hashable | None:
-        return span.num_tokens
-
-    def prefill_batch(
-        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
-    ) -> tuple[KV, ...]:
-        made = []
-        for span, places in zip(spans, positions, strict=True):
-            hidden = span.tensors.get("features", self.embedding[span.input_ids])
-            made.append(self._forward(hidden, places, past)[0])
-        self.done.forwards -= len(spans) - 1
-        return tuple(made)
-
-    def follow(
-        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    def ask(
+        self,
+        texts: Sequence[torch.Tensor],
+        positions: torch.Tensor,
+        behind: LiveKV,
+        *,
+        every: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        places = [positions[:, : len(ids)] for ids in texts]
-        runs = zip(texts, places, strict=True)
-        return tuple(self._forward(self.embedding[ids], p, behind.tensors)[1] for ids, p in runs)
-
-    def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        return self.follow([ids], positions, behind)[0][-1]
+        rows = [(self.embedding[ids], positions[:, : len(ids)]) for ids in texts]
+        found = [self._forward(*row, behind.tensors)[1] for row in rows]
+        return tuple(found if every else [logits[-1:] for logits in found])
 
     def decode(
         self,
@@ -209,9 +210,6 @@ class SmallEngine:
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
         return Continuation(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
 
-    def can_sample(self, span: Encoded) -> bool:
-        return True
-
     def sample(self, parts: Sequence[Sampling], behind: PlainLive) -> tuple[KV, ...]:
         """Of one chunk behind all others, whose other tokens stay as they are."""
         (part,) = parts
@@ -219,18 +217,10 @@ class SmallEngine:
         live = PlainLive()
         live.show(before)
         made = kv_copy(base.kv)
-        for layer, new in zip(made, self.prefill(part.encoded, part.positions, live), strict=True):
+        for layer, new in zip(made, self.prefill([part.encoded], [part.positions], live)[0], strict=True):
             for name, tensor in layer.items():
                 tensor[:, part.completion.rows] = new[name][:, part.completion.rows]
         return (made,)
-
-    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        (ids,) = inputs["input_ids"]
-        return self.ask(ids, torch.arange(len(ids))[None], PlainLive())
-
-    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
-        (ids,) = inputs["input_ids"]
-        return self.decode(ids, torch.arange(len(ids))[None], PlainLive(), **sampling).tokens
 
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:
@@ -272,13 +262,6 @@ class SmallEngine:
     ) -> torch.Tensor:
         return torch.arange(sum(map(len, ids)))[None]
 
-    def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
-        every = [encoded.input_ids for _, encoded in spans]
-        return [
-            Extent(torch.arange(len(ids))[None], torch.tensor([[len(ids)]]), int(ids[0]), int(ids[-1]))
-            for ids in every
-        ]
-
     def live(self, *, holds: bool = False) -> PlainLive:
         return PlainLive()  # it copies whatever is placed, whether it may hold it or not
 
@@ -307,6 +290,21 @@ class SmallEngine:
 
     def question_ids(self, question: str, tail: str) -> torch.Tensor:
         return self.tokenize(question + tail)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """`kamera.engines.PlainModel` of a small engine."""
+
+    engine: SmallEngine
+
+    def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        (ids,) = inputs["input_ids"]
+        return self.engine.ask([ids], torch.arange(len(ids))[None], PlainLive())[0][-1]
+
+    def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        (ids,) = inputs["input_ids"]
+        return self.engine.decode(ids, torch.arange(len(ids))[None], PlainLive(), **sampling).tokens
 
 
 def _turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -346,7 +344,7 @@ def former_of(engine: SmallEngine, store: ChunkStore, budget: PatchBudget = WHOL
 def behind_all(engine: SmallEngine, *chunks: Facts, system: Sequence[int] = tuple(ANCHOR.tolist())) -> KV:
     """KV of the last of these texts, out of one forward of the whole sequence: the plain reference."""
     ids = torch.cat([torch.tensor(system), *(chunk.encoded.input_ids for chunk in chunks)])
-    made = engine.prefill(Encoded(ids, {}, {}), engine.positions([ids], [{}]))
+    (made,) = engine.prefill([Encoded(ids, {}, {})], [engine.positions([ids], [{}])])
     return kv_slice(made, len(ids) - chunks[-1].length, len(ids))
 
 

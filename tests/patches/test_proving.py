@@ -90,10 +90,10 @@ def test_with_a_tokenizer_every_patch_is_asked_the_same_questions():
 def test_a_question_that_cannot_be_asked_proves_nothing_and_fails_nothing(engine, monkeypatch, caplog):
     place = Place(engine)
 
-    def past_the_end(ids, positions, behind):
+    def past_the_end(texts, positions, behind, *, every):
         raise NotRelocatable("past the end")
 
-    monkeypatch.setattr(engine, "follow", past_the_end)
+    monkeypatch.setattr(engine, "ask", past_the_end)
     sized, proof = Prover(engine, place.anchor, 0.1).form(PatchBudget(2), *place.given)
     assert (sized.budget.rank, proof) == (2, NOTHING_ASKED)
     assert "was not proved: past the end" in caplog.text

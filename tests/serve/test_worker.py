@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from kamera.engines.hf import Observer, steps
-from kamera.engines.hf.hooks import hooked
 from kamera.serve.refusal import Refusal
 from kamera.serve.worker import Job, Worker
 from tests.serve.rig import KEY, OTHER, SYSTEM, backbone, plain, said, serving, user
@@ -110,12 +109,12 @@ def rows_of(seen: list[int]) -> Any:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    return hooked(backbone().decoder.register_forward_pre_hook(Observer(note), with_kwargs=True))
+    return backbone().decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)
 
 
 def test_two_tenants_at_once_are_answered_in_shared_forwards_as_each_alone(monkeypatch):
     monkeypatch.setattr(steps, "_LEAST", 1.0)
-    assert not backbone().serial_decode
+    assert not backbone().steps.serial
     asked = [[SYSTEM, user(f"value of tag {n}?")] for n in range(3)]
     want = [said(messages, tokens=8) for messages in asked]
     rows: list[int] = []
@@ -160,7 +159,7 @@ def test_a_client_that_goes_away_frees_its_row_within_two_tokens(monkeypatch):
                     next(lines)
             thread.join()
             eventually(lambda: served.front.worker.done == 2)
-            assert not backbone()._steps._rows  # nobody is left
+            assert not backbone().steps._rows  # nobody is left
             assert served.front.service.counts()["failed"] == 1
     finally:
         backbone().model.generation_config.eos_token_id = before

@@ -52,10 +52,10 @@ def test_a_session_answers_as_the_plain_engine_does(engine, policy, reuse):
     session = ChatSession(engine, ChunkStore.open("memory://"), policy=policy, reuse=reuse)
     for word in WORDS[:4]:
         asked = [*session.messages, said(word)]
-        wanted = engine.answer_whole(whole(engine, asked), **ANSWER)[0]
-        assert session.send(asked, **ANSWER).text == engine.detokenize(wanted)
+        wanted = engine.plain.generate(whole(engine, asked), **ANSWER)[0]
+        assert session.send(asked, **ANSWER).text == engine.builder.detokenize(wanted)
     edited = [*session.messages[2:], said(WORDS[4])]
-    assert relative(session.next_token_logits(edited), engine.ask_whole(whole(engine, edited))) < 1e-4
+    assert relative(session.next_token_logits(edited), engine.plain.logits(whole(engine, edited))) < 1e-4
     session.flush()
 
 
@@ -68,8 +68,8 @@ def test_a_pool_and_an_edit_policy_run_on_it(engine):
     shorter = ChatSession(engine, store, policy=ReusePolicy.exact(), edit_policy=policies.keep_ends(0, 1))
     for word in WORDS[:3]:
         turn = shorter.send([*shorter.messages, said(word)], **ANSWER)
-    wanted = engine.answer_whole(whole(engine, [said(WORDS[2])]), **ANSWER)[0]
-    assert turn.text == engine.detokenize(wanted)
+    wanted = engine.plain.generate(whole(engine, [said(WORDS[2])]), **ANSWER)[0]
+    assert turn.text == engine.builder.detokenize(wanted)
 
 
 def test_a_reuser_serves_a_prompt_of_it(engine):
@@ -78,12 +78,12 @@ def test_a_reuser_serves_a_prompt_of_it(engine):
         messages = [said(word) for word in WORDS[:3]]
         done = reuser.prepare(messages).run()
         asked = done.window.next_token_logits(done.question)
-        assert relative(asked, engine.ask_whole(whole(engine, messages))) < 1e-4
+        assert relative(asked, engine.plain.logits(whole(engine, messages))) < 1e-4
 
 
 def test_a_prompt_that_no_window_holds_is_answered_by_the_engine_alone(engine):
     store = ChunkStore.open("memory://")
     session = ChatSession(engine, store, max_tokens=8, uncached=True)
     turn = session.send([said(WORDS[0])], **ANSWER)
-    wanted = engine.answer_whole(whole(engine, [said(WORDS[0])]), **ANSWER)[0]
-    assert turn.text == engine.detokenize(wanted) and turn.report.uncached.startswith("WindowFull")
+    wanted = engine.plain.generate(whole(engine, [said(WORDS[0])]), **ANSWER)[0]
+    assert turn.text == engine.builder.detokenize(wanted) and turn.report.uncached.startswith("WindowFull")

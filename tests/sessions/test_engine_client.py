@@ -31,7 +31,7 @@ class Client:
 def calling(name: str) -> tuple[str, Client]:
     """A reply of a family that calls tools, and a client that says it."""
     said = before(name) + "".join(FAMILIES[name][2])
-    return said, Client([int(i) for i in backbone(name).tokenize(said)])
+    return said, Client([int(i) for i in backbone(name).builder.tokenize(said)])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

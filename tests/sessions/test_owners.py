@@ -105,7 +105,7 @@ def test_a_client_that_keeps_three_pictures_keeps_one_session_without_an_id():
 
 def test_two_agents_with_equal_answers_are_not_taken_for_each_other():
     of, said = pool(), {"role": "assistant", "content": ""}
-    silent = {"max_new_tokens": 1, "forced_eos_token_id": int(seeing().tokenize("<|im_end|>")[-1])}
+    silent = {"max_new_tokens": 1, "forced_eos_token_id": int(seeing().builder.tokenize("<|im_end|>")[-1])}
 
     def turns(number: int) -> list[str]:
         """Guarantees of two turns; before the second a picture of its own leaves."""

@@ -29,7 +29,7 @@ class Told(Stream):
 def followed(text: str, steps: list[int], **options) -> Told:
     """A stream that hears ``text`` token by token, or several at once."""
     backbone, stream = speaking("headers"), Told(**options)
-    ids = backbone.tokenize(text)
+    ids = backbone.builder.tokenize(text)
     stream.begin(backbone, PROMPT)
     at = 0
     while at < len(ids) and not stream.stopped:
@@ -71,18 +71,18 @@ def test_a_piece_is_told_as_soon_as_its_characters_are_whole():
 
 def test_bytes_that_never_make_a_character_are_told_at_the_end():
     backbone, stream = speaking("headers"), Told()
-    ids = torch.cat([backbone.tokenize("a"), backbone.tokenize("🦊")[:2]])
+    ids = torch.cat([backbone.builder.tokenize("a"), backbone.builder.tokenize("🦊")[:2]])
     stream.begin(backbone, 0)
     stream(ids[None], None)
     assert "".join(stream.pieces) == "a"
-    text = stream.finish(backbone.detokenize(ids))
+    text = stream.finish(backbone.builder.detokenize(ids))
     assert "".join(stream.pieces) == text and text.startswith("a�")
 
 
 def test_what_is_withheld_is_not_told():
     stream = Told(calls=CallForm())
     stream.begin(speaking("headers"), 0)
-    ids = speaking("headers").tokenize("look <b> <tool_call>x")
+    ids = speaking("headers").builder.tokenize("look <b> <tool_call>x")
     for end in range(1, len(ids) + 1):
         stream(ids[None, :end], None)
     assert stream.finish("look <b> <tool_call>x") == "look <b> <tool_call>x"
@@ -112,7 +112,7 @@ def test_a_stop_string_ends_the_answer_before_it_and_the_history_too():
 
 def test_an_answer_that_ends_by_itself_says_so():
     chat = session(seeing())
-    closing = chat.backbone.tokenize("<|im_end|>")
+    closing = chat.backbone.builder.tokenize("<|im_end|>")
     turn = chat.send(TALK[:1], max_new_tokens=3, do_sample=False, forced_eos_token_id=int(closing[-1]))
     assert turn.finish_reason == "stop" and turn.token_ids[-1] == int(closing[-1])
 

@@ -149,7 +149,7 @@ def before(name: str) -> str:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_are_read_told_apart_and_written_again_by_the_template(name):
     model, said = backbone(name), before(name) + "".join(FAMILIES[name][2])
-    ids = [int(i) for i in model.tokenize(said)]
+    ids = [int(i) for i in model.builder.tokenize(said)]
     count = 2 if '"b;{"' in said or "b;{\n" in said else 1
     chat, asked = session(model, tools=TOOLS), [{"role": "user", "content": "Read."}]
     stream = Told(calls=call_form(model))
@@ -176,7 +176,7 @@ def test_calls_are_read_told_apart_and_written_again_by_the_template(name):
 def test_no_prefix_of_an_answer_tells_a_part_of_a_call(name):
     model, said, first = backbone(name), before(name) + "".join(FAMILIES[name][2]), before(name).strip()
     form = call_form(model)
-    assert form.decode(model, [int(i) for i in model.tokenize(said)]) == said
+    assert form.decode(model, [int(i) for i in model.builder.tokenize(said)]) == said
     for end in range(len(said) + 1):
         told = said[: form.safe(said[:end])]
         assert told == first[: len(told)] and (len(told) >= min(end, len(first)) - 1)

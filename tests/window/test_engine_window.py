@@ -113,7 +113,7 @@ class Recording:
 
     def stream(self, prompt):
         self.prompts.append(prompt)
-        return iter((EngineCompletion("", (), len(prompt.ids), 0),))
+        return iter((EngineCompletion("", (7,), len(prompt.ids), 0),))
 
 
 def test_what_a_slide_would_lack_is_prefilled_ahead_and_no_more():
@@ -185,3 +185,15 @@ def test_the_minimum_of_a_policy_holds_for_a_leading_chunk_in_codes():
     for policy, origin in ((POLICY, "canonical"), (replace(POLICY, minimum="exact"), "computed")):
         mine = EngineWindow(NoEngine(), bed, store, fingerprint=bed.fingerprint, policy=policy)
         assert [slot.origin for slot in mine.append(frame.content)] == [origin]
+
+
+def test_an_engine_that_ends_an_answer_before_it_began_has_failed():
+    class Silent(NoEngine):
+        def stream(self, prompt):
+            return iter(())
+
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32").engine
+    window = EngineWindow(Silent(), bed, ChunkStore.open("memory://"), fingerprint="f" * 64)
+    with pytest.raises(EngineFailed, match="before it began"):
+        window.generate("Why?", 1)
+    assert window.usage().now.forwards == 0

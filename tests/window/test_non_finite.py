@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.engines.hf import HfEngine, batch
+from kamera.engines.hf import HfEngine, forwards
 from kamera.errors import NonFiniteKV, UnsupportedBackbone
 from kamera.ops import form_patch, kv_copy, kv_of, patch_of
 from kamera.ops.finite import all_finite
@@ -98,7 +98,7 @@ def test_a_batch_with_one_row_that_overflows_is_refused():
     spans = [backbone.encode(backbone.chunk_from_tensors(ids)) for ids in ([5, 6, 7], [9, OVERFLOWS, 10])]
     places = [backbone.positions([s.input_ids], [{}]) for s in spans]
     with pytest.raises(NonFiniteKV):
-        batch.prefill(backbone, spans, places, backbone.room(0))
+        backbone.prefill(spans, places, apart=True)
 
 
 def test_a_model_whose_every_forward_overflows_is_refused():
@@ -131,7 +131,7 @@ def test_a_deficit_that_is_not_finite_has_no_patch(bad, rank, tokens):
 def test_conditioned_kv_that_is_not_finite_has_no_patch():
     backbone = tiny.backbone("qwen2_5_vl")
     encoded = backbone.encode(backbone.chunk_from_tensors([5, 6, 7]))
-    kv, _ = backbone.run(encoded, backbone.positions([encoded.input_ids], [{}]))
+    kv, _ = forwards.run(backbone, encoded, backbone.positions([encoded.input_ids], [{}]))
     poisoned = kv_copy(kv)
     poisoned[1]["v"][0, 1, 2] = math.nan
     with pytest.raises(NonFiniteKV):

@@ -25,7 +25,7 @@ def test_shown_spans_are_the_window_in_order():
     positions = torch.cat([s.positions for s in spans], dim=1)
     assert len({int(d) for d in (positions - sequence_of(window).position_ids).flatten()}) == 1
     assert all(same(span.kv, window._stage.live.read(i)) for i, span in enumerate(spans))
-    fresh = backbone.prefill(spans[0].encoded, spans[0].positions)
+    fresh = backbone.prefill([spans[0].encoded], [spans[0].positions])[0]
     assert all(
         torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(spans[0].kv, fresh, strict=True) for n in a
     )

@@ -58,7 +58,7 @@ def test_a_text_in_the_place_of_others_runs_its_new_tokens_alone(family):
     cache = engine.live()
     cache.show([Span(anchor.kv, None, (0,) * axes), Span(taken, None, (0,) * axes)], room=len(MORE))
     places = torch.arange(home + kv_tokens(taken), home + new.num_tokens).expand(axes, -1)
-    rest = engine.prefill(Encoded(MORE, {}, {}), places, cache)
+    rest = engine.prefill([Encoded(MORE, {}, {})], [places], cache)[0]
     assert worst(kv_slice(made, kv_tokens(taken), new.num_tokens), rest) <= 1e-4
     assert guarantees(window)[0] == "survivor"
 

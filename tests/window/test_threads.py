@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, forwards
 from lab.reliability import threads as many
 from tests.models import processors, samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
@@ -157,7 +157,7 @@ def test_a_count_is_of_its_own_thread_and_the_helpers_it_starts():
     places = torch.arange(4)[None]
 
     def forward() -> None:
-        backbone.run(span, places)
+        forwards.run(backbone, span, places)
 
     with backbone.measure() as outer, ThreadPoolExecutor(1) as pool:
         forward()
@@ -175,7 +175,9 @@ def test_threads_may_build_chunks_with_one_processor():
 
     def build(i: int) -> str:
         one = (backbone, twin)[i % 2]
-        return one.chunk(f"text {i % 5}").id + str(one.detokenize(one.tokenize("abc" * (i % 5))))
+        return one.chunk(f"text {i % 5}").id + str(
+            one.builder.detokenize(one.builder.tokenize("abc" * (i % 5)))
+        )
 
     with ThreadPoolExecutor(8) as pool, many._switching():
         made = list(pool.map(build, range(80)))

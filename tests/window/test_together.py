@@ -9,7 +9,6 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine, Observer
-from kamera.engines.hf.hooks import hooked
 from kamera.window import Arrange, Reorder, former_of
 from tests.engines.compare import worst
 from tests.window.rig import SYSTEM, borne, rig, watching
@@ -50,7 +49,7 @@ def failing_beside(backbone):
             raise torch.OutOfMemoryError("says the test")
 
     last = backbone.decoder.layers[-1]
-    with hooked(last.register_forward_pre_hook(Observer(fail), with_kwargs=True)):
+    with last.register_forward_pre_hook(Observer(fail), with_kwargs=True):
         yield
 
 

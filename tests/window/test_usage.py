@@ -10,7 +10,6 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine, Observer
-from kamera.engines.hf.hooks import hooked
 from kamera.patches import later_of, proving
 from kamera.window import (
     Append,
@@ -167,7 +166,7 @@ def test_work_that_fails_is_on_the_account():
     with watching(own, probes=True) as seen:
         window = KameraWindow(own, ChunkStore.open("memory://"), SYSTEM, policy=DEFAULT)
         window.append(chunks[0])
-        broken = hooked(own.decoder.layers[-1].register_forward_pre_hook(Observer(fail)))
+        broken = own.decoder.layers[-1].register_forward_pre_hook(Observer(fail))
         with broken, pytest.raises(RuntimeError, match="out of memory"):
             window.append(chunks[1])
         window.append(chunks[2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import ReusePolicy
-from kamera.engines.hf import HfEngine
+from kamera.engines.hf import HfEngine, describe
 from kamera.window import former_of, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -55,7 +55,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     model = tiny.build(family)
     model.set_attn_implementation(attention)
     backbone = HfEngine(model)
-    assert backbone.describe().attention == attention
+    assert describe(backbone).attention == attention
     chunks = chunks_for(backbone, family)
     window = make(backbone, None, *chunks)
     window.reorder([3, 1, 0, 2])

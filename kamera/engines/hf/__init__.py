@@ -1,7 +1,7 @@
 """A Hugging Face model behind one interface."""
 
 from kamera.engines.hf.backbone import Backbone
-from kamera.engines.hf.describe import Description
+from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
@@ -25,6 +25,7 @@ __all__ = [
     "OperatorProof",
     "ServedModel",
     "compare_kv",
+    "describe",
     "hide_progress",
     "load_processor",
     "prove_cuts",

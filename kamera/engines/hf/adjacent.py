@@ -8,12 +8,9 @@ from itertools import accumulate
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf.encode import text_tensors
+from kamera.engines.hf.encode import SEEN, is_flat, text_tensors
 from kamera.engines.hf.model import Model
 from kamera.ops import KV, kv_copy, kv_slice
-
-_SEEN = "visual_pos_masks"  # bool [1, tokens]: True for the tokens that picture features replace
-_FLAT = "deepstack_visual_embeds"  # one tensor for each of several layers, [vision tokens, width]
 
 
 def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
@@ -37,13 +34,13 @@ def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Ten
     like = {name: tensor for row in rows for name, tensor in row.items()}
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
-        if name.rpartition(".")[0] == _FLAT:
+        if is_flat(name):
             tensors[name] = torch.cat([row[name] for row in rows if name in row])
             continue
         parts = []
         for span, row in zip(spans, rows, strict=True):
             part = row.get(name)
-            if part is None and (name == _SEEN or name.endswith("token_type_ids")):
+            if part is None and (name == SEEN or name.endswith("token_type_ids")):
                 part = torch.zeros(1, span.num_tokens, dtype=like[name].dtype)  # text
             if part is None or part.dim() < 2 or part.shape[:2] != (1, span.num_tokens):
                 return None

@@ -18,6 +18,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import forwards
 from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.steps import AnswerRow
@@ -48,17 +49,17 @@ def answer(
     whole = joined(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
     kvs: list[KV] = []
     for span, places in zip(spans, parts, strict=False) if whole is None else ():
-        kv, _ = model.run(span, places, past)
+        kv, _ = forwards.run(model, span, places, past)
         kvs += [] if alone else [kv_copy(kv)]
     watch = _FirstLogits()
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     if not alone:
-        tokens = model.generate(ids, positions, past, **options)
+        tokens = forwards.generate(model, ids, positions, past, **options)
         return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
     loop = partial(_tokens, model, row, positions, past, whole, stop, sampling.get("streamer"))
     with nullcontext() if model.quiet else model.turns.alone():
-        tokens = model.generate(
-            ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
+        tokens = forwards.generate(
+            model, ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
         )
     tail = kv_copy(model_cache.read(past, model.layout, model.groups, stop))
     return Continuation(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
@@ -85,7 +86,7 @@ def _tokens(
     """
     start = model_cache.cache_length(past)
     places = positions[:, start:]
-    logits = model.next_logits(input_ids[:, start:], places[:, None], past, coming=coming)
+    logits = forwards.next_logits(model, input_ids[:, start:], places[:, None], past, coming=coming)
     if stop > start:
         check_finite(model_cache.read(past, model.layout, model.groups, start, stop))
     places = places[:, -1:]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Content
-from kamera.engines.hf.describe import Description
+from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import (
     device_of,
@@ -98,7 +98,7 @@ class Backbone:
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
-        return self.engine.describe()
+        return describe(self.engine)
 
     def measure(self) -> AbstractContextManager[Work]:
         """Count decoder forwards, their tokens and vision encodes of this thread inside the block."""
@@ -128,4 +128,4 @@ class Backbone:
 
     def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
         """Token ids of trusted ``text``, int64 ``[tokens]``."""
-        return self.engine.tokenize(text, special=special)
+        return self.engine.builder.tokenize(text, special=special)

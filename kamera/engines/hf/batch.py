@@ -11,15 +11,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
-from kamera.engines.hf.model import Model
+from kamera.engines.hf.model import Model, ModelCache
 from kamera.ops import KV, check_finite
-
-_FLAT = "deepstack_visual_embeds"  # [vision tokens, width], in the order of the rows' vision tokens
 
 
 def form(model: Model, span: Encoded) -> Hashable | None:
@@ -29,35 +26,32 @@ def form(model: Model, span: Encoded) -> Hashable | None:
     row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
     arithmetic, depends on the other rows.
     """
-    if has_experts(model.decoder) or (not model.facts.joins and span.tensors):
+    if model.routes or (not model.facts.joins and span.tensors):
         return None
-    if any(t.dim() < 2 or (t.shape[0] != 1 and not _flat(n)) for n, t in span.tensors.items()):
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not encoding.is_flat(n)) for n, t in span.tensors.items()):
         return None
     shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
     return (span.num_tokens, *shapes)
 
 
-def has_experts(decoder: nn.Module) -> bool:
-    """True if a part of the decoder routes tokens to experts."""
-    return any("expert" in name.lower() for name, _ in decoder.named_modules())
-
-
 def prefill(
-    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: ModelCache
 ) -> tuple[KV, ...]:
     """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one batch.
 
-    Raises ValueError for spans that do not share a `form`, NonFiniteKV.
+    ``past`` must not be used again. Raises ValueError for spans that do not share a `form`, NonFiniteKV.
     """
     if not spans or len({form(model, span) for span in spans}) > 1 or form(model, spans[0]) is None:
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
     for places in positions:
         model.limits.check_tokens(places)
-    cache = model_cache.spread(model.cache([past]), len(spans))
+    cache = model_cache.spread(past, len(spans))
     start = model_cache.cache_length(cache)
-    rows = [encoding.decoder_arguments(span, model.device) for span in spans]
+    rows = [encoding.decoder_arguments(span, encoding.input_device(model.model)) for span in spans]
     arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
-    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(model.device)
+    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
+        encoding.input_device(model.model)
+    )
     with torch.no_grad(), model.turns.alone():
         model.decoder(**arguments, past_key_values=cache, use_cache=True)
     rows_kv = tuple(
@@ -73,7 +67,3 @@ def _stacked(rows: Sequence[Any]) -> Any:
     if isinstance(rows[0], list):
         return [torch.cat(items) for items in zip(*rows, strict=True)]
     return torch.cat(list(rows))
-
-
-def _flat(name: str) -> bool:
-    return name.rpartition(".")[0] == _FLAT

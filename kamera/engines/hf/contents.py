@@ -43,16 +43,6 @@ class HfContents:
     ) -> Chunk:
         return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
 
-    def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
-        return self.builder.tokenize(text, special=special)
-
-    def detokenize(self, ids: torch.Tensor) -> str | None:
-        """As `Engine.detokenize`, without special tokens."""
-        if self.builder.format is None:
-            return None
-        with self.builder.format.exclusive:
-            return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
-
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:

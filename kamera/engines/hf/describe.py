@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from kamera.engines.hf.model import Model
+from kamera.engines.hf.engine import HfEngine
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class Description:
     fingerprint: str
 
 
-def describe(model: Model, devices: Sequence[torch.device | None], serial_decode: str) -> Description:
-    """Family, layers, rotary facts, fingerprint, limits; ``devices`` are those of the layers' KV."""
+def describe(model: HfEngine) -> Description:
+    """Family, layers, rotary facts, fingerprint, limits."""
     phased = [c for spec in model.layout for c in spec.channels if c.rope is not None]
     rope = phased[0].rope
     assert rope is not None
@@ -56,7 +53,7 @@ def describe(model: Model, devices: Sequence[torch.device | None], serial_decode
         ),
         bytes_per_token=model.facts.bytes_per_token,
         dtype=model.facts.dtype,
-        devices=tuple(sorted({str(d) for d in devices if d is not None})),
+        devices=tuple(sorted({str(d) for d in model.devices if d is not None})),
         attention=str(getattr(model.model.config, "_attn_implementation", "")),
         position_axes=model.axes,
         rotary_dim=rope.rotary_dim,
@@ -66,6 +63,6 @@ def describe(model: Model, devices: Sequence[torch.device | None], serial_decode
         position_limit=model.limits.below,
         limit_reason=model.limits.reason,
         takes_pixels=model.builder.takes_pixels,
-        serial_decode=serial_decode,
+        serial_decode=model.steps.serial,
         fingerprint=model.fingerprint,
     )

@@ -24,6 +24,9 @@ from kamera.engines.hf.hooks import Observer
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
 from kamera.ops import flat_lists
 
+SEEN = "visual_pos_masks"
+"""An argument of decoders: bool ``[1, tokens]``, True for the tokens that picture features replace."""
+
 _NOT_CONTENT = ("input_ids", "position_ids", "attention_mask", "past_key_values")
 
 
@@ -137,7 +140,7 @@ def _at_the_door(
     inputs: Mapping[str, torch.Tensor],
 ) -> dict[str, Any]:
     """The keyword arguments the full model would have called its decoder with."""
-    device = next(model.parameters()).device
+    device = input_device(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with door.shut() as caught:
         model(
@@ -156,6 +159,16 @@ def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
         name: [entry.to(device) for entry in value] if isinstance(value, list) else value.to(device)
         for name, value in encoded.arguments.items()
     }
+
+
+def is_flat(name: str) -> bool:
+    """True for features of one of several layers: ``[vision tokens, width]``, in the order of `SEEN`."""
+    return name.rpartition(".")[0] == "deepstack_visual_embeds"
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """The device of token ids."""
+    return next(model.parameters()).device
 
 
 def batched(positions: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from torch import nn
 from kamera.content import exclusive_of
 from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies, layers_path
 from kamera.engines.hf.state import content_of
-from kamera.engines.hf.witness import adapter_state
 from kamera.ops import Layout, digest
 
 Two = tuple[str, str]
@@ -47,17 +46,16 @@ def fingerprints(
     """BLAKE2b-256 over all but the tokens that decides a chunk's KV, and of all that decides its encoding.
 
     The first binds: class, every parameter and buffer with its dtype (``tensors``), the settings of every
-    module and config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in
+    module and config, adapters among them, forwards and foreign hooks (``settings``), the rotary facts in
     ``layout`` and ``limit``, and the ``processor``'s settings. The second leaves out the decoder's layers,
     which no encoding depends on.
     """
     layers, named, kind = layers_path(model, decoder), list(model.named_modules()), type(model).__name__
     whole = [module for _, module in named]
     vision = [module for name, module in named if not f"{name}.".startswith(layers)]
-    # v3 and v2: KV kept before may be of picture features that came in another order
-    heads = [("kamera.backbone.v3", kind, repr(layout), repr(limit)), ("kamera.vision.v2", kind)]
+    heads = [("kamera.backbone.v4", kind, repr(layout), repr(limit)), ("kamera.vision.v3", kind)]
     one, other = (
-        digest(*head, repr(adapter_state(modules)), repr(_chosen(modules)), *said, processor)
+        digest(*head, repr(_chosen(modules)), *said, processor)
         for head, modules, *said in zip(heads, (whole, vision), tensors, settings, strict=True)
     )
     return one, other

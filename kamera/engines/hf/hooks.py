@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as globally
-from torch.utils.hooks import RemovableHandle
 
 _LIBRARIES = ("transformers.utils.output_capturing", "accelerate.")
 """Libraries whose hooks return outputs or move tensors between devices: they change no number."""
@@ -31,32 +28,6 @@ class Observer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Observer, (_nothing,)
-
-
-class ThreadHook(Observer):
-    """A hook of Kamera's own that acts in the thread that made it, and in no other."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__(call)
-        self._thread = threading.get_ident()
-
-    def __call__(self, *given: Any) -> Any:
-        return self._call(*given) if threading.get_ident() == self._thread else None
-
-
-@contextmanager
-def hooked(*handles: RemovableHandle) -> Iterator[None]:
-    """Remove the hooks after the block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def on_entry(module: nn.Module, call: Callable[..., Any]) -> RemovableHandle:
-    """``call(module, args, kwargs)`` before the forwards of ``module`` in this thread."""
-    return module.register_forward_pre_hook(ThreadHook(call), with_kwargs=True)
 
 
 def is_foreign(hook: Any) -> bool:

@@ -103,11 +103,7 @@ class ModelIdentity:
         )
 
     def name(self, of_files: str) -> None:
-        """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.
-
-        Any change gives it one of its own, and taking that back gives it this one again. A model that holds
-        anything which is in no file keeps its own.
-        """
+        """As `Identity.name`."""
         base = self._looked()[0]
         if not (self.unread or self._witness.computed.foreign):
             self._of_files = (base, of_files)

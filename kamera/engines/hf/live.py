@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from kamera.engines.base import Span
 from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import forwards
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.room import CacheRoom, RoomKV
 from kamera.engines.moves import Move, Stand, Written, moves
@@ -87,12 +88,12 @@ class LiveCache:
         """
         total = sum([span.length for span in self._shown])
         if not total:
-            yield self._model.cache([])
+            yield forwards.cache(self._model, [])
             return
         with self._reading() as room:
             start, stop = room.start, room.start + total
             if not room.tail.acquire(blocking=False):
-                yield self._model.cache([kv_slice(room.kv, start, stop)])
+                yield forwards.cache(self._model, [kv_slice(room.kv, start, stop)])
                 return
             try:
                 with room.lock:
@@ -222,7 +223,7 @@ class LiveCache:
         kv, capacity = room.kv, room.capacity
         if total + behind > capacity:
             capacity = total + max(total // SPARE, behind, SLACK)
-            kv = self._model.room(capacity)
+            kv = forwards.room(self._model, capacity)
         base = _base(made, wanted, there) if kv is source.kv else 0
         base = base if 0 <= base <= capacity - total - behind else 0
         places = _places(wanted, base)

@@ -47,6 +47,11 @@ def find_decoder(model: nn.Module) -> nn.Module:
     )
 
 
+def has_experts(decoder: nn.Module) -> bool:
+    """True if a part of the decoder routes tokens to experts."""
+    return any("expert" in name.lower() for name, _ in decoder.named_modules())
+
+
 def find_vision_towers(model: nn.Module) -> list[nn.Module]:
     """The modules that encode pixels, as the model's classes name them."""
     names = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens")

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf.batch import has_experts
+from kamera.engines.hf import forwards
 from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.engines.values import FEATURES, Answers
@@ -57,7 +57,7 @@ class Prober:
     def _asked(self) -> Answers:
         model = self._model
         special = {*model.builder.vision_tokens, *_marks(model.model.config)}
-        ids = (torch.arange(_TOKENS) * 7919 + 3) % model.token_count
+        ids = (torch.arange(_TOKENS) * 7919 + 3) % model.builder.token_count
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
         shown = self._shown()
         if shown is None:
@@ -89,7 +89,7 @@ def tolerance(model: Model) -> float:
     """
     if model.dtype in (torch.float32, torch.float64):
         return 5e-3
-    return 0.5 if has_experts(model.decoder) else 0.1
+    return 0.5 if model.routes else 0.1
 
 
 def _marks(config: Any) -> set[int]:
@@ -103,8 +103,8 @@ def _probe_logits(model: Model, span: Encoded, question: torch.Tensor) -> list[f
     """A few logits after a span and a question, in a forward each."""
     ids, inputs = [span.input_ids, question], [span.position_inputs, {}]
     places, length = model.positions(ids, inputs), span.num_tokens
-    _, cache = model.run(span, places[:, :length], model.cache([]))
-    return _few(model.forward(question, places[:, length:], cache).float().cpu())
+    _, cache = forwards.run(model, span, places[:, :length])
+    return _few(forwards.forward(model, question, places[:, length:], cache).float().cpu())
 
 
 def _few(values: torch.Tensor) -> list[float]:

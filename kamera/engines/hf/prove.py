@@ -15,6 +15,8 @@ from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.base import Span
+from kamera.engines.hf import forwards
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
@@ -79,8 +81,8 @@ def prove_relocation(
     base = model.positions([span.input_ids], [span.position_inputs])
     moved = base + torch.tensor(step)[:, None]
     try:
-        here, _ = model.run(span, base)
-        there, _ = model.run(span, moved)
+        here, _ = forwards.run(model, span, base)
+        there, _ = forwards.run(model, span, moved)
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, step)
     rounding = _rounding(model, here, there)
@@ -97,15 +99,15 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     whole = model.positions([antecedent.input_ids, span.input_ids], [{}, {}])
     alone = model.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
-    canonical, _ = model.run(span, alone)
-    _, cache = model.run(antecedent, a)
-    conditioned, _ = model.run(span, b, cache)
+    canonical, _ = forwards.run(model, span, alone)
+    _, cache = forwards.run(model, antecedent, a)
+    conditioned, _ = forwards.run(model, span, b, cache)
     there = tuple(int(o) for o in (b - alone)[:, 0])
     patch = form_patch(conditioned, canonical, model.layout, there, None).patch
     # the whole sequence moved by one more step: the KV of a re-prefill there
     shift = torch.tensor(step)[:, None]
-    _, cache = model.run(antecedent, a + shift)
-    expected, _ = model.run(span, b + shift, cache)
+    _, cache = forwards.run(model, antecedent, a + shift)
+    expected, _ = forwards.run(model, span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
     rounding = _rounding(model, conditioned, expected)
     return _worst(compare_kv(_served(model, canonical, patch, onward), expected, onward, rounding))
@@ -118,8 +120,8 @@ def prove_moves(model: Model) -> OperatorProof:
     """
     layout, still = model.layout, (0,) * model.axes
     texts = [_text(model, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
-    kvs = [model.run(text, model.positions([text.input_ids], [{}]))[0] for text in texts]
-    other, _ = model.run(texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
+    kvs = [forwards.run(model, text, model.positions([text.input_ids], [{}]))[0] for text in texts]
+    other, _ = forwards.run(model, texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
     patch = form_patch(other, kvs[1], layout, still, None).patch
     near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
     first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
@@ -160,12 +162,12 @@ def prove_cuts(model: Model) -> OperatorProof:
     span = _text(model, 16)
     positions = model.positions([span.input_ids], [span.position_inputs])
     cuts = (0, 9, 15, 16)
-    whole, _ = model.run(span, positions)
+    whole, _ = forwards.run(model, span, positions)
     try:
-        cache, pieces = model.cache([]), []
+        cache, pieces = forwards.cache(model, []), []
         for start, stop in pairwise(cuts):
             piece = Encoded(span.input_ids[start:stop], {}, {})
-            kv, cache = model.run(piece, positions[:, start:stop], cache)
+            kv, cache = forwards.run(model, piece, positions[:, start:stop], cache)
             pieces.append(kv_map(kv, torch.clone))
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, cuts)
@@ -206,11 +208,6 @@ def without_rows(model: Model) -> str:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
         )
-    with probing():
-        return _rows_apart(model, kind)
-
-
-def _rows_apart(model: Model, kind: str) -> str:
     texts = [_text(model, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
     positions = [model.positions([text.input_ids], [{}]) for text in texts]
     ids = torch.stack([text.input_ids[-1:] for text in texts])
@@ -218,13 +215,13 @@ def _rows_apart(model: Model, kind: str) -> str:
 
     def pasts() -> list[Any]:
         before = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
-        return [model.run(b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
+        return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
 
     try:
-        alone = [
-            model.next_logits(ids[i : i + 1], last[:, i : i + 1], past) for i, past in enumerate(pasts())
-        ]
-        together = model.next_logits(ids, last, *pasts())
+        with probing():
+            each = enumerate(pasts())
+            alone = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
+            together = forwards.next_logits(model, ids, last, *pasts())
     except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
         return f"this {kind} takes no rows of unlike length: {first_line(error)}"
     off = max(_relative(t, a[0]) for t, a in zip(together, alone, strict=True))
@@ -251,7 +248,7 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
     weight = getattr(module, "weight", None)
     weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
-    device = model.device if weight is None else weight.device
+    device = input_device(model.model) if weight is None else weight.device
     dtype = model.dtype if weight is None else weight.dtype
     steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
@@ -308,6 +305,6 @@ def _worst(found: Iterable[OperatorProof]) -> OperatorProof:
 
 
 def _text(model: Model, count: int, seed: int = 11) -> Encoded:
-    ids = (torch.arange(count) * 7919 + seed) % model.token_count
+    ids = (torch.arange(count) * 7919 + seed) % model.builder.token_count
     ids = torch.tensor([0 if int(i) in model.builder.vision_tokens else int(i) for i in ids])
     return Encoded(ids, {}, {})

@@ -49,7 +49,7 @@ class CacheRoom:
             return False
         total = 0
         for new, old in zip(spans, self.standing, strict=True):
-            if not new.same_source(old) or new.offset != old.offset:
+            if (id(new.kv), id(new.patch), new.offset) != (id(old.kv), id(old.patch), old.offset):
                 return False
             total += new.length
         return self.start + total + behind <= self.capacity

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf.hooks import hooked, on_entry
+from kamera.engines.hf.encode import SEEN, input_device, is_flat
 from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
 
@@ -34,9 +30,9 @@ def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     """The rows' share of an encoding."""
     count = encoded.num_tokens
     taken: dict[str, torch.Tensor] = {}
-    seen = encoded.tensors.get("visual_pos_masks")
+    seen = encoded.tensors.get(SEEN)
     for name, tensor in encoded.tensors.items():
-        if name.startswith("deepstack") and seen is not None:
+        if is_flat(name) and seen is not None:
             # one row per picture token: find the chosen ones among them
             among = torch.full((count,), -1)
             pictured = seen.reshape(-1).cpu().bool()
@@ -53,9 +49,8 @@ def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     return Encoded(encoded.input_ids[rows], {}, taken)
 
 
-@contextmanager
-def row_masks(model: Model, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
-    """The additive mask of rows at ``places`` over ``total`` tokens; sliding layers get their own.
+def row_masks(model: Model, places: torch.Tensor, total: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The additive mask of rows at ``places`` over ``total`` tokens; by type for layers of several types.
 
     Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.
     """
@@ -64,20 +59,13 @@ def row_masks(model: Model, places: torch.Tensor, total: int) -> Iterator[torch.
 
     def additive(seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(model.device)
+        return mask[None, None].to(input_device(model.model))
 
-    causal = key <= query
-    window = getattr(model.config, "sliding_window", None)
-    kinds: Sequence[str] = getattr(model.config, "layer_types", None) or ()
-    handles = []
-    if window is not None:
-        narrow = additive(causal & (key > query - window))
-
-        def slide(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, kwargs | {"attention_mask": narrow.to(kwargs["attention_mask"].device)}
-
-        for i, layer in enumerate(model.decoder.layers):
-            if not kinds or kinds[i] == "sliding_attention":
-                handles.append(on_entry(layer, slide))
-    with hooked(*handles):
-        yield additive(causal)
+    causal, window = key <= query, getattr(model.config, "sliding_window", None)
+    kinds = set(getattr(model.config, "layer_types", None) or ["sliding_attention"])
+    if window is None or "sliding_attention" not in kinds:
+        return additive(causal)
+    narrow = additive(causal & (key > query - window))
+    return (
+        narrow if len(kinds) == 1 else dict.fromkeys(kinds, additive(causal)) | {"sliding_attention": narrow}
+    )

@@ -11,7 +11,7 @@ from kamera.content import Encoded
 from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import batched, decoder_arguments, input_device
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
@@ -67,13 +67,13 @@ def sample(
         ],
         [(start, length, part.completion) for start, length, part in standing],
     )
-    arguments = decoder_arguments(whole, model.device) | {
-        "position_ids": batched(torch.cat(positions, dim=1)).to(model.device),
+    arguments = decoder_arguments(whole, input_device(model.model)) | {
+        "position_ids": batched(torch.cat(positions, dim=1)).to(input_device(model.model)),
         "past_key_values": cache,
         "use_cache": True,
     }
-    masked, turn = row_masks(model, places, total), model.turns.turn(alone=True, pauses=model.quiet)
-    with torch.no_grad(), turn, masked as mask, suppress(model_cache.AllMade):
+    mask, turn = row_masks(model, places, total), model.turns.turn(alone=True, pauses=model.quiet)
+    with torch.no_grad(), turn, suppress(model_cache.AllMade):
         model.decoder(attention_mask=mask, **arguments)
     made = tuple(kv_of(layers, model.groups) for layers in cache.made)
     for kv in made:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kamera import forks
+from kamera.engines.hf import forwards
+from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.meter import is_probe
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import without_rows
@@ -91,7 +93,10 @@ class Steps:
 
     @property
     def serial(self) -> str:
-        """As `HfEngine.serial_decode`: proved by whoever asks first."""
+        """Why answers that several threads decode at once share no forwards; "" if they do.
+
+        Proved on a few tokens when it is asked first, or when two answers first meet.
+        """
         if self._reason is None:
             self._reason = without_rows(self._model)
         return self._reason
@@ -99,7 +104,7 @@ class Steps:
     @property
     def apart(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
-        device = self._model.device
+        device = input_device(self._model.model)
         if is_later() or is_probe() or self._model.turns.mine or torch.is_autocast_enabled(device.type):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
@@ -206,4 +211,6 @@ class Steps:
 
     def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:
         tokens, positions, pasts = zip(*(row.asks for row in rows if row.asks), strict=True)
-        return self._model.next_logits(torch.cat(tokens), torch.stack(positions, dim=1), *pasts).split(1)
+        return forwards.next_logits(
+            self._model, torch.cat(tokens), torch.stack(positions, dim=1), *pasts
+        ).split(1)

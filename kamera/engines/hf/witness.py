@@ -27,8 +27,6 @@ from kamera.engines.hf.hooks import hook_tables, is_foreign
 from kamera.engines.hf.state import parts_of
 from kamera.engines.hf.watch import Watch
 
-_SWITCHES = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
-
 _PARTS = ("_modules", "_parameters", "_buffers")
 _parts = itemgetter(*_PARTS)
 _state = attrgetter("__dict__")
@@ -82,10 +80,9 @@ class Witness:
             self._note()
         elif not self._is_as_noted():
             self._note()
-        switches = tuple(map(_switches, self._adapters))
         chosen = tuple(map(tuple, map(frequencies, self._choosing)))
         hooks = tuple(map(id, self._foreign))
-        tensors = (self._walks, self._samples.read(), switches, chosen)
+        tensors = (self._walks, self._samples.read(), chosen)
         return Look(tensors, self._settings, hooks)
 
     # -- modules and tensors -------------------------------------------------------------------
@@ -102,7 +99,6 @@ class Witness:
                 self._tree.space(part, frozenset(n for n in part if not bound_buffer(module, n)))
         self._tree.note()
         self._samples = _Samples(t for t in self._tree.inside if isinstance(t, torch.Tensor))
-        self._adapters = _adapters(self._modules)
         self._choosing = [m for m in self._modules if chooses_frequencies(m)]
         self._tables = hook_tables(self._modules)
 
@@ -186,21 +182,6 @@ class _Samples:
             else:  # `Tensor.numpy` would forbid the model to resize the storage
                 arrays.setdefault(tensor.itemsize, []).append(np.from_dlpack(few.view(bits)))
         self._views, self._arrays = list(kinds.values()), list(arrays.values())
-
-
-def adapter_state(modules: list[nn.Module]) -> tuple[str, ...]:
-    """The active adapters, layer by layer: PEFT switches and merges them without a new tensor."""
-    return tuple(map(_switches, _adapters(modules)))
-
-
-def _adapters(modules: list[nn.Module]) -> list[nn.Module]:
-    return [m for m in modules if hasattr(type(m), "active_adapters")]
-
-
-def _switches(module: nn.Module) -> str:
-    if not isinstance(module.active_adapters, list):  # a whole model's own is a method
-        return ""
-    return repr([getattr(module, name, None) for name in _SWITCHES])
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import add, sub
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -32,11 +32,6 @@ _ORDERS = 32
 """How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
 
 
-class _Patch(NamedTuple):
-    key: RowKey
-    budget: PatchBudget | None
-
-
 _Choice = tuple[Guarantee, tuple[str, ...], RowKey | None]
 """What a chunk is served with: a guarantee, the antecedents it is made behind, and a patch."""
 
@@ -49,7 +44,7 @@ class _Behind:
         self.anchor: RowKey | None = None
         self.chunks = Recognised(context)
         self.canonicals: dict[str, RowKey] = {}
-        self.patches: dict[tuple[str, tuple[str, ...]], _Patch] = {}
+        self.patches: dict[tuple[str, tuple[str, ...]], tuple[RowKey, PatchBudget | None]] = {}
         self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
 
     def add(self, row: ObjectInfo) -> None:
@@ -65,7 +60,7 @@ class _Behind:
             if (named, behind) not in self.patches:
                 self.orders[named, chunks_of(behind[-1:])[0]].append(behind)
             key = RowKey.of(own, "exact", named, behind, "", row.formed, row.created, self._budget.rank)
-            self.patches[named, behind] = _Patch(key, row.budget)
+            self.patches[named, behind] = key, row.budget
 
     def recipe(self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least) -> Recipe:
         """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
@@ -117,10 +112,10 @@ class _Behind:
 
     def _patch(self, row: ObjectInfo, behind: tuple[str, ...], enough: Guarantee) -> RowKey | None:
         """The patch of a chunk that is formed well ``enough``, and meets the budget."""
-        patch = self.patches.get((row.chunk_id, behind))
-        if patch is None or patch.budget is None or not self._budget.is_met_by(patch.budget, row.tokens):
+        key, budget = self.patches.get((row.chunk_id, behind), (None, None))
+        if key is None or budget is None or not self._budget.is_met_by(budget, row.tokens):
             return None
-        return patch.key if at_least(guarantee_named(patch.key.formed), enough) else None
+        return key if at_least(guarantee_named(key.formed), enough) else None
 
     def _wider(self, chunk_id: str, shown: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Antecedents that end as ``shown``, and knew more before it: the fewest first."""

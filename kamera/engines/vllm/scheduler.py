@@ -24,7 +24,6 @@ from kamera.engines.vllm.serving import (
     check_places,
     recipe_of,
     salt,
-    salt_of,
 )
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
@@ -187,11 +186,11 @@ class SchedulerSide:
 
     def _admit(self, known: _Request) -> None:
         """Supply a request, apart from all that are supplied otherwise."""
-        told = salt_of(known.recipe)
-        known.salted = told != known.recipe.context.tenant
+        recipe = known.recipe
+        known.salted = recipe.salt != recipe.context.tenant
         self._requests[known.request.request_id] = known
         if known.salted:
-            salt(known.request, told)
+            salt(known.request, recipe.salt)
 
     def _plain(self, request: Any, fingerprint: str, local: int) -> None:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""

@@ -7,7 +7,6 @@ on, up to the first one that has to be computed; vLLM computes the rest, and rea
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 from collections import OrderedDict
@@ -20,7 +19,6 @@ from typing import Any
 from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
-from kamera.ops import digest
 from kamera.store import present
 
 logger = logging.getLogger(__name__)
@@ -66,30 +64,6 @@ def check_places(recipe: Recipe, lows: Sequence[tuple[int, ...]]) -> None:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
             )
-
-
-def salt_of(recipe: Recipe) -> str:
-    """What a prefix cache has to keep the request apart by: "" if all that is supplied equals a prefill.
-
-    It names only the leading parts, which are supplied: behind them all is computed, so a longer window
-    shares the pages of a shorter one that begins with the same parts. Token ids and pictures are compared by
-    the cache itself.
-    """
-    parts, own = recipe.leading.parts, recipe.context
-    plain = not own.lossy and all(
-        part.base == "canonical" and part.patch is None and not any(part.offset) and not i
-        for i, part in enumerate(parts)
-    )
-    if plain or not parts:
-        return own.tenant
-    rows = [(part.kv, part.patch) for part in parts]
-    facts = [
-        [part.start, part.position, part.offset, kv and kv.key, patch and patch.key]
-        + ([patch.formed, patch.created, patch.rank] if patch else [])
-        for part, (kv, patch) in zip(parts, rows, strict=True)
-    ]
-    said = own.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
-    return digest("kamera.vllm.salt.v3", *said)[:32]
 
 
 class SaltedBlocks:

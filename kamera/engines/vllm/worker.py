@@ -73,8 +73,8 @@ class WorkerSide:
             still = (0,) * self._layout.axes
             serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
         for part in parts:
-            found = read_part(store, part)
-            serve(kv_slice(whole, part.start, part.stop), found.record.kv, found.patch, layers, found.offset)
+            record, patch = read_part(store, part)
+            serve(kv_slice(whole, part.start, part.stop), record.kv, patch, layers, part.offset)
         return kv_slice(whole, load.start, load.stop)
 
     def _room(self, tokens: int) -> KV:

@@ -38,26 +38,29 @@ class Native:
         contents = [unit.content for unit in shown if not isinstance(unit.content, Chunk)]
         assert len(contents) == len(shown), "the processor takes content, no chunks"
         turn = backbone.chunk([*(dict(part) for content in contents for part in content), *words])
-        tail = backbone.tokenize(backbone.builder.seams(system).tail)
+        tail = backbone.builder.tokenize(backbone.builder.seams(system).tail)
         ids = torch.cat([backbone.builder.anchor_ids(system), turn.input_ids, tail])
         media = {name: turn.inputs[name] for name in turn.inputs if name not in TOKEN_TYPES}
         # per-token inputs are extended to the whole sequence
         whole = backbone.builder.from_tensors(ids, media, backbone.fingerprint)
-        sequence = ids[None].to(backbone.device)
+        sequence = ids[None].to(backbone.model.device)
         dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
         started = time.perf_counter()
         with torch.no_grad(), backbone.turns.alone():
             made = backbone.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
-                **{name: _given(name, whole.inputs[name], backbone.device, dtype) for name in whole.inputs},
+                **{
+                    name: _given(name, whole.inputs[name], backbone.model.device, dtype)
+                    for name in whole.inputs
+                },
                 max_new_tokens=query.max_new_tokens,
                 do_sample=False,
                 return_dict_in_generate=True,
                 output_logits=True,
             )
         seconds = time.perf_counter() - started
-        text = backbone.detokenize(made.sequences[0, ids.shape[0] :].cpu()) or ""
+        text = backbone.builder.detokenize(made.sequences[0, ids.shape[0] :].cpu()) or ""
         return Reply(text, made.logits[0][0].cpu(), seconds, turn.num_tokens, 0, turn.num_tokens, 1)
 
 

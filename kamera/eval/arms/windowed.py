@@ -54,7 +54,7 @@ class Windowed:
         logits = window.next_token_logits(query.text).cpu()
         seconds = time.perf_counter() - started
         if query.max_new_tokens == 1:
-            text = self.desk.backbone.detokenize(logits.argmax()[None]) or ""
+            text = self.desk.backbone.builder.detokenize(logits.argmax()[None]) or ""
         else:
             text = window.generate(query.text, max_new_tokens=query.max_new_tokens, do_sample=False)
         kept = sum(info.bytes for info in self.store.ls() if info.kind not in ("anchor", "encoding"))

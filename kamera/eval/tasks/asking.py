@@ -93,7 +93,7 @@ class TaskAsker:
         """The sample's case, cut to fit; one without windows if that is impossible."""
         units, most = self._units(sample), self.task.max_new_tokens(sample)
         sizes = [desk.chunk(unit).num_tokens for unit in units]
-        question = self.backbone.tokenize(sample.question).shape[0]
+        question = self.backbone.builder.tokenize(sample.question).shape[0]
         over = 0 if self.limit is None else sum(sizes) + question + self.around + most - self.limit
         cut = sample.head
         # what is live stays, with all behind it
@@ -152,7 +152,7 @@ def _priced(trial: Trial, desk: Desk, case: Case, reply: Reply) -> Trial:
     arriving = () if trial.arm == NATIVE else case.query.live  # its window holds them
     live = sum(desk.chunk(unit).num_tokens for unit in arriving)
     inside = desk.tokens([name for name in case.windows[-1] if case.units[name].live])
-    question = 0 if trial.arm == NATIVE else desk.backbone.tokenize(case.query.text).shape[0]
+    question = 0 if trial.arm == NATIVE else desk.backbone.builder.tokenize(case.query.text).shape[0]
     return replace(
         trial,
         window_tokens=reply.window_tokens,

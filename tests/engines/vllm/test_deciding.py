@@ -17,7 +17,7 @@ from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.harvest import names_of
 from kamera.engines.vllm.layout import layout_of
-from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of, salt_of
+from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of
 from kamera.engines.vllm.stores import Stores
 from kamera.engines.vllm.versions import check_version
 from kamera.errors import IncompatibleChunk, InvalidRecipe, UnsupportedBackbone
@@ -137,28 +137,26 @@ def test_what_is_supplied_ends_before_the_first_part_that_is_missing():
 
 def test_equal_recipes_share_a_salt_and_nobody_else_has_it():
     whole, blind = asked(recipe("a", "b")), asked(recipe("a", "b", patched=False))
-    assert salt_of(whole) == salt_of(asked(recipe("a", "b"))) != ""
+    assert whole.salt == asked(recipe("a", "b")).salt != ""
     other = asked(recipe("a", "b", context=replace(CONTEXT, tenant="t")), tenant="t")
-    assert len({salt_of(whole), salt_of(blind), salt_of(other), salt_of(asked(recipe("a", "c")))}) == 4
+    assert len({whole.salt, blind.salt, other.salt, asked(recipe("a", "c")).salt}) == 4
 
 
 def test_what_equals_a_prefill_is_shared_with_every_request_of_the_tenant():
-    assert salt_of(asked(recipe("a", "b", missing=1))) == ""  # the leading canonical alone
-    assert salt_of(asked(recipe("a", "b", missing=0))) == ""
+    assert asked(recipe("a", "b", missing=1)).salt == ""  # the leading canonical alone
+    assert asked(recipe("a", "b", missing=0)).salt == ""
     mine = replace(CONTEXT, tenant="t")
-    assert salt_of(asked(recipe("a", missing=0, context=mine), tenant="t")) == "t"
+    assert asked(recipe("a", missing=0, context=mine), tenant="t").salt == "t"
 
 
 def test_a_chunk_that_is_said_to_be_exact_without_being_it_is_salted():
     made = recipe("a", "b", patched=False)
     liar = replace(made, parts=(made.parts[0], replace(made.parts[1], guarantee="exact")))
-    assert salt_of(asked(liar)) != ""
+    assert asked(liar).salt != ""
 
 
 def test_a_longer_window_shares_the_pages_of_the_one_it_begins_with():
-    assert salt_of(asked(recipe("a", "b", "c", missing=2))) == salt_of(
-        asked(recipe("a", "b", "d", missing=2))
-    )
+    assert asked(recipe("a", "b", "c", missing=2)).salt == asked(recipe("a", "b", "d", missing=2)).salt
 
 
 def test_computed_chunks_are_named_by_what_was_shown_before_them():

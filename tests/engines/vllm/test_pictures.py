@@ -13,8 +13,8 @@ import torch
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Recipe
 from kamera.engines.hf import HfEngine
-from kamera.engines.vllm import scheduler as scheduling
 from kamera.engines.vllm.clients import Offline
 from kamera.engines.vllm.serving import FIELD, recipe_of
 from kamera.ops import kv_distance, kv_map
@@ -207,7 +207,7 @@ def test_with_a_salt_nobody_reads_blind_pages(bed, episodes):
 
 
 def test_without_a_salt_others_read_blind_pages(bed, monkeypatch):
-    monkeypatch.setattr(scheduling, "salt_of", lambda recipe: recipe.context.tenant)
+    monkeypatch.setattr(Recipe, "salt", property(lambda recipe: recipe.context.tenant))
     assert share(poisoned(bed, range(420, 430))) >= 0.8
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines.vllm import scheduler as scheduling
+from kamera.engines import Recipe
 from kamera.ops import PatchBudget
 from kamera.store.admin.admin import StoreAdmin
 from kamera.window import former_of
@@ -140,7 +140,7 @@ def test_no_other_prompt_meets_pages_of_a_recognised_one(bed, count):
 
 
 def test_without_a_salt_others_would(bed, monkeypatch):
-    monkeypatch.setattr(scheduling, "salt_of", lambda recipe: recipe.context.tenant)
+    monkeypatch.setattr(Recipe, "salt", property(lambda recipe: recipe.context.tenant))
     assert sum(poisoned(bed, range(10_300, 10_310))) >= 5
 
 

@@ -21,7 +21,6 @@ from kamera.engines.vllm.known import KnownPrompts, Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide, picture_name
-from kamera.engines.vllm.serving import salt_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import RemoteUnavailable
 from kamera.ops import Blocks, PatchBudget, ids_digest
@@ -89,8 +88,8 @@ def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
 def test_a_recognised_prompt_shares_pages_with_the_recipe_that_says_the_same():
     recipe = recognised()
     told = Recipe.from_json(recipe.to_json())
-    salts = {salt_of(each) for each in (recipe, told)}
-    assert len(salts) == 1 and salts.isdisjoint({"", salt_of(replace(recipe, parts=recipe.parts[:2]))})
+    salts = {each.salt for each in (recipe, told)}
+    assert len(salts) == 1 and salts.isdisjoint({"", replace(recipe, parts=recipe.parts[:2]).salt})
 
 
 @pytest.mark.parametrize("changed", range(len(ANCHOR)))
@@ -132,7 +131,7 @@ def test_what_is_served_ends_before_the_first_chunk_that_is_unknown():
 def test_exact_serves_what_equals_a_prefill_and_is_not_salted():
     recipe = recognised(least="exact")
     assert [part.chunk_id for part in recipe.parts] == [A]
-    assert salt_of(recipe) == ""
+    assert recipe.salt == ""
 
 
 @pytest.mark.parametrize(
@@ -254,7 +253,7 @@ def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     request.mm_features = [picture]
     made.arrive(request)
-    own = salt_of(recognised())
+    own = recognised().salt
     assert own != "" == request.cache_salt and request.block_hashes == [under(own, b"first")]
     request.block_hashes.extend(request._block_hasher(request))  # as vLLM does when a block is full
     assert request.block_hashes[1:] == [under(own, b"behind first")]

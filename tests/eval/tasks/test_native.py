@@ -56,13 +56,13 @@ def test_the_native_arm_is_one_generate_of_transformers(backbone, data, finished
     inputs = backbone.processor(text=[text], images=pictures, return_tensors="pt")
     with torch.no_grad():
         made = backbone.model.generate(**inputs, max_new_tokens=16, do_sample=False)
-    answer = backbone.detokenize(made[0, inputs["input_ids"].shape[1] :])
+    answer = backbone.builder.detokenize(made[0, inputs["input_ids"].shape[1] :])
     (line,) = [x for x in lines(out) if x["item"] == sample.id and x["arm"] == "native"]
     assert line["answer"] == answer.strip()
     around = backbone.processor.apply_chat_template(
         [{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False
     )
-    assert line["window_tokens"] == inputs["input_ids"].shape[1] - backbone.tokenize(around).shape[0]
+    assert line["window_tokens"] == inputs["input_ids"].shape[1] - backbone.builder.tokenize(around).shape[0]
     assert line["recomputed_tokens"] == line["window_tokens"] and not line["question_tokens"]
 
 

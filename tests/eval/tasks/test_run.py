@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kamera import testbed
+from kamera.content.build import ChunkBuilder
 from kamera.content.media import load_image
 from kamera.engines.hf import HfEngine
 from kamera.errors import TaskDataError
@@ -56,8 +57,8 @@ def scores(results):
     return [(row.arm, row.summary.mean, row.summary.groups, row.agreement) for row in results.arms]
 
 
-class Padded(HfEngine):
-    """A model whose answers begin and end with spaces, as many models' do."""
+class Padded(ChunkBuilder):
+    """Of a model whose answers begin and end with spaces, as many models' do."""
 
     def detokenize(self, ids):
         return f" {super().detokenize(ids)} \n"
@@ -119,7 +120,7 @@ def test_the_reprefill_answers_as_transformers_does(backbone, data, finished):
     inputs = backbone.processor(text=[text], images=pictures, return_tensors="pt")
     with torch.no_grad():
         made = backbone.model.generate(**inputs, max_new_tokens=16, do_sample=False)
-    answer = backbone.detokenize(made[0, inputs["input_ids"].shape[1] :])
+    answer = backbone.builder.detokenize(made[0, inputs["input_ids"].shape[1] :])
     said = next(x["answer"] for x in lines(out) if x["item"] == sample.id and x["arm"] == "reprefill")
     assert said == answer
 
@@ -127,7 +128,8 @@ def test_the_reprefill_answers_as_transformers_does(backbone, data, finished):
 def test_generated_text_is_stripped_before_it_is_scored(backbone, data, tmp_path):
     task = Verbatim(["retrieval-text"], bare=True)
     plain = run_task(backbone, task, data, tmp_path / "plain", arms=("reprefill",), limit=2)
-    padded = Padded(backbone.model, backbone.processor)
+    padded = HfEngine(backbone.model, backbone.processor)
+    padded.builder = Padded(backbone.model, backbone.processor, sees=True)
     spaced = run_task(padded, task, data, tmp_path / "padded", arms=("reprefill",), limit=2)
     assert spaced.arm("reprefill").summary.mean == plain.arm("reprefill").summary.mean > 0.5
     said = [line["answer"] for line in lines(tmp_path / "padded")]
@@ -228,7 +230,10 @@ def test_an_over_long_milebench_prompt_keeps_its_instruction(backbone, data, tmp
     run_task(backbone, task, data, tmp_path / "whole", arms=("blind",), limit=1)
     (whole,) = lines(tmp_path / "whole")
     room = (
-        512 + backbone.tokenize(backbone.builder.seams(None).prefix, special=True).shape[0] + size(whole) - 1
+        512
+        + backbone.builder.tokenize(backbone.builder.seams(None).prefix, special=True).shape[0]
+        + size(whole)
+        - 1
     )
     results = run_task(backbone, task, data, tmp_path / "cut", arms=("blind",), limit=1, max_tokens=room)
     (cut,) = lines(tmp_path / "cut")

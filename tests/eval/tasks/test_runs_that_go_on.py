@@ -58,7 +58,7 @@ class Sick(HfEngine):
     words, well = "", False
 
     def decode(self, ids, *rest, **options):
-        if not self.well and self.words in str(self.detokenize(ids)):
+        if not self.well and self.words in str(self.builder.detokenize(ids)):
             raise RuntimeError("CUDA error: an illegal memory access\nmore of it")
         return super().decode(ids, *rest, **options)
 

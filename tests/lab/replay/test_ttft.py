@@ -29,7 +29,7 @@ def test_a_bare_run_without_a_cache_is_the_plain_model(backbone):
     (*_, messages) = _turns(2, 56)
     prompt = conversations.render(messages)
     found = Bare(backbone, conversations).answer(messages, prompt, 0)()
-    wanted = backbone.ask_whole(conversations.whole(messages))
+    wanted = backbone.plain.logits(conversations.whole(messages))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -107,7 +107,7 @@ def test_early_variation_predicts_what_is_recovered():
 
 def test_runs_of_text_come_from_the_text():
     backbone = speaking("plain")
-    ids = backbone.tokenize("one two three four five six seven eight nine")
+    ids = backbone.builder.tokenize("one two three four five six seven eight nine")
     runs = texts(backbone, 3, 8, text="one two three four five six seven eight nine")
     assert [r.tolist() for r in (runs[0], runs[-1])] == [ids[:8].tolist(), ids[-8:].tolist()]
     with pytest.raises(ValueError, match="longer text"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from kamera.engines.hf import describe, forwards
 from lab.speed.content import noise_patch, picture_chunk, words
 from lab.speed.presets import PRESETS, TINY, preset
 from lab.speed.shape import CUT_VOCABULARY, FIRST_WORD
@@ -76,10 +77,10 @@ def test_a_cut_preset_keeps_its_width_and_says_so(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_bytes_per_token(name):
     backbone = preset(name).build(2)
-    assert backbone.describe().bytes_per_token == 2 * BYTES_PER_TOKEN[name]
+    assert describe(backbone).bytes_per_token == 2 * BYTES_PER_TOKEN[name]
     chunk = picture_chunk(backbone, preset(name), 640)
-    kv, _ = backbone.run(
-        backbone.encode(chunk), backbone.positions([chunk.input_ids], [chunk.position_inputs()])
+    kv, _ = forwards.run(
+        backbone, backbone.encode(chunk), backbone.positions([chunk.input_ids], [chunk.position_inputs()])
     )
     assert all(torch.isfinite(t).all() for layer in kv for t in layer.values())
 
@@ -117,7 +118,7 @@ def test_words_are_no_special_tokens(tiny):
 def test_a_noise_patch_fits_the_budget_and_skips_layer_0(tiny):
     from kamera.ops import kv_bytes
 
-    canonical = tiny.room(2048)
+    canonical = forwards.room(tiny, 2048)
     for layer in canonical:
         for tensor in layer.values():
             tensor.normal_()
@@ -139,5 +140,7 @@ def test_layers_that_share_their_weights_have_kv_of_their_own():
     assert len(weights[0]) == len(apart.layout) * len(weights[1])
     assert shared.facts.bytes_per_token == apart.facts.bytes_per_token
     ids = torch.arange(16, 24)
-    kv, _ = shared.run(shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1))
+    kv, _ = forwards.run(
+        shared, shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1)
+    )
     assert not torch.equal(kv[0]["k"], kv[1]["k"])

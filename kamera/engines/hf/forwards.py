@@ -1,0 +1,159 @@
+"""Forwards of a model behind caches of transformers, and the memory that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from kamera.content import Encoded
+from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import encode as encoding
+from kamera.engines.hf.model import Model, ModelCache
+from kamera.ops import KV, Blocks, check_finite, kv_concat
+
+
+def run(
+    model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
+) -> tuple[KV, ModelCache]:
+    """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
+
+    Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
+    """
+    model.limits.check_tokens(positions)
+    past = model_cache.new_cache(model.model.config) if past is None else past
+    start = model_cache.cache_length(past)
+    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
+        _decode(model, encoded, positions, past)
+    kv = model_cache.read(past, model.layout, model.groups, start)
+    check_finite(kv)
+    return kv, past
+
+
+def forward(model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+    """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
+    return next_logits(model, ids[None], positions[:, None], past)[0]
+
+
+def forward_batch(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, keep: int = 0
+) -> torch.Tensor:
+    """Logits ``[rows, keep, vocabulary]`` after the last ``keep`` tokens of texts ``ids`` ``[rows, tokens]``.
+
+    0: after each token. Every row is at the same ``positions`` behind the same ``past``, which must not be
+    used again.
+    """
+    rows = len(ids)
+    places = positions[:, None].expand(-1, rows, -1)
+    return _logits(model, ids, places, model_cache.spread(past, rows), keep)
+
+
+def next_logits(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *pasts: ModelCache,
+    coming: Encoded | None = None,
+) -> torch.Tensor:
+    """Next-token logits ``[rows, vocabulary]`` after ``ids`` ``[rows, tokens]``, a row behind each past.
+
+    ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
+    ``coming``, its content if that is not all text; several have one token each.
+    """
+    device = encoding.input_device(model.model)
+    past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, device)
+    content = {} if coming is None else encoding.decoder_arguments(coming, device)
+    with model.door.bearing(content) if content else nullcontext():
+        return _logits(model, ids, positions, past, 1, seen)[:, -1]
+
+
+def generate(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
+) -> torch.Tensor:
+    """``generate`` of transformers over the whole sequence ``ids`` of which ``past`` holds a prefix.
+
+    ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
+    """
+    model.limits.check_tokens(positions)
+    rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
+    sequence = ids[None].to(encoding.input_device(model.model))
+    with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
+        out = model.model.generate(
+            input_ids=sequence,
+            attention_mask=torch.ones_like(sequence),
+            position_ids=encoding.batched(positions).to(sequence.device),
+            past_key_values=model_cache.repeat(past, rows),
+            **options,
+        )
+    return new_tokens(out, len(ids))
+
+
+def new_tokens(out: Any, prompt: int) -> torch.Tensor:
+    """Tokens ``[sequences, new]`` behind those of the ``prompt``, of what ``generate`` returned."""
+    tokens: torch.Tensor = out if isinstance(out, torch.Tensor) else out.sequences
+    return tokens[:, prompt:].cpu()
+
+
+def cache(model: Model, spans: Sequence[KV]) -> ModelCache:
+    """A cache that holds ``spans`` one after another (copied when more than one)."""
+    held = [s for s in spans if s.groups]
+    kv = kv_concat(held) if len(held) > 1 else held[0] if held else room(model, 0)
+    return model_cache.build(model.model.config, model.layout, kv)
+
+
+def room(model: Model, tokens: int) -> KV:
+    """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
+    return Blocks(
+        [
+            {
+                c.name: torch.empty(len(g), c.heads, tokens, c.dim, dtype=model.dtype, device=device)
+                for c in model.layout[g[0]].channels
+            }
+            for g, device in zip(model.groups, model.devices, strict=True)
+        ],
+        model.groups,
+    )
+
+
+def _logits(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    past: ModelCache,
+    keep: int,
+    seen: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
+    model.limits.check_tokens(positions)
+    device = encoding.input_device(model.model)
+    with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
+        out = model.model(
+            input_ids=ids.to(device),
+            attention_mask=seen,
+            position_ids=(positions if len(positions) > 1 else positions[0]).to(device),
+            past_key_values=past,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+    logits: torch.Tensor = out.logits
+    return logits
+
+
+def _decode(model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache) -> None:
+    device = encoding.input_device(model.model)
+    arguments = encoding.decoder_arguments(encoded, device) | {
+        "position_ids": encoding.batched(positions).to(device),
+        "past_key_values": past,
+        "use_cache": True,
+    }
+    kinds = encoded.position_inputs.get(model.mask_input or "")
+    if kinds is not None and encoded.tensors:
+        # The outer model derives the mask from token types over the cached tokens too; image
+        # blocks never cross a chunk, so the tokens before count as text.
+        before = kinds.new_zeros(model_cache.cache_length(past))
+        arguments[str(model.mask_input)] = torch.cat([before, kinds])[None].to(device)
+        model.model.model(**arguments)
+    else:
+        model.decoder(**arguments)
