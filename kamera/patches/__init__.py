@@ -7,8 +7,8 @@ from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
 from kamera.patches.heads import continued, head_of
-from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import Later, LaterPiece, Ready, Worth, later_of
+from kamera.patches.identity import identify
+from kamera.patches.later import Later, Ready, Worth, later_of
 from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import harvest, keep_patch, owed_patch, patch_dropped
@@ -16,17 +16,9 @@ from kamera.patches.near import Near
 from kamera.patches.orbit import form_orbit, how_many, orderings
 from kamera.patches.owed import Owed, pay
 from kamera.patches.proving import Before, Prover
-from kamera.patches.waiting import (
-    MOST_TOKENS,
-    archive_later,
-    await_archives,
-    form_canonicals,
-    in_groups,
-    prefilled_together,
-)
+from kamera.patches.waiting import archive_later, await_archives, in_groups
 
 __all__ = [
-    "MOST_TOKENS",
     "Ahead",
     "Anchor",
     "Before",
@@ -36,7 +28,6 @@ __all__ = [
     "Facts",
     "Former",
     "Later",
-    "LaterPiece",
     "Line",
     "Losses",
     "Near",
@@ -44,7 +35,6 @@ __all__ = [
     "Prover",
     "Ready",
     "Stored",
-    "StoredIdentity",
     "Strict",
     "Worth",
     "anchor_of",
@@ -53,7 +43,6 @@ __all__ = [
     "canonical_of",
     "compact_positions",
     "continued",
-    "form_canonicals",
     "form_of",
     "form_orbit",
     "harvest",
@@ -69,7 +58,6 @@ __all__ = [
     "patch_dropped",
     "pay",
     "prefill_anchor",
-    "prefilled_together",
     "prove_again",
     "stored_patch",
     "text_positions",

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, kv_tensors
+from kamera.ops import kv_tensors
 from kamera.patches.chunks import Copy, Facts, form_of
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
@@ -41,34 +41,26 @@ def in_groups(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
     return groups
 
 
-def prefilled_together(
-    former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor]
-) -> Sequence[KV]:
-    """KV of chunks of one form behind the anchor alone, at ``places`` ``[axes, tokens]``, by one forward."""
-    live = former.backbone.live()
-    live.show([former.anchor_span])
-    return former.backbone.prefill([f.encoded for f in group], places, live, apart=True)
-
-
-def form_canonicals(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
+def _formed(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     """Form the canonicals of chunks that have none yet, those of one form in one forward; they are to be put.
 
     If a chunk fails, the others are put here, and the first error is raised. Raises as `Former.canonical`.
     """
-    missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
     owed: list[Owed] = []
     failed: list[Exception] = []
-    for group in in_groups((form_of(former.backbone, f), f.length, f) for f in missing.values()):
-        made = _formed_at_once(former, group) if len(group) > 1 else None
-        owed += made or ()
-        for facts in group if made is None else ():
-            try:
-                owed += former.canonical_and_owed(facts)[1]
-            except Exception as error:  # the others are archived all the same
-                failed.append(error)
-    if failed:
-        pay(owed)
-        raise failed[0]
+    with former.operation():
+        missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
+        for group in in_groups((form_of(former.backbone, f), f.length, f) for f in missing.values()):
+            made = _formed_at_once(former, group) if len(group) > 1 else None
+            owed += made or ()
+            for facts in group if made is None else ():
+                try:
+                    owed += former.canonical_and_owed(facts)[1]
+                except Exception as error:  # the others are archived all the same
+                    failed.append(error)
+        if failed:
+            pay(owed)
+            raise failed[0]
     return owed
 
 
@@ -76,7 +68,9 @@ def _formed_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None
     """The canonicals of a group after one forward; None if they have to run alone."""
     try:
         places = [former.canonical_positions(facts) for facts in group]
-        kvs = prefilled_together(former, group, places)
+        live = former.backbone.live()
+        live.show([former.anchor_span])
+        kvs = former.backbone.prefill([f.encoded for f in group], places, live, apart=True)
     except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
         logger.info("%d chunks are prefilled one by one: %s", len(group), error)
         return None
@@ -108,11 +102,6 @@ def archive_later(
 
 def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:
     return [former.owed(facts, copy)[1]]
-
-
-def _formed(former: Former, chunks: Sequence[Facts]) -> list[Owed]:
-    with former.operation():
-        return form_canonicals(former, chunks)
 
 
 def _add(

@@ -56,7 +56,7 @@ class Context:
 
     def __post_init__(self) -> None:
         check_form(self.kv)
-        if isinstance(self.probe, str) and self.probe:  # one that is unasked is made when it is asked
+        if self.probe and not isinstance(self.probe, Unasked):
             check_probe(self.probe)
 
     @property

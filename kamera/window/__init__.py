@@ -27,7 +27,7 @@ from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Recall, Reorder, Slide
-from kamera.window.seats import GLUE, SHORTEST_KEPT, Offer
+from kamera.window.seats import GLUE, SHORTEST_KEPT
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Plan, Reason
 from kamera.window.trace import Trace, read_events, read_trace
@@ -52,7 +52,6 @@ __all__ = [
     "Evict",
     "KameraWindow",
     "Listener",
-    "Offer",
     "Outcome",
     "Plan",
     "Reason",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -148,6 +150,21 @@ def test_a_stored_picture_is_never_encoded_again(engine, store, former):
     assert found is not None and found.chunk_id == chunk.id and work.vision_encodes == 0
     another = former_of(SmallEngine(vision_fingerprint="d" * 64), store)
     assert another.stored(chunk) is None, "another tower encodes it otherwise"
+
+
+def test_an_encoding_that_waits_for_the_store_is_known_to_every_former_on_it(engine, store, former):
+    chunk, opened = picture(1), threading.Event()
+    later_of(engine).add(lambda: opened.wait() and None)
+    made = former.encodings.made(chunk, later=True)
+    other = former_of(engine, store, system=[7, 8])
+    assert other.stored(chunk) is made and not store.ls("encoding")
+    opened.set()
+    later_of(engine).flush()
+    read = other.stored(chunk)
+    assert read is not made and torch.equal(
+        read.encoded.tensors["features"], made.encoded.tensors["features"]
+    )
+    assert len(store.ls("encoding")) == 1
 
 
 # -- the computation ---------------------------------------------------------------------------

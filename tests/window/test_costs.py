@@ -201,3 +201,21 @@ def test_archiving_on_eviction_harvests_the_same_objects():
             for s in (former_of(now).store, former_of(later).store)
         )
         assert a.patch.rank == b.patch.rank and a.formed == b.formed == "exact"
+
+
+def test_an_append_of_an_unseen_picture_lists_nothing(monkeypatch):
+    """Without its encoding it was never kept behind another system prompt either; a text may have been."""
+    backbone, (first, picture, _, text) = rig("qwen2_5_vl")
+    window = make(backbone, None, first, policy=ReusePolicy(tolerance=None))
+    store, asked = former_of(window).store, list[str]()
+    listed = store.ls
+
+    def listing(*args, **options):
+        asked.append(options["chunk_id"])
+        return listed(*args, **options)
+
+    monkeypatch.setattr(store, "ls", listing)
+    window.append(picture)
+    assert asked == []
+    window.append(text)
+    assert asked == [text.id]

@@ -180,8 +180,5 @@ class ModelIdentity:
 
 def _autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
     """The autocast this thread runs under, by device type; empty for none."""
-    return tuple(
-        f"{device}:{torch.get_autocast_dtype(device)}"
-        for device in devices
-        if torch.is_autocast_enabled(device)
-    )
+    on = filter(torch.is_autocast_enabled, devices)
+    return tuple(f"{device}:{torch.get_autocast_dtype(device)}" for device in on)
