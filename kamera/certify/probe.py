@@ -9,14 +9,15 @@ chunk has left are about facts that stay and about facts that its departure chan
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kamera.ops import digest
 from kamera.trust import Guarantee
 
 PROBE_SEED = 400_000
@@ -68,14 +69,6 @@ class ProbeScene:
     contents: tuple[list[dict[str, Any]], ...]
     queries: Mapping[Guarantee, tuple[Query, ...]]
 
-    def feed(self, digest: Any) -> None:
-        """Feed all content and questions to a hash, pixels included."""
-        for content in self.contents:
-            for part in content:
-                shown = part["image"].tobytes() if part["type"] == "image" else part["text"].encode()
-                digest.update(len(shown).to_bytes(8, "little") + shown)
-        digest.update(repr((self.system, sorted(self.queries.items()))).encode())
-
 
 class ReaderFact(NamedTuple):
     """The answer to a question about the reader's facts; ``told`` if a chunk in the window states it."""
@@ -110,8 +103,10 @@ def draw_queries(
 
 
 def digest_of(name: str, scenes: Sequence[ProbeScene]) -> str:
-    """BLAKE2b-256 over the content and questions of a probe."""
-    digest = hashlib.blake2b(name.encode(), digest_size=32, person=b"kamera-probe")
+    """A digest of all content and questions of a probe, pixels included."""
+    fields: list[bytes | str] = []
     for scene in scenes:
-        scene.feed(digest)
-    return digest.hexdigest()
+        parts = chain.from_iterable(scene.contents)
+        fields += [part["image"].tobytes() if part["type"] == "image" else part["text"] for part in parts]
+        fields.append(repr((scene.system, sorted(scene.queries.items()))))
+    return digest("kamera.probe.v1", name, *fields)

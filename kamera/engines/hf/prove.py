@@ -137,9 +137,8 @@ def prove_moves(model: Model) -> OperatorProof:
     ):
         live.show(spans)
         for index, span in enumerate(spans):
-            wide = kv_map(span.kv, torch.Tensor.double)
-            said = kv_map(apply_patch(wide, span.patch, layout, span.offset), rounded)
-            found += compare_kv(live.read(index), said, far)
+            said = apply_patch(kv_map(span.kv, torch.Tensor.double), span.patch, layout, span.offset)
+            found += compare_kv(live.read(index), kv_map(said, rounded), far)
     return _worst(found)
 
 

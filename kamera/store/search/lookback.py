@@ -59,16 +59,18 @@ class _Pictures(NamedTuple):
         """Those of ``objects``; all vectors are of the first one's width, or are not searched."""
         rows: list[tuple[str, str]] = []
         vectors: list[np.ndarray] = []
+        known = dict(objects)
         for name, (chunk_id, vector) in objects.items():
             if vector is not None and vectors and len(vector) != len(vectors[0]):
                 logger.warning("not searchable: %s has an embedding of another width", name)
+                known[name] = chunk_id, None
             elif vector is not None:
                 rows.append((name, chunk_id))
                 vectors.append(vector)
         matrix = np.stack(vectors) if vectors else np.zeros((0, 0), dtype=np.float32)
         # views, so that no vector is in memory twice
-        searched = {name: (chunk_id, matrix[i]) for i, (name, chunk_id) in enumerate(rows)}
-        return cls(objects | searched, rows, matrix)
+        known.update({name: (chunk_id, matrix[i]) for i, (name, chunk_id) in enumerate(rows)})
+        return cls(known, rows, matrix)
 
     def nearest(self, query: np.ndarray, k: int) -> list[tuple[str, Hit]]:
         """The ``k`` objects with the largest inner product with ``query`` ``[width]``, best first."""
