@@ -252,8 +252,7 @@ class ChunkBuilder:
     def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
         assert self.format is not None
         items = [item for turn in turns for item in turn["content"]]
-        plain = [{**turn, "content": [_placeholder(i) for i in turn["content"]]} for turn in turns]
-        written = self.format.chunk(plain)
+        written = self.format.chunk(turns)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
@@ -271,11 +270,6 @@ class ChunkBuilder:
         first = next(i for i in items if i["type"] != "text")
         picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
-
-
-def _placeholder(item: dict[str, Any]) -> dict[str, Any]:
-    """An item in a template's form: text, or the kind of media alone."""
-    return {name: item[name] for name in ("type", "text") if name in item}
 
 
 def _first(config: Any, *names: str) -> int | None:
