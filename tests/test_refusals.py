@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy
-from kamera.content import load_clip, load_image, read_video
+from kamera.content import load_image, read_video
+from kamera.content.video import load_clip
 from kamera.edits import Directive, edited_messages, policies
 from kamera.engines.hf import HfEngine
 from kamera.errors import QUOTED, first_line, quote

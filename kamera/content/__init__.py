@@ -40,7 +40,7 @@ from kamera.content.template import (
     tool_schema,
 )
 from kamera.content.turns import as_messages
-from kamera.content.video import Clip, load_clip, read_video
+from kamera.content.video import Clip, load_media, read_video
 
 __all__ = [
     "EXPONENT",
@@ -88,9 +88,9 @@ __all__ = [
     "json_object",
     "kind_of",
     "likely",
-    "load_clip",
     "load_image",
     "load_image_only",
+    "load_media",
     "media_item",
     "media_items",
     "names_media",

@@ -12,18 +12,16 @@ from torch import nn
 
 from kamera.content.chunk import TOKEN_TYPES, Chunk
 from kamera.content.items import as_turns, text_turns
-from kamera.content.media import load_image
 from kamera.content.prompt import PromptFormat, PromptText
-from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
+from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
 from kamera.content.turns import Turn, as_messages, make_turns
-from kamera.content.video import Clip, load_clip
+from kamera.content.video import Clip, load_media
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
     ModalityNotSupported,
     ProcessorRequired,
-    UnreadableMedia,
     quote,
 )
 
@@ -226,34 +224,24 @@ class ChunkBuilder:
         For processors without a video part a clip becomes its frames, one picture each.
         """
         assert self.format is not None
-        loaded: list[dict[str, Any]] = []
+        loaded, processor = list[dict[str, Any]](), self.format.processor
         for item in items:
             kind = item["type"]
             if kind == "text":
                 loaded.append(item)
                 continue
-            sized = any(item.get(name) is not None for name in SIZES)
-            cell = cell_of(self.format.processor, kind)
-            if sized and cell is None:
-                raise UnreadableMedia(
-                    f"{[n for n in SIZES if item.get(n) is not None]} of {kind}: "
-                    f"{type(self.format.processor).__name__} has sizes of its own, leave them out"
-                )
-            if kind == "image":
-                loaded.append({"type": kind, kind: load_image(item, cell or CELL), "sized": sized})
-                continue
-            clip = load_clip(item, cell or CELL)
-            if "video" in self.format.kinds:
-                loaded.append({"type": kind, kind: clip, "sized": sized})
+            sized, media = any(item.get(name) is not None for name in SIZES), load_media(item, processor)
+            if kind == "image" or "video" in self.format.kinds:
+                loaded.append({"type": kind, kind: media, "sized": sized})
             else:
-                loaded += [{"type": "image", "image": frame, "sized": sized} for frame in clip.frames]
+                assert isinstance(media, Clip)
+                loaded += [{"type": "image", "image": frame, "sized": sized} for frame in media.frames]
         return loaded
 
     def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
         assert self.format is not None
         items = [item for turn in turns for item in turn["content"]]
-        plain = [{**turn, "content": [_placeholder(i) for i in turn["content"]]} for turn in turns]
-        written = self.format.chunk(plain)
+        written = self.format.chunk(turns)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
@@ -271,11 +259,6 @@ class ChunkBuilder:
         first = next(i for i in items if i["type"] != "text")
         picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
-
-
-def _placeholder(item: dict[str, Any]) -> dict[str, Any]:
-    """An item in a template's form: text, or the kind of media alone."""
-    return {name: item[name] for name in ("type", "text") if name in item}
 
 
 def _first(config: Any, *names: str) -> int | None:

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.content.media import load_image
+from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import ChatTemplate
-from kamera.content.video import load_clip
+from kamera.content.video import Clip, load_media
 from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
@@ -47,20 +47,23 @@ class MediaTokens:
 
     def of(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
-        kind = str(item["type"])
-        pixels: Any = load_image(item) if kind == "image" else load_clip(item)
+        kind, processor = str(item["type"]), self._template.processor
+        pixels: Any = load_media(item, processor)
         name = _digest(kind, pixels)
         if name not in self._held:
             self._held[name] = self._make(kind, name, pixels)
             if len(self._held) > HELD:
                 self._held.popitem(last=False)
         self._held.move_to_end(name)
+        sized = any(item.get(size) is not None for size in SIZES)
+        check_sizes(processor, [{"type": kind, kind: pixels, "sized": sized}], self._held[name].inputs)
         return self._held[name]
 
     def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole prompt with all its media, in one call of the processor."""
-        images = [load_image(item) for item in items if item["type"] == "image"]
-        clips = [load_clip(item) for item in items if item["type"] == "video"]
+        media = [load_media(item, self._template.processor) for item in items]
+        images = [one for one in media if isinstance(one, Image.Image)]
+        clips = [one for one in media if isinstance(one, Clip)]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
         return _tensors(self._template.process(text, images, clips, special=special))

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from kamera.content.media import check_options, load_image, local_path
-from kamera.content.sizing import CELL, SIZES, Sizing
+from kamera.content.sizing import CELL, SIZES, Sizing, cell_of
 from kamera.errors import UnreadableMedia, first_line, quote
 
 _SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
@@ -164,6 +164,20 @@ def load_clip(item: Any, cell: int = CELL) -> Clip:
     source = next((item[k] for k in ("video", "path", "url") if item.get(k) is not None), None)
     clip = _clip(source, {name: item[name] for name in _SAMPLING if item.get(name) is not None})
     return clip if sizing is None else replace(clip, frames=tuple(sizing.apply(f, cell) for f in clip.frames))
+
+
+def load_media(item: Mapping[str, Any], processor: Any) -> Image.Image | Clip:
+    """The picture or clip of a chat item, in the size that it requests, in the cells of a processor.
+
+    Raises UnreadableMedia for sizes of an item whose processor has its own.
+    """
+    kind, given = item["type"], [name for name in SIZES if item.get(name) is not None]
+    cell = cell_of(processor, kind)
+    if given and cell is None:
+        raise UnreadableMedia(
+            f"{given} of {kind}: {type(processor).__name__} has sizes of its own, leave them out"
+        )
+    return load_image(item, cell or CELL) if kind == "image" else load_clip(item, cell or CELL)
 
 
 def processor_media(images: Sequence[Image.Image], clips: Sequence[Clip]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.content import Clip, kind_of, load_clip, load_image, media_item, tool_schema
+from kamera.content import Clip, kind_of, load_image, load_media, media_item, tool_schema
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import ASIDE, published
 from kamera.sessions.anchors import Anchors
@@ -59,7 +59,7 @@ def save_session(
         tools=None if manner.tools is None else [tool_schema(tool) for tool in manner.tools],
         policy=anchors.policy,
         max_tokens=anchors.max_tokens,
-        messages=[_put_message(m, files) for m in state.messages],
+        messages=[_put_message(m, files, anchors.backbone.processor) for m in state.messages],
         turn=state.turn,
         changes=state.changes,
         last=state.last,
@@ -122,11 +122,11 @@ def publish(folder: Path, name: str, data: bytes) -> None:
 # -- messages ----------------------------------------------------------------------------------
 
 
-def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
+def _put_message(message: Mapping[str, Any], files: dict[str, bytes], processor: Any) -> dict[str, Any]:
     content = message.get("content")
     out = dict(message)
     if isinstance(content, Sequence) and not isinstance(content, str):
-        out["content"] = [_put_item(item, files) for item in content]
+        out["content"] = [_put_item(item, files, processor) for item in content]
     try:
         json.dumps(out, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -136,14 +136,13 @@ def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[st
     return out
 
 
-def _put_item(item: Any, files: dict[str, bytes]) -> Any:
+def _put_item(item: Any, files: dict[str, bytes], processor: Any) -> Any:
     kind = kind_of(item)
     if kind is None or kind == "text":
         return item
-    item = media_item(item, kind)
-    if kind == "image":
-        return {"type": "image", "kamera": {"file": _put_picture(load_image(item), files)}}
-    clip = load_clip(item)
+    clip = load_media(media_item(item, kind), processor)
+    if isinstance(clip, Image.Image):
+        return {"type": "image", "kamera": {"file": _put_picture(clip, files)}}
     numbers = {
         "indices": [int(i) for i in clip.indices],
         "seconds": [float(s) for s in clip.seconds],

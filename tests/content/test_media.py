@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera.content import Clip, load_image, read_video
+from kamera.content import Clip, Conversations, load_image, read_video
 from kamera.content.sizing import Sizing, fitted
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
@@ -118,6 +118,8 @@ def test_a_picture_has_the_size_its_item_asks_for(backbone, options, size):
     assert chunk.inputs["image_grid_thw"].tolist() == [[1, height // 4, width // 4]]
     assert token_counts(chunk) == (width // 8) * (height // 8)
     assert chunk.id == backbone.chunk(image.resize(size)).id
+    media = Conversations(backbone.processor).media({"type": "image", "image": image, **options})
+    assert torch.equal(media.inputs["pixel_values"], chunk.inputs["pixel_values"])
 
 
 def test_sizes_are_those_of_qwen_vl_utils():
@@ -156,16 +158,20 @@ def test_an_option_of_a_picture_is_heeded_or_refused(backbone, options, message)
 def test_a_size_past_the_processors_limits_is_refused(backbone, kind):
     source = picture() if kind == "image" else [picture(), picture(seed=1)]
     item = {"type": kind, kind: source, "resized_height": 128, "resized_width": 128}
-    with pytest.raises(UnreadableMedia, match=r"128 x 128 as asked.*64 x 64"):
-        backbone.chunk(item)
+    media = Conversations(backbone.processor).media
+    again = [media, media] if kind == "image" else []  # this processor takes no videos; the last one knows it
+    for read in (backbone.chunk, *again):
+        with pytest.raises(UnreadableMedia, match=r"128 x 128 as asked.*64 x 64"):
+            read(item)
 
 
 def test_a_processor_with_sizes_of_its_own_refuses_them():
     processor = processors.picture_processor()
     processor.image_processor.merge_size = None
     sized = HfEngine(processors.matching_model(), processor)
-    with pytest.raises(UnreadableMedia, match=r"\['max_pixels'\] of image.*sizes of its own"):
-        sized.chunk({"type": "image", "image": picture(), "max_pixels": 512})
+    for read in (sized.chunk, Conversations(processor).media):
+        with pytest.raises(UnreadableMedia, match=r"\['max_pixels'\] of image.*sizes of its own"):
+            read({"type": "image", "image": picture(), "max_pixels": 512})
 
 
 def test_one_bound_moves_the_default_of_the_other():
