@@ -103,8 +103,13 @@ def _claimed(mode: int, folder: int) -> tuple[str, int]:
     while True:
         name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL
         descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder)
-        if taken(descriptor) and os.fstat(descriptor).st_nlink:
-            return name, descriptor
+        try:
+            if taken(descriptor) and os.fstat(descriptor).st_nlink:
+                return name, descriptor
+        except BaseException:  # such as a file system without locks
+            os.close(descriptor)
+            _remove(name, folder)
+            raise
         os.close(descriptor)  # another sweeps it, that came before it was locked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
         assert len(names(tmp_path)) == 2, "the other has yet to remove the first one"
     os.close(swept[0])
     assert (tmp_path / "a").read_bytes() == b"whole"
+
+
+def test_where_nothing_can_be_locked_no_file_and_no_descriptor_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(descriptor: int) -> bool:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(files, "taken", unsupported)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no locks"), published(tmp_path / "a"):
+            pass
+    assert names(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -34,7 +33,7 @@ class Anchor:
     reopen: str
     identity: StoredIdentity
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Number of tokens."""
         return int(self.input_ids.shape[0])

@@ -237,8 +237,9 @@ def _remove(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a directory's files."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes of a directory's files, but of those that somebody writes."""
+    whole = (file for file in path.rglob("*") if not file.name.startswith(files.ASIDE))
+    return sum(file.stat().st_size for file in whole if file.is_file())
 
 
 def _stamp(where: Path) -> Stamp:

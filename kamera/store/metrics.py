@@ -90,17 +90,17 @@ class Metrics(Counters):
             import prometheus_client as prometheus
         except ImportError:
             raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
-        own: Any = prometheus.REGISTRY if registry is None else registry
         self._lock = threading.Lock()
         self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._sums = {name: prometheus.Counter(name, *told, registry=own) for name, told in _SUMS.items()}
+        self._sums = {name: prometheus.Counter(name, *told, registry=None) for name, told in _SUMS.items()}
         self._times = {
-            name: prometheus.Histogram(name, *told, registry=own, buckets=_SECONDS)
+            name: prometheus.Histogram(name, *told, registry=None, buckets=_SECONDS)
             for name, told in _TIMES.items()
         }
         for metric, why in _ZEROS:
             self._sums[metric].labels(why)
-        own.register(self)
+        collector: Any = self  # their type is a base class, whose import would need the extra
+        (prometheus.REGISTRY if registry is None else registry).register(collector)
 
     def count(self, metric: str, *labels: str) -> None:
         self._sums[metric].labels(*labels).inc()
@@ -114,9 +114,11 @@ class Metrics(Counters):
             self._stores.add(store)
 
     def collect(self) -> Iterator[Metric]:
-        """The state of the stores, for Prometheus."""
+        """The counters, and the state of the stores, for Prometheus."""
         from prometheus_client import core
 
+        for counted in (*self._sums.values(), *self._times.values()):
+            yield from counted.collect()
         with self._lock:
             stores = list(self._stores)
         size = core.GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])

@@ -253,6 +253,19 @@ def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, reg
         assert misses(registry) == {"absent": 2, "remote_dead": 3}
 
 
+def test_metrics_come_into_a_registry_and_out_of_it_whole() -> None:
+    registry = prometheus.CollectorRegistry(auto_describe=True)
+    foreign = prometheus.Counter("kamera_store_misses", "of somebody else", registry=registry)
+    with pytest.raises(ValueError, match="kamera_store_misses"):
+        Metrics(registry)
+    registry.unregister(foreign)
+    first = Metrics(registry)
+    registry.unregister(first)
+    assert list(registry.collect()) == []
+    Metrics(registry).count("kamera_store_hits", "canonical")
+    assert registry.get_sample_value("kamera_store_hits_total", {"kind": "canonical"}) == 1
+
+
 def test_a_store_without_metrics_needs_no_prometheus(tmp_path) -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"

@@ -289,9 +289,9 @@ def compare_kv(
 ) -> Iterator[OperatorProof]:
     """Each layer and channel under the tolerance of its layer; None: what the last rounding explains."""
     for i, (layer, want) in enumerate(zip(got, expected, strict=True)):
-        for name, tensor in layer.items():
-            most = precision(tensor.dtype) if tolerances is None else tolerances[i]
-            yield OperatorProof(_relative(tensor, want[name]), f"layer {i} channel {name}", most, offset)
+        for name, tensor in want.items():
+            most = precision(layer[name].dtype) if tolerances is None else tolerances[i]
+            yield OperatorProof(_relative(layer[name], tensor), f"layer {i} channel {name}", most, offset)
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:

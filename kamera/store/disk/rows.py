@@ -63,7 +63,7 @@ def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
             return None
         held = Weighed(*fields)
         return _CONVERTER.structure(json.loads(codec.unveil(said)), ObjectInfo), held.stamp
-    except (KameraError, AttributeError, KeyError, TypeError, ValueError):
+    except (KameraError, AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

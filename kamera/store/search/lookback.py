@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -44,45 +44,48 @@ class Hit:
     score: float
 
 
-class _Pictures(NamedTuple):
-    """The canonicals of a context by name: chunk id and unit vector ``[width]`` (None: it is never found).
+class _Pictures:
+    """What is known of a context: all ``names``, and a row for each embedding. Not for threads."""
 
-    ``rows`` are name and chunk id of each of ``vectors`` ``[pictures, width]``.
-    """
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._rows: list[tuple[str, str]] = []  # name and chunk id
+        self._vectors = np.zeros((0, 0), dtype=np.float32)
 
-    objects: dict[str, tuple[str, np.ndarray | None]]
-    rows: list[tuple[str, str]]
-    vectors: np.ndarray
+    def keep(self, names: Collection[str]) -> None:
+        """Let go of all objects but these."""
+        if not self.names.issubset(names):
+            left = [i for i, (name, _) in enumerate(self._rows) if name in names]
+            self._rows, self._vectors = [self._rows[i] for i in left], self._vectors[left]
+            self.names.intersection_update(names)
 
-    @classmethod
-    def of(cls, objects: dict[str, tuple[str, np.ndarray | None]]) -> _Pictures:
-        """Those of ``objects``; all vectors are of the first one's width, or are not searched."""
+    def add(self, objects: Iterable[tuple[str, str, np.ndarray | None]]) -> None:
+        """Take objects: name, chunk id and unit vector ``[width]`` (None: it is never found)."""
         rows: list[tuple[str, str]] = []
         vectors: list[np.ndarray] = []
-        known = dict(objects)
-        for name, (chunk_id, vector) in objects.items():
-            if vector is not None and vectors and len(vector) != len(vectors[0]):
+        for name, chunk_id, vector in objects:
+            self.names.add(name)
+            width = self._vectors.shape[1] if self._rows else len(vectors[0]) if vectors else None
+            if vector is not None and width not in (None, len(vector)):
                 logger.warning("not searchable: %s has an embedding of another width", name)
-                known[name] = chunk_id, None
             elif vector is not None:
                 rows.append((name, chunk_id))
                 vectors.append(vector)
-        matrix = np.stack(vectors) if vectors else np.zeros((0, 0), dtype=np.float32)
-        # views, so that no vector is in memory twice
-        known.update({name: (chunk_id, matrix[i]) for i, (name, chunk_id) in enumerate(rows)})
-        return cls(known, rows, matrix)
+        if rows:
+            self._vectors = np.concatenate([self._vectors, vectors] if self._rows else [vectors])
+            self._rows += rows
 
     def nearest(self, query: np.ndarray, k: int) -> list[tuple[str, Hit]]:
         """The ``k`` objects with the largest inner product with ``query`` ``[width]``, best first."""
-        if not self.rows:
+        if not self._rows:
             return []
-        if query.shape != self.vectors.shape[1:]:
+        if query.shape != self._vectors.shape[1:]:
             raise ValueError(
-                f"a query of shape {query.shape} among embeddings of width {self.vectors.shape[1]}"
+                f"a query of shape {query.shape} among embeddings of width {self._vectors.shape[1]}"
             )
-        scores = self.vectors @ query
+        scores = self._vectors @ query
         best = np.argsort(-scores, kind="stable")[:k]
-        return [(self.rows[i][0], Hit(self.rows[i][1], min(float(scores[i]), 1.0))) for i in best]
+        return [(self._rows[i][0], Hit(self._rows[i][1], min(float(scores[i]), 1.0))) for i in best]
 
 
 class LookBack:
@@ -117,10 +120,8 @@ class LookBack:
         """Let go of objects that are gone."""
         gone = set(names)
         with self._lock:
-            for context, known in self._known.items():
-                if gone & known.objects.keys():
-                    left = {name: held for name, held in known.objects.items() if name not in gone}
-                    self._known[context] = _Pictures.of(left)
+            for known in self._known.values():
+                known.keep(known.names - gone)
 
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
@@ -134,16 +135,14 @@ class LookBack:
 
     def _caught_up(self, context: Context) -> _Pictures:
         """What this process knows of a context, brought up to what is stored now."""
+        known = self._known.setdefault(context, _Pictures())
         if self._tiers.disk is not None:
             names = self._tiers.disk.index.names_of("canonical", context)
         else:
             held = self._tiers.memory.infos()
             names = [info.key for info in held if info.kind == "canonical" and info.context == context]
-        known = self._known.get(context)
-        if known is None or known.objects.keys() != set(names):
-            before = {} if known is None else known.objects
-            known = _Pictures.of({name: before.get(name) or self._stored(name) for name in names})
-            self._known[context] = known
+        known.keep(set(names))
+        known.add([(name, *self._stored(name)) for name in names if name not in known.names])
         return known
 
     def _stored(self, name: str) -> tuple[str, np.ndarray | None]:

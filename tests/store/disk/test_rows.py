@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.codec import Codec
 from kamera.store.disk.files import ObjectFiles
 from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, encode, file_of, patch
 
@@ -47,6 +49,24 @@ def test_an_unreadable_index_is_rebuilt_from_the_files(root: Path, damage: str) 
         with sqlite3.connect(path) as db:
             db.execute("PRAGMA user_version = 99")
         db.close()
+    with ChunkStore.open(root) as store:
+        assert store.ls() == before
+
+
+@pytest.mark.parametrize("value", ["1e999", "[" * 100_000, '"ten"'], ids=["infinite", "deep", "text"])
+def test_a_row_that_says_what_no_object_does_is_made_anew(root: Path, value: str) -> None:
+    with ChunkStore.open(root) as store:
+        store.put(canonical())
+        before = store.ls()
+    with sqlite3.connect(root / "index.sqlite") as db:
+        (row,) = db.execute("SELECT * FROM objects").fetchall()
+        names = [told[1] for told in db.execute("PRAGMA table_info(objects)")]
+        said = json.loads(row[-2])
+        document = json.dumps(said | {"tokens": "HERE"}).replace('"HERE"', value)
+        forged = (*row[:-2], document)
+        signature = Codec().sign(json.dumps(forged))
+        db.execute(f"UPDATE objects SET {names[-2]} = ?, {names[-1]} = ?", (document, signature))
+    db.close()
     with ChunkStore.open(root) as store:
         assert store.ls() == before
 
