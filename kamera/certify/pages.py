@@ -107,21 +107,21 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
 
     readings: dict[Order, dict[str, ReaderFact]] = {}
     for behind in ORDERS:
-        answers = {h: _stated(stated, e, behind) for h, e in zip(handles, entries, strict=False)}
+        answers = {h: _statement(stated, e, behind) for h, e in zip(handles, entries, strict=False)}
         readings[behind] = {
             template.reads.format(h): ReaderFact(a or UNKNOWN, a is not None) for h, a in answers.items()
         }
 
     order = TRIALS["patched"][1]
     disputed = [e for e in entries[:ENTRIES] if len({stated[i][e] for i in order if e in stated[i]}) > 1]
-    contested = {template.asks.format(e): _stated(stated, e, order) or UNKNOWN for e in disputed}
+    contested = {template.asks.format(e): _statement(stated, e, order) or UNKNOWN for e in disputed}
     contents: tuple[Content, ...] = tuple(
         [{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages
     )
     return ProbeScene(SYSTEM, contents, draw_queries(rng, readings, contested, (*template.values, UNKNOWN)))
 
 
-def _stated(stated: Sequence[Mapping[str, str]], entry: str, order: Order) -> str | None:
+def _statement(stated: Sequence[Mapping[str, str]], entry: str, order: Order) -> str | None:
     """What the last page in this order that states an entry says of it."""
     return next((stated[i][entry] for i in reversed(order) if entry in stated[i]), None)
 

@@ -50,7 +50,7 @@ class Material:
         offset = tuple(step * way for step, way in zip(fault.steps, self.offset, strict=False))
         layout = self.layout
         if fault.theta != 1.0:
-            layout = tuple(_turned_by(fault.theta, spec) for spec in layout)
+            layout = tuple(_turn_by(fault.theta, spec) for spec in layout)
         patch = self.patch if fault.patch is None else _wrong_patch(self, fault.patch)
         return replace(self, offset=offset, layout=layout, patch=patch)
 
@@ -106,7 +106,7 @@ def sabotages(axes: int) -> dict[str, Fault]:
     return {name: fault for name, fault in SABOTAGES.items() if axes == 3 or len(set(fault.steps)) == 1}
 
 
-def _turned_by(theta: float, spec: LayerLayout) -> LayerLayout:
+def _turn_by(theta: float, spec: LayerLayout) -> LayerLayout:
     channels = []
     for c in spec.channels:
         if c.rope is not None:

@@ -86,7 +86,7 @@ class ChunkBuilder:
                 f"{type(self.model).__name__} with {type(self.format.processor).__name__} takes text "
                 f"only, the content holds {sorted(set(media))}: use a vision-language backbone"
             )
-        turns = [{**turn, "content": self._loaded(turn["content"])} for turn in turns]
+        turns = [{**turn, "content": self._load(turn["content"])} for turn in turns]
         return self._process(turns, fingerprint)
 
     def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
@@ -218,7 +218,7 @@ class ChunkBuilder:
             kinds[ids == self.video_token] = 2
         return {name: kinds.clone() for name in wanted}
 
-    def _loaded(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _load(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Items with their pictures and clips in memory, in their requested sizes.
 
         For processors without a video part a clip becomes its frames, one picture each.

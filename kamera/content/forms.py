@@ -105,8 +105,8 @@ def anthropic_messages(message: Fields) -> Messages:
         else:
             items.append(_part(block, kind, role == "user"))
     if role == "assistant":
-        return [{"role": role, "content": _joined(items), **({"tool_calls": calls} if calls else {})}]
-    return [*results, *([{"role": role, "content": _joined(items)}] if items or not results else [])]
+        return [{"role": role, "content": _join(items), **({"tool_calls": calls} if calls else {})}]
+    return [*results, *([{"role": role, "content": _join(items)}] if items or not results else [])]
 
 
 def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str | list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str
     if text is not None:
         return text
     parts = message.objects(name, needed=True)
-    return _joined([_part(part, part.need("type", str), pictures) for part in parts])
+    return _join([_part(part, part.need("type", str), pictures) for part in parts])
 
 
 def chat_tool(tool: Fields) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _check_schema(schema: dict[str, Any], at: str) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _joined(items: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _join(items: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """The content of parts: one text if they are all text, as some templates want it."""
     if all(item["type"] == "text" for item in items):
         return "".join(item["text"] for item in items)

@@ -59,7 +59,7 @@ def _blocks(ids: Ids, passes: int) -> Iterator[tuple[int, Ids]]:
     """The hashes of one block of tokens after another, each with its start."""
     for start in range(0, len(ids), _BLOCK):
         first = max(0, start - (1 << passes) + 1)
-        yield start, _sums(_mixed(ids[first : start + _BLOCK]), passes)[start - first :]
+        yield start, _sums(_mix(ids[first : start + _BLOCK]), passes)[start - first :]
 
 
 def _sums(hashes: Ids, passes: int) -> Ids:
@@ -72,7 +72,7 @@ def _sums(hashes: Ids, passes: int) -> Ids:
     return hashes
 
 
-def _mixed(ids: Ids) -> Ids:
+def _mix(ids: Ids) -> Ids:
     """Each id through murmur3's finaliser: every output bit depends on every bit of the id."""
     mixed: Ids = ids ^ (ids >> np.uint32(16))
     mixed *= np.uint32(0x85EBCA6B)

@@ -98,7 +98,7 @@ class PromptFormat(ChatTemplate):
         # media alone (LLaVA, SmolVLM): render both.
         text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
         if after != self.seams(None).tail:
-            raise _torn()
+            raise _torn_error()
         return text
 
     def _question_text(self, turns: list[Turn]) -> str:
@@ -128,7 +128,7 @@ class PromptFormat(ChatTemplate):
         prefix = self.seams(None).prefix
         shared = common_prefix(rendered, prefix)
         if prefix[shared:].strip():  # whitespace may differ
-            raise _torn()
+            raise _torn_error()
         return rendered[shared:]
 
     def _is_bare(self, turns: Sequence[Turn], role: str) -> bool:
@@ -171,7 +171,7 @@ class PromptFormat(ChatTemplate):
             )
 
 
-def _torn() -> ModalityNotSupported:
+def _torn_error() -> ModalityNotSupported:
     return ModalityNotSupported(
         "the chat template does not keep a user's media and text in one piece: build the chunk with "
         "chunk_from_tensors"

@@ -103,7 +103,7 @@ class Rendered:
                 borders.update((low, high))
             inner = sorted(borders - set(text))
             if inner != [s.start for s in mine[1:]]:
-                cuts[self._named(text)] = tuple([border - text[0] for border in inner])
+                cuts[self._text_id(text)] = tuple([border - text[0] for border in inner])
                 mine = tuple([self._segment(mine, *part) for part in pairwise([text[0], *inner, text[1]])])
             segments += mine
         return replace(self, segments=(*segments, *self.segments[done:]), cuts=cuts)
@@ -115,7 +115,7 @@ class Rendered:
         same = common_prefix(self.ids.tolist(), before.ids.tolist())
         kept: list[Extent] = []
         for start, stop in self.texts:
-            inner = before.cuts.get(self._named((start, stop)))
+            inner = before.cuts.get(self._text_id((start, stop)))
             if inner is not None:
                 kept += pairwise([start, *[start + border for border in inner], stop])
             elif start < same:
@@ -150,7 +150,7 @@ class Rendered:
         starts = [s.start for s in self.segments]
         return bisect_left(starts, text[0]), bisect_left(starts, text[1])
 
-    def _named(self, text: Extent) -> str:
+    def _text_id(self, text: Extent) -> str:
         """The id of a text as one segment."""
         whole = self.segments[self._segments_in(text)[0]]
         return segment_id(whole.role, "text", None, self.ids[text[0] : text[1]].tolist())

@@ -112,14 +112,14 @@ class ChatTemplate:
         Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
         shown = [self._without_media(self._shape_calls(message)) for message in messages]
-        return self._applied(shown, tools, generation)
+        return self._apply(shown, tools, generation)
 
     def _shape_calls(self, message: Message) -> Message:
         """A message with the arguments of its tool calls in the form that the template writes."""
         calls = message.get("tool_calls")
         return {**message, "tool_calls": [*map(self._arguments.of_call, calls)]} if calls else message
 
-    def _applied(self, shown: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
+    def _apply(self, shown: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
         from jinja2 import TemplateError
 
         if not self.has_template:
@@ -183,7 +183,7 @@ class ChatTemplate:
         if not added:
             return None
         first = self.ids(added)[0]
-        return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
+        return first if first in set(self.tokenizer.all_special_ids) | set(self._added_ids()) else None
 
     def seams(self, system: str | None) -> Seams:
         """The beginning of a window under this system prompt, the end of a question, and of an answer."""
@@ -252,7 +252,7 @@ class ChatTemplate:
     @lazy
     def _arguments(self) -> Arguments:
         def render(messages: Sequence[Message]) -> str:
-            return self._applied([self._without_media(message) for message in messages], None, False)
+            return self._apply([self._without_media(message) for message in messages], None, False)
 
         return Arguments.of(render)
 
@@ -268,7 +268,7 @@ class ChatTemplate:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
 
-    def _added(self) -> list[int]:
+    def _added_ids(self) -> list[int]:
         decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
         return [i for i, token in decoder.items() if token.special]
 
@@ -301,14 +301,14 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def copied(message: Message) -> dict[str, Any]:
     """A copy of a message, of its dicts and lists down to the media, which are not copied."""
-    return {name: _copied(value) for name, value in message.items()}
+    return {name: _copy(value) for name, value in message.items()}
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items()}
+        return {name: _copy(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_copied(inner) for inner in value]
+        return [_copy(inner) for inner in value]
     return value
 
 

@@ -168,7 +168,7 @@ def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium
     return found if _equal(list(pattern), list(given), found) else None
 
 
-def _joined(content: Any) -> Any:
+def _join(content: Any) -> Any:
     """Content that is texts alone as one: a server reads it so, once a picture has left it."""
     if isinstance(content, list) and content and all(_is_text(item) for item in content):
         return "".join(item["text"] for item in content)
@@ -185,7 +185,7 @@ def _equal(pattern: Any, given: Any, found: dict[_Medium, Any]) -> bool:
         return _is_medium(given)
     if isinstance(pattern, dict) and isinstance(given, dict):
         same_keys = pattern.keys() == given.keys()
-        return same_keys and all(_equal(_joined(pattern[k]), _joined(given[k]), found) for k in pattern)
+        return same_keys and all(_equal(_join(pattern[k]), _join(given[k]), found) for k in pattern)
     if isinstance(pattern, list | tuple) and isinstance(given, list | tuple):
         pairs = zip(pattern, given, strict=False)
         return len(pattern) == len(given) and all(_equal(a, b, found) for a, b in pairs)

@@ -122,7 +122,7 @@ class _ClipWalk:
             backbone.chunk([{"type": "image", "image": picture}, {"type": "text", "text": frame.caption}])
             for frame, picture in zip(episode.frames, pictures, strict=True)
         ]
-        self.windows = {arm: self._opened(policy) for arm, policy in POLICIES.items()}
+        self.windows = {arm: self._open(policy) for arm, policy in POLICIES.items()}
 
     def operations(self) -> Iterator[tuple[str, dict[str, Report]]]:
         """Run them one by one in every window; they are each one's outcome while it is yielded."""
@@ -181,7 +181,7 @@ class _ClipWalk:
         truths = [int(self.backbone.builder.tokenize(question.answer)[0]) for question in questions]
         return float(np.mean([int(one.argmax()) == truth for one, truth in zip(logits, truths, strict=True)]))
 
-    def _opened(self, policy: ReusePolicy) -> KameraWindow:
+    def _open(self, policy: ReusePolicy) -> KameraWindow:
         """A window with room for all but the first frame: the last append slides by itself."""
         store = ChunkStore.open("memory://")
         anchor = former_of(KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy)).anchor

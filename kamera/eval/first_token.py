@@ -25,11 +25,11 @@ class FirstToken:
     def of(cls, logits: torch.Tensor, kept: int = KEPT) -> FirstToken:
         """The ``kept`` most likely tokens of logits ``[vocabulary]``."""
         ids = tuple(logits.topk(min(kept, logits.shape[0])).indices.tolist())
-        return cls(ids, *_grouped(logits, ids))
+        return cls(ids, *_group(logits, ids))
 
     def again(self, arm: torch.Tensor) -> FirstToken:
         """The same tokens of an arm's logits ``[vocabulary]``, and all others together."""
-        return FirstToken(self.ids, *_grouped(arm, self.ids))
+        return FirstToken(self.ids, *_group(arm, self.ids))
 
     def kl_to(self, other: FirstToken) -> float:
         """KL(this ‖ other) in nats of two summaries that name the same tokens, all others as one.
@@ -46,7 +46,7 @@ class FirstToken:
         return max(float((p.exp() * (p - q)).sum()), 0.0)
 
 
-def _grouped(logits: torch.Tensor, ids: tuple[int, ...]) -> tuple[tuple[float, ...], float | None]:
+def _group(logits: torch.Tensor, ids: tuple[int, ...]) -> tuple[tuple[float, ...], float | None]:
     logs = torch.log_softmax(logits.double().cpu(), -1)
     named = torch.zeros_like(logs, dtype=torch.bool)
     named[list(ids)] = True

@@ -138,7 +138,7 @@ class Front(Page):
             dialect = (Messages if request.url.path.endswith("/messages") else Chat)(body, session)
         job = Answer(self.service, tenant, dialect.asked)
         # what fails before the first text has a status of its own
-        heard = await self._heard(request, tenant, dialect, job)
+        heard = await self._first_heard(request, tenant, dialect, job)
         if not dialect.asked.stream:
             return JSONResponse(dialect.whole(heard[0]))
         return EventSourceResponse(self._events(job, dialect, heard), send_timeout=SENDING)
@@ -157,7 +157,7 @@ class Front(Page):
         """Tokens of a message's prompt."""
         tenant, body, session = await self._read(request)
         dialect = Messages(body, session, counts=True)
-        heard = await self._heard(request, tenant, dialect, Count(self.service, tenant, dialect.asked))
+        heard = await self._first_heard(request, tenant, dialect, Count(self.service, tenant, dialect.asked))
         return JSONResponse({"input_tokens": heard[0]})
 
     async def models(self, request: Request) -> Response:
@@ -206,7 +206,7 @@ class Front(Page):
             message = f"no model {quote(name)} here: ask {', '.join(self._names)}"
             raise Refusal(404, message, "model", "model_not_found")
 
-    async def _heard(self, request: Request, tenant: str, dialect: Dialect, job: Job[Any]) -> Any:
+    async def _first_heard(self, request: Request, tenant: str, dialect: Dialect, job: Job[Any]) -> Any:
         """Submit a job; the first that is heard of it, the result unless its answer is a stream.
 
         A client that goes away cancels it.

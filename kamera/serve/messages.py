@@ -55,7 +55,7 @@ class Messages(Dialect):
 
     def piece(self, text: str) -> Events:
         """A delta, in a block that begins with the first one."""
-        opened = [] if self._open else [self._begun({"type": "text", "text": ""})]
+        opened = [] if self._open else [self._begin({"type": "text", "text": ""})]
         self._open = True
         return [*opened, _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})]
 
@@ -66,7 +66,7 @@ class Messages(Dialect):
             events.append(_event("content_block_stop", index=0))
         for made in said.calls:
             delta = {"type": "input_json_delta", "partial_json": made["function"]["arguments"]}
-            events.append(self._begun({**_use(made), "input": {}}))
+            events.append(self._begin({**_use(made), "input": {}}))
             events.append(_event("content_block_delta", index=self._blocks - 1, delta=delta))
             events.append(_event("content_block_stop", index=self._blocks - 1))
         events.append(_event("message_delta", delta=_end(said), usage=_usage(said), **_edits_and_worth(said)))
@@ -79,7 +79,7 @@ class Messages(Dialect):
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "content": content, "usage": usage}
 
-    def _begun(self, block: dict[str, Any]) -> ServerSentEvent:
+    def _begin(self, block: dict[str, Any]) -> ServerSentEvent:
         self._blocks += 1
         return _event("content_block_start", index=self._blocks - 1, content_block=block)
 

@@ -79,7 +79,7 @@ class Service:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
         if asked.anew or asked.clearing is not None:
             asked = self._whole(asked, tenant)
-        (messages, edit), tools = self._cleared(asked), asked.tools or None
+        (messages, edit), tools = self._clear(asked), asked.tools or None
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
@@ -100,7 +100,7 @@ class Service:
 
     def count(self, asked: Asked, tenant: str) -> int:
         """Tokens of a request's prompt."""
-        messages, _ = self._cleared(self._whole(asked, tenant))
+        messages, _ = self._clear(self._whole(asked, tenant))
         return self._conversations.render(messages, tools=asked.tools or None).num_tokens
 
     def counts(self) -> dict[str, int]:
@@ -139,7 +139,7 @@ class Service:
         own = history[0]["role"] == "system" and (asked.anew or bool(head))
         return replace(asked, messages=[*head, *history[own:], *given[len(head) :]], after=None)
 
-    def _cleared(self, asked: Asked) -> tuple[list[Message], dict[str, Any] | None]:
+    def _clear(self, asked: Asked) -> tuple[list[Message], dict[str, Any] | None]:
         """The messages after the request's own edit, and that edit."""
         if asked.clearing is None:
             return asked.messages, None

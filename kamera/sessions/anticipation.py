@@ -63,9 +63,9 @@ class Anticipation:
             found, here = seen(), mine()
             if found is None or here is None:
                 return None
-            client = here._learned()
+            client = here._learn()
             del here
-            ready = _tried(found, client, anchors, manner)
+            ready = _try(found, client, anchors, manner)
             window = None if ready is None else ready.window
             return None if ready is None or window is None else Ready(ready, anchors.memory(window).own)
 
@@ -76,7 +76,7 @@ class Anticipation:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
         return self._ahead.take()
 
-    def _learned(self) -> Client:
+    def _learn(self) -> Client:
         """What is known of the client after the turns that were answered."""
         with self._lock:
             told = [*self._told]
@@ -123,7 +123,7 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
     return replace(state, layout=choice.order.layout, window=window)
 
 
-def _tried(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:
+def _try(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:
     """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
     try:
         coming = foreseen(state, client, manner.edit_policy)

@@ -61,12 +61,12 @@ class Branches:
                 raise UnknownTurn(
                     f"no turn {quote(name)} here: it was deleted, or is not kept; send the whole history"
                 )
-            return self._joined(name)
+            return self._join(name)
 
     def now(self, name: str | None) -> History | None:
         """The messages up to a turn, also of one that left itself; None if that is not known."""
         with self._lock:
-            return self._joined(name) if name is not None and self._is_whole(name) else None
+            return self._join(name) if name is not None and self._is_whole(name) else None
 
     def retell(self, name: str, answer: Message) -> None:
         """Let a turn end with ``answer``, as its client knows it: with its calls apart, say."""
@@ -107,7 +107,7 @@ class Branches:
             at = self._turns[at].before
         return at is None
 
-    def _joined(self, name: str) -> History:
+    def _join(self, name: str) -> History:
         parts, at = list[History](), self._turns[name]
         while True:
             parts.append(at.messages)

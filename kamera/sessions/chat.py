@@ -158,18 +158,18 @@ class ChatSession:
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(seen, history)
-            return self._answered(base, history, scratch, watch, options)
+            return self._answer(base, history, scratch, watch, options)
 
-    def _answered(
+    def _answer(
         self, base: State, history: History, scratch: Sequence[Message], watch: Stopwatch, options: Any
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
-        shaped, tools = self._shaped(history), self.manner.tools
+        shaped, tools = self._shape(history), self.manner.tools
         try:
-            state, report, text = self._shown(shaped, base, None if scratch else options)
+            state, report, text = self._show(shaped, base, None if scratch else options)
             branch = state
             if scratch:  # on a branch, which ends with the answer
-                branch, extra, text = self._shown([*shaped, *scratch], state, options)
+                branch, extra, text = self._show([*shaped, *scratch], state, options)
                 report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
             if not self.manner.uncached or watch.steps:
@@ -204,7 +204,7 @@ class ChatSession:
             if left is not None and len(left) < len(state.messages):
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
-                    state = self._shown(self._shaped(left)).state
+                    state = self._show(self._shape(left)).state
                 self.state = state.changed(messages=left)
 
     def next_token_logits(
@@ -216,9 +216,9 @@ class ChatSession:
         """
         check_own(self._anchors, "logits")
         with self._change():
-            shaped = self._shaped(whole_history(self.state.messages, messages, append))
+            shaped = self._shape(whole_history(self.state.messages, messages, append))
             try:
-                state = self._shown(shaped).state
+                state = self._show(shaped).state
             except UNCACHEABLE:
                 if not self.manner.uncached:
                     raise
@@ -253,7 +253,7 @@ class ChatSession:
             self.state.check_seen(seen)
             parts = self._conversations, self.state.messages, directives
             history = edited_messages(*parts, tools=self.manner.tools, snap=snap)
-            state, report, _ = self._shown(self._shaped(history), modes=[d.mode for d in directives])
+            state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
             self.state = state.changed(messages=tuple(history), last=None)
         return report
 
@@ -317,11 +317,11 @@ class ChatSession:
         borrowed = self.state.borrowed or turn_id != self.state.last
         return replace(self.state, messages=history, last=turn_id, borrowed=borrowed)
 
-    def _shaped(self, history: Sequence[Message]) -> list[Message]:
+    def _shape(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
         return self.manner.shaped(history, self.state.turn)
 
-    def _shown(
+    def _show(
         self,
         shaped: Sequence[Message],
         old: State | None = None,

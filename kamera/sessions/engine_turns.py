@@ -159,7 +159,7 @@ def shown_over(
     done, answer, seconds = None, None, time.perf_counter() - started
     if options is not None:
         dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
-        done = _answered(window, dialogue, options)
+        done = _answer(window, dialogue, options)
         answer = anchors.backbone.builder.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
     left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
     report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
@@ -167,16 +167,16 @@ def shown_over(
     return Shown(state, report, answer)
 
 
-def _answered(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
+def _answer(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = joined(_watched(window.engine.stream(prompt), options["watch"]))
+    done = joined(_watch(window.engine.stream(prompt), options["watch"]))
     for account in open_accounts():
         account.add(done.spent)
     return done
 
 
-def _watched(pieces: Iterator[EngineCompletion], watch: Stopwatch) -> Iterator[EngineCompletion]:
+def _watch(pieces: Iterator[EngineCompletion], watch: Stopwatch) -> Iterator[EngineCompletion]:
     """The pieces of an answer, which ends where the stream of ``watch`` says so."""
     ids: list[int] = []
     try:

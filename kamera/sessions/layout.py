@@ -97,10 +97,10 @@ def laid_out(
         out.append(((index, last), slot))
         index = last
     if on_leave == "exact":
-        return _joined(prompt.segments, out)
-    closed = _closed(prompt, out, again)
+        return _join(prompt.segments, out)
+    closed = _close(prompt, out, again)
     least = 0 if on_leave != "repair" else SHORTEST_KEPT if samples else GLUE
-    return closed if apart else _glued(prompt.segments, closed, again=least)
+    return closed if apart else _glue(prompt.segments, closed, again=least)
 
 
 def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
@@ -204,7 +204,7 @@ def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _closed(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) -> list[Piece]:
+def _close(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) -> list[Piece]:
     """Closing tags in one run with a new text before them, or without a slot behind one of ``again``."""
     opened = {start for start, _ in prompt.turns}
     tags = {(start, stop) for start, stop in prompt.tags if start not in opened}
@@ -221,7 +221,7 @@ def _closed(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) ->
     return out
 
 
-def _glued(
+def _glue(
     segments: Sequence[Segment], pieces: list[Piece], *, again: int, longest_glue: int = GLUE - 1
 ) -> list[Piece]:
     """Glue in one run with the text before it, if both are new, or are prefilled again.
@@ -229,7 +229,7 @@ def _glued(
     That is glue of less than ``again`` tokens behind the first change: there is nothing to serve it from.
     Glue has at most ``longest_glue`` tokens, runs have at most `LONGEST`.
     """
-    same = _unchanged(pieces)
+    same = _count_unchanged(pieces)
     out = pieces[:same]
     open_run = False  # whether what comes next may join the last run
     for (start, stop), slot in pieces[same:]:
@@ -246,16 +246,16 @@ def _glued(
     return out
 
 
-def _unchanged(pieces: list[Piece]) -> int:
+def _count_unchanged(pieces: list[Piece]) -> int:
     """Number of pieces in front of the first change."""
     return next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
 
 
-def _joined(segments: Sequence[Segment], pieces: list[Piece]) -> list[Piece]:
+def _join(segments: Sequence[Segment], pieces: list[Piece]) -> list[Piece]:
     """Adjacent texts behind the first change in one run, none of them in its slot."""
-    same = _unchanged(pieces)
+    same = _count_unchanged(pieces)
     parts = pieces[:same]
     for (start, stop), slot in pieces[same:]:
         shown = any(s.media is not None for s in segments[start:stop])
         parts += [((start, stop), slot)] if shown else [((i, i + 1), None) for i in range(start, stop)]
-    return _glued(segments, parts, again=0, longest_glue=LONGEST)
+    return _glue(segments, parts, again=0, longest_glue=LONGEST)

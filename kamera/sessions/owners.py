@@ -53,7 +53,7 @@ def tails_of(
 
     ``anchor`` are ids of its system prompt, ``calls`` is the form of those in answers.
     """
-    answers = [_said(m, calls, tools) for m in messages if m.get("role") == "assistant"]
+    answers = [_text(m, calls, tools) for m in messages if m.get("role") == "assistant"]
     if not answers:
         return frozenset()
     first = next((text_of(m) for m in messages if m.get("role") == "user"), "")
@@ -71,7 +71,7 @@ class Tails:
     def give(self, tails: Collection[str]) -> None:
         """Note an answer's tails."""
         for tail in tails:
-            self._given[tail] = tail not in self._given and not all(map(self._marked, _places(tail)))
+            self._given[tail] = tail not in self._given and not all(map(self._is_marked, _places(tail)))
         while len(self._given) > HELD:
             old, _ = self._given.popitem(last=False)
             for at in _places(old):
@@ -81,7 +81,7 @@ class Tails:
         """Those that one answer alone has."""
         return frozenset(tail for tail in tails if self._given.get(tail))
 
-    def _marked(self, at: int) -> bool:
+    def _is_marked(self, at: int) -> bool:
         return bool(self._marks[at // 8] >> at % 8 & 1)
 
 
@@ -89,7 +89,7 @@ def _places(tail: str) -> list[int]:
     return [int(tail[8 * i : 8 * i + 8], 16) % _MARKS for i in range(4)]
 
 
-def _said(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
+def _text(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
     """An answer, whether its calls are text or apart, and their arguments a text or not."""
     text, calls = form.parsed(text_of(message), tools)
     named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]

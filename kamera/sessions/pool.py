@@ -142,10 +142,10 @@ class SessionPool:
         with self._account.now(self.backbone):
             manner = replace(self._manner, tools=tools)
             asked = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
-            return self._sent(asked, options)
+            return self._send(asked, options)
 
-    def _sent(self, asked: Incoming, options: dict[str, Any]) -> Turn:
-        name, entry = self._reserved(asked)
+    def _send(self, asked: Incoming, options: dict[str, Any]) -> Turn:
+        name, entry = self._reserve(asked)
         try:
             with turn_of(name):
                 turn = entry.session.send(asked.messages, **options)
@@ -276,14 +276,14 @@ class SessionPool:
         finally:
             self._publish((whose, session_id), entry, None, "")
 
-    def _reserved(self, asked: Incoming) -> tuple[str, Entry]:
+    def _reserve(self, asked: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
         tenant, session_id = asked.tenant, asked.session_id
         _ = asked.manner.kind  # tools without a digest are refused before anything is reserved
         prompt, tails = asked.prompt, asked.tails  # made before the lock is held
         if asked.whole is not None:
             self._clocks.see(tenant, asked.whole)
-        read = self._resumed(asked)
+        read = self._resume(asked)
         with self._lock:
             self._counts["requests"] += 1
             if read is not None:
@@ -300,7 +300,7 @@ class SessionPool:
                     )
             held, lent = session_id, False
             if found is None and prompt is not None:
-                match = self._matched(asked, prompt, tails)
+                match = self._match(asked, prompt, tails)
                 held, lent = match.name, match.how == "by_head"
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
@@ -317,7 +317,7 @@ class SessionPool:
             found.named = found.named or session_id is not None
             return name, found
 
-    def _matched(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
+    def _match(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
         sessions = candidates(self._entries, asked.tenant, asked.manner.kind, self._tails)
         if asked.after is None:
             match = best_match(prompt, sessions, self.min_tokens, tails)
@@ -331,7 +331,7 @@ class SessionPool:
             self._counts[match.how] += 1
         return match
 
-    def _resumed(self, asked: Incoming) -> tuple[str, ChatSession] | None:
+    def _resume(self, asked: Incoming) -> tuple[str, ChatSession] | None:
         """The saved session that a request goes to, if that is better than any in memory; its id."""
         if self._saved is None:
             return None

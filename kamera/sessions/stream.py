@@ -85,7 +85,7 @@ class Stream:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         assert self._engine is not None, "begun"
         if self._calls is not None:
             return self._calls.decode(self._engine, ids)
@@ -96,13 +96,13 @@ class Stream:
         self.ids += ids
         if self.stopped:
             return
-        text = self._decoded(self.ids[self._at :])
+        text = self._decode(self.ids[self._at :])
         whole = len(text) - text.endswith(_BROKEN)
         self.text += text[self._shown : whole]
         self._shown = max(self._shown, whole)
         if whole == len(text) and self.ids:  # the last token stays: some tokenizers join it with the next
             self._at = len(self.ids) - 1
-            self._shown = len(self._decoded(self.ids[self._at :]))
+            self._shown = len(self._decode(self.ids[self._at :]))
         self._cut()
 
     def _cut(self) -> None:

@@ -93,7 +93,7 @@ class _Tagged(CallForm):
         one = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
         for match in re.finditer(whole, text, re.DOTALL):
             known = types.get(match[1], {})
-            arguments = {name: _typed(value, known.get(name)) for name, value in one.findall(match[2])}
+            arguments = {name: _convert(value, known.get(name)) for name, value in one.findall(match[2])}
             yield Found(match.start(), match.end(), match[1], arguments)
 
 
@@ -105,7 +105,7 @@ class _Bare(CallForm):
         before, body = (before.rstrip(), body) if mark else ("", text)
         at, calls, rest = 0, [], ""
         while (begin := body.find("{", at)) >= 0:
-            call, stop = _decoded(body, begin)
+            call, stop = _decode(body, begin)
             if not isinstance(call, dict) or not call.keys() & {"parameters", "arguments"}:
                 return
             calls.append(call)
@@ -125,7 +125,7 @@ class _Listed(CallForm):
         for match in re.finditer(r"\s*\[TOOL_CALLS\]\s*", text):
             named = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*").match(text, match.end())
             at = named.end() if named else match.end()
-            value, stop = _decoded(text, at)
+            value, stop = _decode(text, at)
             if named and isinstance(value, dict):
                 yield Found(match.start(), stop, named[1], value)
             for call in value if isinstance(value, list) and not named else ():
@@ -190,7 +190,7 @@ def _types(tools: Sequence[Any] | None) -> dict[str, Mapping[str, Any]]:
     return {f.get("name", ""): (f.get("parameters") or {}).get("properties") or {} for f in functions}
 
 
-def _typed(value: str, schema: Any) -> Any:
+def _convert(value: str, schema: Any) -> Any:
     """A value that is written without quotes: a text, unless its schema says otherwise."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if kind in (None, "string"):
@@ -210,11 +210,11 @@ def _of_json(start: int, stop: int, call: Any) -> Iterator[Found]:
 
 def _objects(text: str) -> list[Any]:
     """The one value of JSON that a text is; none if it is not."""
-    value, stop = _decoded(text, len(text) - len(text.lstrip()))
+    value, stop = _decode(text, len(text) - len(text.lstrip()))
     return [] if text[stop:].strip() or value is None else [value]
 
 
-def _decoded(text: str, at: int) -> tuple[Any, int]:
+def _decode(text: str, at: int) -> tuple[Any, int]:
     """The value of JSON at a place of a text, and where it ends; None if there is none."""
     try:
         return _JSON.raw_decode(text, at)

@@ -78,7 +78,7 @@ def terms_of(policy: ReusePolicy, permit: Permit, kind: str, command: str) -> Te
     """The terms of a policy under a permit; the warning names the model's ``kind`` and the ``command`` that
     certifies it.
     """
-    certificate, wanted = permit.certificate, _wanted(policy)
+    certificate, wanted = permit.certificate, _wanted_guarantees(policy)
     reasons: dict[Guarantee, str] = {}
     for guarantee in wanted:
         why: str | None = permit.refusal
@@ -131,7 +131,7 @@ def _unsafe(permit: Permit, guarantee: Guarantee) -> bool:
     return guarantee in permit.denied or (guarantee in findings and findings[guarantee].verdict == "unsafe")
 
 
-def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
+def _wanted_guarantees(policy: ReusePolicy) -> tuple[Guarantee, ...]:
     """The guarantees below exact that a policy would serve."""
     asked = {g for g in GUARANTEES[1:] if policy.admits(g)}
     asked |= {"survivor"} if policy.keeps("survivor") else set()

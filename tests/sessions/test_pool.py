@@ -144,7 +144,7 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     assert gate.begun.wait(300)
     try:
         anchors = pool._tenants[""]
-        taken, entry = pool._reserved(Incoming(anchors, pool._manner, "quick", name))
+        taken, entry = pool._reserve(Incoming(anchors, pool._manner, "quick", name))
         assert taken != name and entry.session.messages == before == pool.session(name).messages
     finally:
         gate.open.set()
@@ -324,7 +324,7 @@ def test_a_pool_answers_while_the_edit_policy_of_another_works():
     thread.start()
     assert working.wait(60)
     asked = threading.Thread(
-        target=lambda: quick._reserved(Incoming(quick._anchors_of(""), quick._manner, TALK))
+        target=lambda: quick._reserve(Incoming(quick._anchors_of(""), quick._manner, TALK))
     )
     asked.start()
     asked.join(20)

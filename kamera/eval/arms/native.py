@@ -51,7 +51,7 @@ class Native:
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
                 **{
-                    name: _given(name, whole.inputs[name], backbone.model.device, dtype)
+                    name: _argument(name, whole.inputs[name], backbone.model.device, dtype)
                     for name in whole.inputs
                 },
                 max_new_tokens=query.max_new_tokens,
@@ -64,7 +64,7 @@ class Native:
         return Reply(text, made.logits[0][0].cpu(), seconds, turn.num_tokens, 0, turn.num_tokens, 1)
 
 
-def _given(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _argument(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """An argument of the model: per-token inputs as a batch of one, pixels in the weights' dtype."""
     batched = tensor[None] if name in TOKEN_TYPES else tensor
     return batched.to(device, dtype if tensor.is_floating_point() and "pixel" in name else tensor.dtype)

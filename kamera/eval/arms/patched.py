@@ -26,7 +26,7 @@ class Patched(Blind):
         if not self._patches:
             key = ("patches", self.rank, *order)
             if key not in self.desk.prepared:
-                self.desk.prepared[key] = self._formed(order)
+                self.desk.prepared[key] = self._form(order)
             self._patches = self.desk.prepared[key]
         self.order, self.recomputed, self.forwards = tuple(order), 0.0, 0
         self.shown = self.spans(self.order) if self.order == tuple(self._patches) else None
@@ -36,7 +36,7 @@ class Patched(Blind):
         and for live ones."""
         return self._patches[self.order[index]]
 
-    def _formed(self, order: Sequence[str]) -> dict[str, Patch | None]:
+    def _form(self, order: Sequence[str]) -> dict[str, Patch | None]:
         shown = self.extended(order, [])
         layout, formed = self.desk.backbone.layout, dict[str, Patch | None]()
         for name, span, positions in zip(order, shown, self.desk.places(order), strict=True):

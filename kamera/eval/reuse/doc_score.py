@@ -30,7 +30,7 @@ def score_document(response: str, answer: Any, form: str) -> float:
         return float(_close(_number(_clean(answer)), _number(_clean(response))))
     if form in ("Str", "None"):
         return _alike(_clean(answer), _clean(response))
-    wanted, given = (sorted(map(_clean, _listed(one))) for one in (answer, response))
+    wanted, given = (sorted(map(_clean, _as_list(one))) for one in (answer, response))
     if len(wanted) != len(given):
         return 0.0
     if wanted and (_number(wanted[0]) is not None or _is_exact(wanted[0])):
@@ -86,7 +86,7 @@ def _whole(value: Any) -> int | None:
     return None if number is None else int(number)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if isinstance(value, str) and value.startswith("["):
         try:
             value = ast.literal_eval(value)

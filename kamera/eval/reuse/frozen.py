@@ -47,8 +47,8 @@ def freeze(
     kept = []
     for item in items:
         item.check()
-        parts = tuple(_written(part, folder) for part in item.sample.parts)
-        others = tuple(_written(part, folder) for part in item.sample.others)
+        parts = tuple(_write(part, folder) for part in item.sample.parts)
+        others = tuple(_write(part, folder) for part in item.sample.others)
         kept.append(replace(item, sample=replace(item.sample, parts=parts, others=others, where="")))
     if not kept:
         raise TaskDataError("no item shows four visual units: nothing to freeze")
@@ -107,7 +107,7 @@ def _name(picture: Image.Image) -> str:
     return hashlib.sha256(pixels).hexdigest() + ".png"
 
 
-def _written(part: Part, folder: Path) -> Part:
+def _write(part: Part, folder: Path) -> Part:
     """The unit with its picture in ``media/``, by the digest of its pixels."""
     if not isinstance(part, Picture):
         return part

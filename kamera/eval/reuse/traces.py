@@ -46,21 +46,21 @@ def draw_traces(sample: TaskSample, seed: int) -> dict[str, Windows]:
         raise ValueError(f"item {sample.id} has {len(donors)} donors: its window of {len(window)} needs more")
     traces: dict[str, Windows] = {
         "published": (window, window),
-        "shuffled": (_shuffled(window, rng), window),
+        "shuffled": (_shuffle(window, rng), window),
         "shifted": ((filler, *window), window),
         "slid": ((donors[int(rng.integers(len(donors)))], *others), window),
     }
     for turnover in TURNOVERS:
-        before = _replaced(others, donors, round(turnover * len(others)), rng)
+        before = _replace(others, donors, round(turnover * len(others)), rng)
         left = [] if before == tuple(others) else [before]
         traces[f"recalled@{turnover:g}"] = ((*before, last), *left, tuple(others), window)
-    traces["swapped"] = ((*_replaced(others, donors, 1, rng), last), window)
+    traces["swapped"] = ((*_replace(others, donors, 1, rng), last), window)
     drawn = [rng.permutation([*donors, *others])[: len(others)].tolist() for _ in range(CONTEXTS - 1)]
     traces["contexts"] = (*((*before, last) for before in drawn), window)
     return traces
 
 
-def _shuffled(window: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
+def _shuffle(window: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
     """Another order: of two units or more there is one."""
     while True:
         order = tuple(window[i] for i in rng.permutation(len(window)))
@@ -68,7 +68,7 @@ def _shuffled(window: Sequence[int], rng: np.random.Generator) -> tuple[int, ...
             return order
 
 
-def _replaced(
+def _replace(
     others: Sequence[int], donors: Sequence[int], count: int, rng: np.random.Generator
 ) -> tuple[int, ...]:
     """``count`` of the units replaced in place by donors."""

@@ -63,7 +63,7 @@ class TaskAsker:
         """
         desk = Desk(self.backbone, self.system, self._anchor)
         try:
-            case: Case | Exception = self._fitted(desk, sample)
+            case: Case | Exception = self._fit(desk, sample)
         except Exception as error:
             case = error
         for name in sorted(makers, key=REPREFILL.__ne__):
@@ -76,11 +76,11 @@ class TaskAsker:
                 yield replace(trial, answer=UNANSWERED)
                 continue
             try:
-                reply, placed, answered = _asked(makers[name](desk), case)
+                reply, placed, answered = _ask(makers[name](desk), case)
                 if name == REPREFILL:
                     ideal = FirstToken.of(reply.logits)
                 yield replace(
-                    _priced(trial, desk, case, reply),
+                    _add_price(trial, desk, case, reply),
                     answer=reply.text.strip(),  # as the benchmarks' own runs do: their scorers need it
                     first_token=None if ideal is None else ideal.again(reply.logits),
                     ttft_seconds=placed + reply.first_token_seconds,
@@ -89,7 +89,7 @@ class TaskAsker:
             except Exception as error:
                 yield trial.failed(error)
 
-    def _fitted(self, desk: Desk, sample: TaskSample) -> Case:
+    def _fit(self, desk: Desk, sample: TaskSample) -> Case:
         """The sample's case, cut to fit; one without windows if that is impossible."""
         units, most = self._units(sample), self.task.max_new_tokens(sample)
         sizes = [desk.chunk(unit).num_tokens for unit in units]
@@ -131,7 +131,7 @@ def room_of(backbone: HfEngine) -> int | None:
     return min((bound for bound in bounds if bound), default=None)
 
 
-def _asked(adapter: Adapter, case: Case) -> tuple[Reply, float, float]:
+def _ask(adapter: Adapter, case: Case) -> tuple[Reply, float, float]:
     """The reply behind a trace, the seconds of placing its last window, and those of the whole answer."""
     for unit in case.units.values():
         adapter.encode(unit)
@@ -147,7 +147,7 @@ def _asked(adapter: Adapter, case: Case) -> tuple[Reply, float, float]:
     return reply, placed - started, time.perf_counter() - placed
 
 
-def _priced(trial: Trial, desk: Desk, case: Case, reply: Reply) -> Trial:
+def _add_price(trial: Trial, desk: Desk, case: Case, reply: Reply) -> Trial:
     per_token = desk.backbone.facts.bytes_per_token
     arriving = () if trial.arm == NATIVE else case.query.live  # its window holds them
     live = sum(desk.chunk(unit).num_tokens for unit in arriving)

@@ -53,7 +53,7 @@ def last_letter(response: str, options: Sequence[str]) -> str | None:
 
     The last of several in the response counts.
     """
-    padded = _padded(response)
+    padded = _pad(response)
     letters = LETTERS[: len(options)]
     for form in ("({})", " {} "):
         places = _places(padded, {letter: form.format(letter) for letter in letters})
@@ -69,7 +69,7 @@ def first_letter(response: str, options: Sequence[str]) -> str | None:
     The first of several counts, each at its last occurrence. A capital at the end of a word is ``B ``
     too. ``options`` include their letters, as in the set ("A. cooks").
     """
-    padded = _padded(response)
+    padded = _pad(response)
     letters = LETTERS[: len(options)]
     forms = {form.format(letter): letter for form in ("({})", "{} ", "{}.") for letter in letters}
     places = _places(padded, {form: form for form in forms})
@@ -96,7 +96,7 @@ def first_abcd(response: str) -> str | None:
     return match[0] if match else None
 
 
-def _padded(response: str) -> str:
+def _pad(response: str) -> str:
     for end in _ENDS:  # one after the other, as published: "A.," loses both, "A,." only the stop
         response = response.strip(end)
     return f" {response} "

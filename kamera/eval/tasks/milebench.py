@@ -144,10 +144,10 @@ def _sample(
         yield Problem(where, f"{len(named)} placeholders for {len(paths)} images", skipped=False)
     choices = tuple(str(choice) for choice in instance.get("choice_list") or ())
     instruction = instructions[record["task_instruction_id"]] + "\n"
-    asked = _asked_from(context)
+    asked = _question_start(context)
     shown = _parts(context[:asked], folder / "images", paths, live=False)
     *live, question = _parts(
-        context[asked:] + _listed(folder.name, choices), folder / "images", paths, live=True
+        context[asked:] + _list_options(folder.name, choices), folder / "images", paths, live=True
     )
     parts = (Passage(instruction), *(p for p in (*shown, *live) if not isinstance(p, Passage) or p.text))
     yield TaskSample(
@@ -163,7 +163,7 @@ def _sample(
     )
 
 
-def _asked_from(context: str) -> int:
+def _question_start(context: str) -> int:
     """Start of the question: at the last "Question:", else after the last image."""
     marked = context.rfind("Question:")
     ends = [match.end() for match in _PLACEHOLDER.finditer(context)]
@@ -201,7 +201,7 @@ def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:
     return ""
 
 
-def _listed(task: str, choices: Sequence[str]) -> str:
+def _list_options(task: str, choices: Sequence[str]) -> str:
     """The options as lines of the prompt; GPR1200 has too many for letters."""
     if not choices:
         return ""

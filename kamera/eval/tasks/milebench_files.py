@@ -25,7 +25,7 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> None:
             "eval_score.json": [_item_score(a) for a in items],
         }
         if items[0].sample.meta["metric"] == "choice":
-            extracted = [{**_prediction(a, folder.name), **_extracted(a)} for a in items]
+            extracted = [{**_prediction(a, folder.name), **_extract(a)} for a in items]
             documents["pred_with_extracted.json"] = extracted
         for file, document in documents.items():
             write_json(folder / name / file, document)
@@ -49,7 +49,7 @@ def _prediction(a: Answered, model: str) -> dict[str, Any]:
     }
 
 
-def _extracted(a: Answered) -> Mapping[str, Any]:
+def _extract(a: Answered) -> Mapping[str, Any]:
     options = [process(choice) for choice in a.sample.choices]
     return {"extracted": extract_choice(process(a.response), options), "result": a.score}
 

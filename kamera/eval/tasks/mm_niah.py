@@ -82,7 +82,7 @@ class MMNiah(Task):
         images: Path | None = None
         for number, line in _lines(file):
             where = f"{file}:{number}"
-            record = _parsed(line, name)
+            record = _parse(line, name)
             if isinstance(record, str):
                 yield Problem(where, record)
                 continue
@@ -149,7 +149,7 @@ class MMNiah(Task):
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Official: the mean over eleven context lengths of subtasks' means over five depths."""
-        placed = _placed(answered)
+        placed = _by_place(answered)
         bins = {task: bin_scores((at, score) for at, score in scored) for task, scored in placed.items()}
         overall = [mean(column) for column in zip(*bins.values(), strict=True)]
         scored = sorted((at, score) for pairs in placed.values() for at, score in pairs)
@@ -179,7 +179,9 @@ class MMNiah(Task):
             lines[a.sample.task].append(line)
         for task, rows in lines.items():
             write_lines(folder / f"{folder.name}_{task}.jsonl", rows)
-        bins: dict[str, list[Any]] = {task: bin_scores(scored) for task, scored in _placed(answered).items()}
+        bins: dict[str, list[Any]] = {
+            task: bin_scores(scored) for task, scored in _by_place(answered).items()
+        }
         if len(bins) == len(SUBTASKS):
             bins["overall"] = [round(mean(column), 6) for column in zip(*bins.values(), strict=True)]
         if bins:
@@ -193,7 +195,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         yield from ((number, line) for number, line in enumerate(stream, 1) if line.strip())
 
 
-def _parsed(line: str, name: str) -> dict[str, Any] | str:
+def _parse(line: str, name: str) -> dict[str, Any] | str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -248,7 +250,7 @@ def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
     return name == "counting-image" and len(patterns) > 1 and patterns[0] and not any(patterns[1:])
 
 
-def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[HeatBin, float]]]:
+def _by_place(answered: Sequence[Answered]) -> dict[str, list[tuple[HeatBin, float]]]:
     placed: dict[str, list[tuple[HeatBin, float]]] = defaultdict(list)
     for a in answered:
         if a.score is not None:

@@ -32,7 +32,7 @@ def score_response(response: str, answer: Any) -> float:
     """0.0 to 1.0 by the type of ``answer``: index of a choice, list of counts, or words."""
     stripped = response.strip(".")
     if isinstance(answer, int):
-        return float(_chosen(stripped) == answer)
+        return float(_choice(stripped) == answer)
     if isinstance(answer, list):
         return _soft_accuracy(stripped, answer)
     return float(holds_word(normalize(stripped), normalize(str(answer))))
@@ -42,7 +42,7 @@ def decide(response: str, kind: type) -> str:
     """The reading that `score_response` compares with an answer of ``kind`` (int, list or str), as text."""
     stripped = response.strip(".")
     if kind is int:
-        chosen = _chosen(stripped)
+        chosen = _choice(stripped)
         return f"choice {chosen}" if chosen is not None else f"unread: {normalize(stripped)}"
     if kind is list:
         counts = _counts(stripped)
@@ -70,7 +70,7 @@ def bin_scores(scored: Iterable[tuple[HeatBin, float]]) -> list[float]:
     ]
 
 
-def _chosen(text: str) -> int | None:
+def _choice(text: str) -> int | None:
     if text.isdigit():
         return int(text) if text.isdecimal() else None
     text = text.lower().replace("the answer is", "").replace("*", "")

@@ -78,7 +78,7 @@ class TaskSample:
     @property
     def prompt(self) -> str:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
-        return "".join(map(_written, self.parts)) + self.question
+        return "".join(map(_write_part, self.parts)) + self.question
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> TaskSample:
@@ -249,7 +249,7 @@ def _first(items: Iterable[TaskSample | Problem], limit: int | None) -> Iterator
 def digest(sample: TaskSample) -> str:
     """Digest of everything but the model that affects an answer: prompt, media (name and size), label."""
     parts = (*sample.parts, *sample.others)
-    texts = [_written(part) for part in sample.others]
+    texts = [_write_part(part) for part in sample.others]
     fields = [sample.id, sample.prompt, repr(sample.answer), [*map(_name, parts)], texts, sample.before]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
@@ -258,7 +258,7 @@ def _part(fields: Mapping[str, Any]) -> Part:
     return (Passage if "text" in fields else Picture if "caption" in fields else Video)(**fields)
 
 
-def _written(part: Part) -> str:
+def _write_part(part: Part) -> str:
     if isinstance(part, Passage):
         return part.text
     return f"<image>{part.caption}" if isinstance(part, Picture) else "<video>"

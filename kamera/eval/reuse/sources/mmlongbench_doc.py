@@ -35,7 +35,7 @@ def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
 
 def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> TaskSample:
     pages = _pages(data, record["doc_id"])
-    evidence = sorted(int(page) for page in _listed(record["evidence_pages"]))
+    evidence = sorted(int(page) for page in _as_list(record["evidence_pages"]))
     chosen = _around(evidence, sorted(pages), units)
     return TaskSample(
         id=f"{number}/{record['doc_id']}",
@@ -53,7 +53,7 @@ def _pages(data: Path, document: str) -> dict[int, Path]:
     stem = re.sub(r"\.pdf$", "", document).split("/")[-1]
     for folder in (data / "pages", data / "tmp", data / "data" / "pages"):
         found = {}
-        for path in folder.glob(f"{_escaped(stem)}_*.png"):
+        for path in folder.glob(f"{_escape(stem)}_*.png"):
             if match := re.fullmatch(re.escape(stem) + r"_(\d+)", path.stem):
                 found[int(match[1])] = path
         if found:
@@ -64,7 +64,7 @@ def _pages(data: Path, document: str) -> dict[int, Path]:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """``text`` as a pattern that only it matches."""
     return re.sub(r"([*?[])", r"[\1]", text)
 
@@ -79,5 +79,5 @@ def _around(evidence: list[int], pages: list[int], units: int) -> list[int]:
     return sorted(page for _, page in near[:units])
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(ast.literal_eval(value) if isinstance(value, str) else value)
