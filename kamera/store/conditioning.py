@@ -28,5 +28,5 @@ def conditioned_of(
 ) -> CanonicalRecord | None:
     """The KV of a chunk behind ``antecedents`` whose content has this digest; None is a miss."""
     context = replace(context, kv="as-is")
-    name = store._named(context, chunk_id, antecedents, "conditioned", content)
+    name = store._object_name(context, chunk_id, antecedents, "conditioned", content)
     return store._get(CanonicalRecord, context, name)

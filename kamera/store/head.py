@@ -108,7 +108,7 @@ def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
         if mac and front[DIGEST] == _digest(front, b""):
             raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
         raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
-    return _parsed(front[8:], source)
+    return _parse(front[8:], source)
 
 
 def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
@@ -155,7 +155,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     return entries, max((entry.end for entry in entries.values()), default=0)
 
 
-def _parsed(text: bytes, source: str) -> Header:
+def _parse(text: bytes, source: str) -> Header:
     """The Kamera header inside a safetensors header; its version, kind and key are checked."""
     try:
         metadata = json.loads(text)["__metadata__"]

@@ -45,13 +45,13 @@ def probe_text(answers: Answers, tolerance: float) -> str:
     """
     if not answers:
         return ""
-    named = (f"{name}={_packed(values)}" for name, values in sorted(answers.items()))
+    named = (f"{name}={_pack(values)}" for name, values in sorted(answers.items()))
     return " ".join((f"{tolerance:.0e}", *named))
 
 
 def check_probe(probe: str) -> None:
     """Raise `ValueError` for a text that `probe_text` does not make."""
-    _parsed(probe)
+    _parse(probe)
 
 
 def compare(mine: str, theirs: str, what: str) -> None:
@@ -61,8 +61,8 @@ def compare(mine: str, theirs: str, what: str) -> None:
     """
     if not mine or mine == theirs:
         return
-    tolerance, known = _parsed(mine)
-    other = _parsed(theirs)[1] if theirs else {}
+    tolerance, known = _parse(mine)
+    other = _parse(theirs)[1] if theirs else {}
     if not other.keys() & known.keys():
         raise ComputationChanged(
             f"{what} does not say what the model that computed it answers to the probe: delete it, or use "
@@ -86,11 +86,11 @@ def answers_apart(known: Sequence[float], now: Sequence[float]) -> float:
     return math.dist(known, now) / max(length, 1e-30)
 
 
-def _packed(values: Sequence[float]) -> str:
+def _pack(values: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
-def _parsed(probe: str) -> tuple[float, dict[str, tuple[float, ...]]]:
+def _parse(probe: str) -> tuple[float, dict[str, tuple[float, ...]]]:
     tolerance, *named = probe.split(" ")
     answers = {}
     for one in named:

@@ -90,7 +90,7 @@ class CanonicalRecord:
             raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")
         if self.outline is not None:
             self.outline.check(self.input_ids, self.positions)
-        for block, layers in zip(_held(self.kv), self.kv.groups, strict=True):
+        for block, layers in zip(_channels(self.kv), self.kv.groups, strict=True):
             for channel, tensor in block.items():
                 shape = tuple(tensor.shape)
                 if len(shape) != 4 or (shape[0], shape[2]) != (len(layers), self.tokens):
@@ -145,7 +145,7 @@ class CanonicalRecord:
         A channel in codes is ``kv/0/k/codes``, ``…/steps`` and ``…/lows`` instead; the number is the block's.
         """
         flat = {"input_ids": self.input_ids, "positions": self.positions}
-        for i, block in enumerate(_held(self.kv)):
+        for i, block in enumerate(_channels(self.kv)):
             for channel, held in block.items():
                 name = f"kv/{i}/{channel}"
                 if isinstance(held, CodedChannel):
@@ -239,7 +239,7 @@ class PatchRecord:
             "groups": [list(layers) for layers in self.patch.groups],
             "ranks": [{n: list(f.ranks) for n, f in block.items()} for block in self.patch.blocks.parts],
         }
-        if self._coded:
+        if self._has_codes:
             held = [{n: sorted(f.tensors()) for n, f in block.items()} for block in self.patch.blocks.parts]
             header["factors"] = held
         return header
@@ -280,7 +280,7 @@ class PatchRecord:
         )
 
     @property
-    def _coded(self) -> bool:
+    def _has_codes(self) -> bool:
         return any(set(f.tensors()) - {"left", "right"} for _, _, f in self._factors())
 
     def _factors(self) -> Iterator[tuple[int, str, LowRanks]]:
@@ -348,6 +348,6 @@ def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:
     return Blocks([{name: tensors[f"kv/{i}/{name}"] for name in names} for i, names in blocks], groups)
 
 
-def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
+def _channels(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
     """The channels as stored, none decoded."""
     return kv.codes.parts if isinstance(kv, CodedKV) else kv.parts

@@ -133,12 +133,12 @@ class ChunkStore:
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        return self._get(CanonicalRecord, context, self._named(context, chunk_id))
+        return self._get(CanonicalRecord, context, self._object_name(context, chunk_id))
 
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
         """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
-        return self._get(CanonicalRecord, context, self._named(context, context.anchor, None, "anchor"))
+        return self._get(CanonicalRecord, context, self._object_name(context, context.anchor, None, "anchor"))
 
     def get_encoding(self, vision: str, chunk_id: str, probe: str | Unasked = "") -> EncodingRecord | None:
         """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``.
@@ -146,7 +146,7 @@ class ChunkStore:
         ``probe``: what they answer, as in `Context`.
         """
         context = encoding_context(vision, self.tenant, probe)
-        return self._get(EncodingRecord, context, self._named(context, chunk_id, None, "encoding"))
+        return self._get(EncodingRecord, context, self._object_name(context, chunk_id, None, "encoding"))
 
     def get_patch(
         self,
@@ -160,7 +160,7 @@ class ChunkStore:
 
         ``base``: the anchor of the canonical to which it is added, if that is not the context's own.
         """
-        return self._get(PatchRecord, context, self._named(context, chunk_id, antecedents, kind, base))
+        return self._get(PatchRecord, context, self._object_name(context, chunk_id, antecedents, kind, base))
 
     def put(self, record: Record) -> str:
         """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
@@ -200,9 +200,9 @@ class ChunkStore:
         base: str = "",
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
-        key = self._named(context, chunk_id, antecedents, kind, base)
+        key = self._object_name(context, chunk_id, antecedents, kind, base)
         there = bool(self._tiers.present([key]))
-        self._asked(there)
+        self._count_look(there)
         return there
 
     def info(
@@ -217,9 +217,9 @@ class ChunkStore:
 
         The object is of ``kind`` (`keys.KINDS`); by default the canonical, with ``antecedents`` the patch.
         """
-        key = self._named(context, chunk_id, antecedents, kind, base)
+        key = self._object_name(context, chunk_id, antecedents, kind, base)
         info = self._tiers.info(key)
-        self._asked(info is not None)
+        self._count_look(info is not None)
         return info
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
@@ -330,7 +330,7 @@ class ChunkStore:
             compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
 
-    def _asked(self, there: bool) -> None:
+    def _count_look(self, there: bool) -> None:
         answer = "there" if there else "remote_dead" if self._remote_is_down() else "absent"
         self.metrics.count("kamera_store_asked", answer)
 
@@ -356,7 +356,7 @@ class ChunkStore:
                 puts[i] = Put(orders[i].name, refused, own is not None and refused is None)
         return [puts[i] for i in range(len(records))]
 
-    def _named(
+    def _object_name(
         self,
         context: Context,
         chunk_id: str,

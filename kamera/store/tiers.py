@@ -109,7 +109,7 @@ class Tiers:
                 if not order.replace and self._holds(order.name):
                     found[order.name] = None
                 else:
-                    coming.append(order._replace(record=self._described(order, coming)))
+                    coming.append(order._replace(record=self._describe(order, coming)))
             except KameraError as error:
                 found[order.name] = error
         with contextlib.ExitStack() as stack:
@@ -121,7 +121,7 @@ class Tiers:
                 self._put_on_disk(self.disk, coming, found)
         return [found[order.name] for order in orders]
 
-    def _described(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
+    def _describe(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
         """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
         record = detached(order.record)
         if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:

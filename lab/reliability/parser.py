@@ -93,7 +93,7 @@ def _instrument(atheris: Any) -> None:
         Codec.open,
         head.verified,
         head.trusted,
-        head._parsed,
+        head._parse,
         head.front_size,
         head._rebuilt,
         head._key_of,

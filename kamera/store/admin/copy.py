@@ -62,11 +62,11 @@ def copy(
         check_form(kv)
     if kv == "as-is":
         raise ValueError("codes do not become again what the model computed: give kv='int8' or 'int4'")
-    chosen = _chosen(source, chunks, kv)
+    chosen = _choose(source, chunks, kv)
     if isinstance(target, ChunkStore):
-        return _copied(source, target, chosen, kv, certificates, progress)
+        return _copy(source, target, chosen, kv, certificates, progress)
     with ChunkStore.open(target) as made:
-        return _copied(source, made, chosen, kv, certificates, progress)
+        return _copy(source, made, chosen, kv, certificates, progress)
 
 
 def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
@@ -78,7 +78,7 @@ def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(root / "certificates" for root in roots))
 
 
-def _chosen(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) -> list[ObjectInfo]:
+def _choose(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) -> list[ObjectInfo]:
     """All objects but what single windows kept; or those of some chunks, and their anchors."""
     listed = [info for info in store.ls() if info.kind != "conditioned"]
     if kv is not None:
@@ -94,7 +94,7 @@ def _chosen(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) 
     return [*mine, *(i for i in listed if i.kind == "anchor" and i.context in behind)]
 
 
-def _copied(
+def _copy(
     source: ChunkStore,
     target: ChunkStore,
     chosen: Sequence[ObjectInfo],
@@ -103,7 +103,7 @@ def _copied(
     progress: Progress,
 ) -> Copied:
     counts: Counter[str] = Counter()
-    refused = dict(_unlisted(source))
+    refused = dict(_unlisted_names(source))
     losses: list[float] = []
     for done, info in enumerate(chosen, 1):
         try:
@@ -126,7 +126,7 @@ def _copied(
     )
 
 
-def _unlisted(source: ChunkStore) -> Iterator[tuple[str, str]]:
+def _unlisted_names(source: ChunkStore) -> Iterator[tuple[str, str]]:
     """Names in the source whose headers cannot be read, with the reason; no listing tells of them."""
     listed = {info.key for info in source.ls()}
     for name in RawObjects(source).names():

@@ -98,7 +98,7 @@ class _Look:
             lost = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in readable}, "")
             yield from self._below(tiers.remote, f"{tiers.remote.url} ", readable, lost)
         if tiers.disk is not None:
-            lost = self._lost(tiers.disk)
+            lost = self._unreadable(tiers.disk)
             yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tenant=self._tenant), lost)
             for file, held in tiers.disk.unfinished().items():
                 name = file.partition(".")[0]
@@ -121,7 +121,7 @@ class _Look:
             elif held is None:
                 yield _Trace(f"{where} cannot be read", copy.name, certain=False)
 
-    def _lost(self, disk: DiskTier) -> dict[str, str]:
+    def _unreadable(self, disk: DiskTier) -> dict[str, str]:
         """The objects that cannot be read, with why; damaged ones go to quarantine, others have rows."""
         if not disk.read_only:
             disk.collect()  # files left by dead writers

@@ -14,11 +14,11 @@ def verify(tiers: Tiers, progress: Progress) -> VerifyReport:
     """Read every object below memory once; all rows of an index are made anew first."""
     report = VerifyReport(0 if tiers.lower else len(tiers.memory.infos()), (), ())
     for tier in tiers.lower:
-        report = _read(tier, _renewed(tier) if isinstance(tier, DiskTier) else report, progress)
+        report = _read(tier, _renew(tier) if isinstance(tier, DiskTier) else report, progress)
     return report
 
 
-def _renewed(disk: DiskTier) -> VerifyReport:
+def _renew(disk: DiskTier) -> VerifyReport:
     """Clear up after dead writers, and make the rows anew."""
     stale = 0 if disk.read_only else disk.collect()
     listed, names = disk.index.keys(), set(disk.names())

@@ -107,7 +107,7 @@ class Database:
     def _connect(self) -> None:
         self._disconnect()
         if self.path is None:
-            self.connection = _made(":memory:")
+            self.connection = _make(":memory:")
             return
         with locked(self.path.parent, PATIENCE):
             if self.path.is_symlink():
@@ -115,7 +115,7 @@ class Database:
             with contextlib.suppress(FileExistsError):  # SQLite would make it readable by everyone
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             self._file = _identity(self.path)
-            self.connection = _made(self.path)
+            self.connection = _make(self.path)
 
     def _disconnect(self) -> None:
         if self.connection is not None:
@@ -151,7 +151,7 @@ class Database:
             raise Unusable(f"{self.path} cannot be used now: {error}") from error
 
 
-def _made(path: Path | str) -> sqlite3.Connection:
+def _make(path: Path | str) -> sqlite3.Connection:
     """A connection to a file whose tables are made if it is empty. Raises `sqlite3.Error`."""
     db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:

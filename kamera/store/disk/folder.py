@@ -49,7 +49,7 @@ class Folder:
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.descriptor)
-        return Folder(path, _opened(path, self.descriptor))
+        return Folder(path, _open(path, self.descriptor))
 
     def status(self, name: str) -> os.stat_result | None:
         """Status of the entry ``name``, a link's own; None if there is none."""
@@ -151,7 +151,7 @@ class Folder:
         self.close()
 
 
-def _opened(path: Path, parent: int) -> int:
+def _open(path: Path, parent: int) -> int:
     """Descriptor of the folder with the name of ``path`` in the one of ``parent``."""
     try:
         return os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)

@@ -30,7 +30,7 @@ class PinFile(PinCell):
         self.where = str(self.path)
 
     def get(self) -> bytes | None:
-        with self._translated():
+        with self._translate():
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -42,7 +42,7 @@ class PinFile(PinCell):
         with self.alone():
             if self.get() != expected:
                 return False
-            with self._translated(), published(self.path) as file:
+            with self._translate(), published(self.path) as file:
                 file.write(data)
             return True
 
@@ -50,12 +50,12 @@ class PinFile(PinCell):
     def alone(self) -> Iterator[None]:
         folder = self.path.with_name("objects")
         with contextlib.ExitStack() as stack:
-            with self._translated():
+            with self._translate():
                 stack.enter_context(locked(folder if folder.is_dir() else self.path.parent))
             yield
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -40,7 +40,7 @@ class DiskObjects:
         self.url = str(root)
         self.codec = codec
         self.pins = PinBook(PinFile(root))
-        with self._translated("open"):
+        with self._translate("open"):
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)
             for name, status in self._root.statuses():  # SQLite would follow a link
@@ -59,7 +59,7 @@ class DiskObjects:
 
     def stamp(self, key: str) -> str | None:
         """A text that changes whenever the object's file does; None if there is no such file."""
-        with self._translated("read"):
+        with self._translate("read"):
             return self._files.stamp(key)
 
     def read(self, key: str, *, whole: bool = False) -> Fetched | None:
@@ -68,7 +68,7 @@ class DiskObjects:
         Anything else there goes to quarantine, and `CorruptChunk` is raised. Raises `StoreVersionError` and
         `WrongKey` as `Codec.decode`: then it stays where it is.
         """
-        with self._translated("read"), self._opened(key) as file:
+        with self._translate("read"), self._open(key) as file:
             if file is None:
                 return None
             stamp = stamp_of(file.status)
@@ -80,7 +80,7 @@ class DiskObjects:
 
     def load(self, key: str) -> bytes | None:
         """The bytes under ``key``, unverified; not counted as a use."""
-        with self._translated("read"), self._opened(key) as file:
+        with self._translate("read"), self._open(key) as file:
             return None if file is None else file.read(0, file.size)
 
     def info(self, key: str) -> ObjectInfo | None:
@@ -88,30 +88,30 @@ class DiskObjects:
         stamp = self.stamp(key)
         if stamp is None:
             return None
-        with self._translated("read"), self._quarantining(key, stamp):
+        with self._translate("read"), self._quarantining(key, stamp):
             found = self._files.peek(key)
         return None if found is None else found[0]
 
     def names(self) -> list[str]:
         """Names of all objects, of all tenants; from the files."""
-        with self._translated("list the objects"):
+        with self._translate("list the objects"):
             return self._files.names()
 
     def header(self, key: str) -> Header | None:
         """The header of ``key``, its tensors unverified. Raises as the codec; nothing is moved."""
-        with self._translated("read"):
+        with self._translate("read"):
             found = self._files.header(key)
         return None if found is None else found[0]
 
     def holds(self, key: str) -> bool:
         """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""
-        with self._translated("read"):
+        with self._translate("read"):
             # one that somebody writes has a name that may not be on the disk yet
             return self._agrees(key) and key not in self._files.traced()
 
     def copies(self) -> list[Quarantined]:
         """All copies in quarantine, by name and time; of all tenants."""
-        with self._translated("list the quarantine"):
+        with self._translate("list the quarantine"):
             folder = self._quarantine.there()
             files = [] if folder is None else folder.statuses()
         copies = (Quarantined.of(f, s.st_size if stat.S_ISREG(s.st_mode) else 0) for f, s in files)
@@ -119,14 +119,14 @@ class DiskObjects:
 
     def copy_info(self, file: str) -> ObjectInfo | None:
         """The description of a copy from its header, of any tenant; None if it cannot be read."""
-        with self._translated("read"):
-            return self._described(self._quarantine.made(), file)
+        with self._translate("read"):
+            return self._describe(self._quarantine.made(), file)
 
     def unfinished(self) -> dict[str, ObjectInfo | None]:
         """Files that are being written, each with its description, as far as that is written."""
-        with self._translated("read"):
+        with self._translate("read"):
             tmp = self._tmp.there()
-            return {} if tmp is None else {file: self._described(tmp, file) for file in tmp.names()}
+            return {} if tmp is None else {file: self._describe(tmp, file) for file in tmp.names()}
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
@@ -156,7 +156,7 @@ class DiskObjects:
             return False
 
     @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[FileSource | None]:
+    def _open(self, key: str) -> Iterator[FileSource | None]:
         """The file of ``key``; what cannot be an object goes to quarantine."""
         try:
             file = self._files.open(key)
@@ -168,7 +168,7 @@ class DiskObjects:
     def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
         if self.read_only:
             raise error
-        with self._translated("quarantine"), self._renaming():
+        with self._translate("quarantine"), self._renaming():
             if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
             folder, copy = self._quarantine.made(), f"{key}.{time.time_ns()}.safetensors"
@@ -178,7 +178,7 @@ class DiskObjects:
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
 
-    def _described(self, folder: Folder, file: str) -> ObjectInfo | None:
+    def _describe(self, folder: Folder, file: str) -> ObjectInfo | None:
         """The object in a file whose name begins with its own, by its header; None if it cannot be read."""
         try:
             with contextlib.closing(FileSource(folder.open(file))) as source:
@@ -209,7 +209,7 @@ class DiskObjects:
                 f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
                 "read_only= in a folder that can be written"
             )
-        return self._translated(verb)
+        return self._translate(verb)
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:
@@ -220,7 +220,7 @@ class DiskObjects:
             self._set_aside(key, stamp, error)
 
     @contextlib.contextmanager
-    def _translated(self, verb: str) -> Iterator[None]:
+    def _translate(self, verb: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -43,14 +43,14 @@ class Trace:
             except BaseException:
                 folder.remove(token + LOCK)
                 raise
-            descriptor = _locked(folder, token + LOCK)
+            descriptor = _lock(folder, token + LOCK)
             if descriptor is not None:  # else another cleared it up before it was locked
                 return cls(folder, token, descriptor, names)
 
     @classmethod
     def left(cls, folder: Folder, file: str) -> Trace | None:
         """That of a dead writer, now this one's; None for one that lives, and for what is no trace."""
-        descriptor = _locked(folder, file)
+        descriptor = _lock(folder, file)
         return (
             None if descriptor is None else cls(folder, file[: -len(LOCK)], descriptor, named(folder, file))
         )
@@ -79,7 +79,7 @@ def named(folder: Folder, file: str) -> list[str]:
     return []
 
 
-def _locked(folder: Folder, file: str) -> int | None:
+def _lock(folder: Folder, file: str) -> int | None:
     """Descriptor of a file, locked; None if somebody else has the lock, or it is gone or no file."""
     with contextlib.suppress(FileNotFoundError, NotAFile), forks.lockable() as opened:
         descriptor = folder.open(file)

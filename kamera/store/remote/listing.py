@@ -49,7 +49,7 @@ class Listing:
 
     def strangers(self) -> list[str]:
         """Names of foreign keys among them, sorted."""
-        return sorted(name for name in self._listed() if not is_key(name))
+        return sorted(name for name in self._list() if not is_key(name))
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
         """The readable objects by name; a header is read if it is new, or ``afresh``."""
@@ -77,12 +77,12 @@ class Listing:
         """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""
         return self._info(blob, self._blobs.heads([blob], FRONT)[0])
 
-    def _listed(self) -> dict[str, str | None]:
+    def _list(self) -> dict[str, str | None]:
         start = len(OBJECTS)
         return {n[start:]: mark for n, mark in self._blobs.marks(OBJECTS).items() if n.startswith(OBJECTS)}
 
     def _marks(self) -> dict[str, str | None]:
-        return {name: mark for name, mark in self._listed().items() if is_key(name)}
+        return {name: mark for name, mark in self._list().items() if is_key(name)}
 
     def _still(self, known: dict[str, _Known], marks: dict[str, str | None]) -> dict[str, ObjectInfo]:
         """The known objects whose blobs are unchanged."""

@@ -83,7 +83,7 @@ class Uploads:
                 self._send(name)
             except CorruptChunk as error:  # damaged here and quarantined: there is nothing to send
                 logger.warning("not uploaded: %s", error)
-                self._done(name, version)
+                self._end(name, version)
             except RemoteUnavailable:
                 self._pause(name, version)
             except Exception:  # the thread must survive: other objects wait behind this one
@@ -91,14 +91,14 @@ class Uploads:
                 self._pause(name, version)
             else:
                 self._failed_in_a_row = 0
-                self._done(name, version)
+                self._end(name, version)
 
     def _next(self) -> tuple[str, int] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closing)
             return None if self._closing else next(iter(self._pending.items()))
 
-    def _done(self, name: str, version: int) -> None:
+    def _end(self, name: str, version: int) -> None:
         with self._changed:
             if self._pending.get(name) == version:
                 del self._pending[name]

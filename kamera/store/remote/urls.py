@@ -65,10 +65,10 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
     prefix += f"v1/{codec.name(digest('kamera.tenant.v1', tenant))}/"
     theirs = {**_REDIS, **_OBJECTS}.get(scheme, scheme)
-    shown = _joined(scheme, parts.netloc.rpartition("@")[2] + parts.path, own)
+    shown = _join(scheme, parts.netloc.rpartition("@")[2] + parts.path, own)
     try:
         blobs = _driver(scheme)(
-            _joined(theirs, parts.netloc + parts.path, query),
+            _join(theirs, parts.netloc + parts.path, query),
             prefix,
             timeout=timeout,
             retries=retries,
@@ -102,5 +102,5 @@ def _driver(scheme: str) -> Any:
     return ObjectBlobs.open
 
 
-def _joined(scheme: str, place: str, query: dict[str, str]) -> str:
+def _join(scheme: str, place: str, query: dict[str, str]) -> str:
     return f"{scheme}://{place}{'?' if query else ''}{urlencode(query)}"

@@ -58,11 +58,11 @@ class Encrypted(Sealed):
 
     def _front(self, source: ByteSource, name: str, where: str) -> bytes:
         """As sealed; only the header is read and decrypted."""
-        return self._unlocked(source, name, where)[0]
+        return self._unlock(source, name, where)[0]
 
     def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
-        front, preamble, cipher = self._unlocked(source, name, where)
+        front, preamble, cipher = self._unlock(source, name, where)
         head = verified(front, source.size, where, self.mac)
         payload = Frames(source, cipher, preamble, head.groups, where)
         return OpenObject(self._named(head, name), payload)
@@ -103,7 +103,7 @@ class Encrypted(Sealed):
                 frames.append(cipher.encrypt(len(frames), held[first:last]))
         return b"".join([preamble.raw, *frames])
 
-    def _unlocked(self, source: ByteSource, name: str, where: str) -> tuple[bytes, Preamble, Cipher]:
+    def _unlock(self, source: ByteSource, name: str, where: str) -> tuple[bytes, Preamble, Cipher]:
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
             # reports the fault, unless the secret's holder wrote it

@@ -114,7 +114,7 @@ class LookBack:
 
     def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
         """Unit vector ``[width]`` of a stored chunk; None for one without pictures, or not stored."""
-        return self._stored(self._codec.name(canonical_key(context, chunk_id)))[1]
+        return self._read_header(self._codec.name(canonical_key(context, chunk_id)))[1]
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of objects that are gone."""
@@ -142,10 +142,10 @@ class LookBack:
             held = self._tiers.memory.infos()
             names = [info.key for info in held if info.kind == "canonical" and info.context == context]
         known.keep(set(names))
-        known.add([(name, *self._stored(name)) for name in names if name not in known.names])
+        known.add([(name, *self._read_header(name)) for name in names if name not in known.names])
         return known
 
-    def _stored(self, name: str) -> tuple[str, np.ndarray | None]:
+    def _read_header(self, name: str) -> tuple[str, np.ndarray | None]:
         """The chunk id of an object and its embedding, by its header."""
         try:
             if self._tiers.disk is not None:
