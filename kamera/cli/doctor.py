@@ -97,14 +97,12 @@ def _prove(backbone: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
 
 def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
     """What its processor takes, and the number of anchor tokens under this system prompt."""
-    template = backbone.builder.format
+    builder, template = backbone.builder, backbone.builder.format
     if template is None:
         return {"processor": None, "modalities": [], "anchor_tokens": None}
-    pictures = backbone.builder.takes_pixels and "image" in template.kinds
+    pictures = builder.takes_pixels and "image" in template.kinds
     seen = ["image", "video" if "video" in template.kinds else "video as images"] if pictures else []
-    anchor = backbone.builder.tokenize(
-        backbone.builder.seams(system).prefix, special=not template.has_template
-    )
+    anchor = builder.tokenize(builder.seams(system).prefix, special=not template.has_template)
     return {
         "processor": {
             "class": type(template.processor).__name__,
@@ -133,8 +131,7 @@ def _certificate(backbone: HfEngine) -> str:
 
 
 def _notes(backbone: HfEngine) -> list[str]:
-    notes = []
-    kind = describe(backbone).dtype
+    notes, kind = list[str](), backbone.facts.dtype
     if kind not in ("float32", "float64"):
         notes.append(
             f"in {kind} two forwards differ by rounding, so deeper layers are compared with the rounding of "

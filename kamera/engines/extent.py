@@ -72,8 +72,7 @@ class Extents:
         found: list[Extent] = []
         for chunk_id, encoded in spans:
             extent = self.of(chunk_id, encoded.input_ids, encoded.position_inputs)
-            touches = found and extent and {extent.first, found[-1].last} <= self._pictures
-            if extent is None or touches:
+            if extent is None or (found and {extent.first, found[-1].last} <= self._pictures):
                 return None
             found.append(extent)
         return found

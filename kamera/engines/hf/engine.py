@@ -104,11 +104,11 @@ class HfEngine(Model):
         lengths = [span.num_tokens for span in spans]
         if not apart and not sum(lengths):
             return tuple(forwards.room(self, 0) for _ in spans)
+        whole = joined(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
                 return batch.prefill(self, spans, positions, cache)
             start, runs = model_cache.cache_length(cache), zip(spans, positions, strict=True)
-            whole = joined(self, spans, positions) if len(spans) > 1 else None
             # one after another the cache grows behind each
             for span, places in runs if whole is None else [(whole, torch.cat(list(positions), dim=1))]:
                 forwards.run(self, span, places, cache)
@@ -123,8 +123,10 @@ class HfEngine(Model):
         every: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """As `Engine.ask`: texts are filled up to the longest, as many at a time as `_ROWS_BYTES` hold."""
-        said = 4 * self.builder.token_count * max(map(len, texts), default=0)
-        rows = max(1, _ROWS_BYTES // max(1, kv_bytes(behind.tensors), said))
+        rows = 1
+        if len(texts) > 1:
+            said = 4 * self.builder.token_count * max(map(len, texts))
+            rows = max(1, _ROWS_BYTES // max(1, kv_bytes(behind.tensors), said))
         found: list[torch.Tensor] = []
         for start in range(0, len(texts), rows):
             some = texts[start : start + rows]

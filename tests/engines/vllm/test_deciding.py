@@ -153,6 +153,8 @@ def test_a_chunk_that_is_said_to_be_exact_without_being_it_is_salted():
     made = recipe("a", "b", patched=False)
     liar = replace(made, parts=(made.parts[0], replace(made.parts[1], guarantee="exact")))
     assert asked(liar).salt != ""
+    still = replace(made, parts=(made.parts[0], replace(made.parts[1], guarantee="exact", offset=(0,))))
+    assert asked(still).salt != ""  # it does not turn, and stands behind another all the same
 
 
 def test_a_longer_window_shares_the_pages_of_the_one_it_begins_with():
