@@ -157,8 +157,9 @@ def test_an_encoding_that_waits_for_the_store_is_known_to_every_former_on_it(eng
     later_of(engine).add(lambda: opened.wait() and None)
     made = former.encodings.made(chunk, later=True)
     other = former_of(engine, store, system=[7, 8])
-    assert other.stored(chunk) is made and not store.ls("encoding")
+    waiting, stored = other.stored(chunk), store.ls("encoding")
     opened.set()
+    assert waiting is made and not stored
     later_of(engine).flush()
     read = other.stored(chunk)
     assert read is not made and torch.equal(

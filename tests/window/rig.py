@@ -89,8 +89,9 @@ class Prefilled:
         spans = [backbone.chunk_from_tensors(system), *chunks, backbone.chunk_from_tensors(question)]
         self.backbone = backbone
         ids, inputs = samples.join(spans)
-        self.ids = ids.to(backbone.model.device)
-        self.inputs = {name: given.to(backbone.model.device) for name, given in inputs.items()}
+        device = next(backbone.model.parameters()).device  # not every model tells its own
+        self.ids = ids.to(device)
+        self.inputs = {name: given.to(device) for name, given in inputs.items()}
         self.lengths = [s.num_tokens for s in spans]
         # A cache made without a config keeps every token; one of a sliding model would keep a tail.
         indexed = any(c.tensor == "indexer_keys" for spec in backbone.layout for c in spec.channels)
