@@ -22,24 +22,21 @@ def saved_events(directory: Path) -> list[Event]:
     CorruptChunk and StoreVersionError as `read_window` and `read_document`.
     """
     if (directory / FILE).is_file():
-        return [_saved_event(read_window(directory), directory, session="")]
+        return [_event_of(read_window(directory), directory, session="")]
     found = sorted(directory.glob(f"window-*/{FILE}")) or sorted(directory.glob(f"*/window-*/{FILE}"))
     if not found:
         raise StoreError(f"{str(directory)!r} has no saved window or session: give one, or a trace")
-    return [
-        _saved_event(read_window(file.parent), file.parent, _session_name(file.parent.parent))
-        for file in found
-    ]
+    return [_event_of(read_window(file.parent), file.parent, _name_of(file.parent.parent)) for file in found]
 
 
-def _session_name(session: Path) -> str:
+def _name_of(session: Path) -> str:
     """A saved session's name: its id in its pool, with its tenant's; else its directory's."""
     document = read_document(session)
     name = document.id or session.name
     return f"{document.tenant}: {name}" if document.tenant else name
 
 
-def _saved_event(window: dict[str, Any], directory: Path, session: str) -> Event:
+def _event_of(window: dict[str, Any], directory: Path, session: str) -> Event:
     start, slots = window["anchor_tokens"], list[Slot]()
     for number, chunk in enumerate(window["chunks"]):
         copies = chunk["copies"]

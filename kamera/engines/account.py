@@ -86,7 +86,7 @@ class Account:
                 yield
             finally:
                 _open.reset(token)
-                self.add(_spent(work, started))
+                self.add(_cost_since(work, started))
 
     def add(self, spent: Spent) -> None:
         """Count work of a call, such as another engine's: no hook on this one sees that."""
@@ -120,8 +120,8 @@ def later(
         finally:
             _open.reset(token)
             for account in accounts:
-                account.owe(_spent(work, started))
+                account.owe(_cost_since(work, started))
 
 
-def _spent(work: Work, started: float) -> Spent:
+def _cost_since(work: Work, started: float) -> Spent:
     return Spent(work.forwards, work.tokens, work.vision_encodes, time.perf_counter() - started)

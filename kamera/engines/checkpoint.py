@@ -80,7 +80,7 @@ def checkpoint_fingerprint(
     broken ones.
     """
     folder = Path(path)
-    config = _merged(_settings(folder / "config.json"), overrides or {})
+    config = _merge(_settings(folder / "config.json"), overrides or {})
     shown = [_settings(folder / name) if (folder / name).is_file() else None for name in _PIXELS]
     acting = sorted(_adapter(Path(adapter)) for adapter in adapters)
     kv = _dtype(dtype if kv_dtype in (None, "auto") else str(kv_dtype))
@@ -125,7 +125,7 @@ def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
     try:
         with safe_open(file, "pt") as opened, ThreadPoolExecutor() as pool:  # hashlib releases the GIL
             names = list(opened.keys())
-            found = tuple(zip(names, pool.map(partial(_hashed, opened), names), strict=True))
+            found = tuple(zip(names, pool.map(partial(_hash, opened), names), strict=True))
     except (SafetensorError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedBackbone(f"{quote(file)} is no safetensors file: {first_line(error)}") from None
     if _stamp(os.stat(file)) != before:
@@ -136,7 +136,7 @@ def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
     return found
 
 
-def _hashed(opened: Any, name: str) -> str:
+def _hash(opened: Any, name: str) -> str:
     told = opened.get_slice(name)
     hasher = hashlib.sha256(json.dumps([told.get_dtype(), told.get_shape()]).encode())
     hasher.update(opened.get_tensor(name).reshape(-1).view(torch.uint8).numpy())
@@ -162,12 +162,12 @@ def drop_settings(settings: Any, names: Container[str] = _ORIGIN) -> Any:
     return settings
 
 
-def _merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` with those of ``over`` in their place; objects are merged, as engines do."""
     merged = dict(settings)
     for name, value in over.items():
         there = merged.get(name)
-        merged[name] = _merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
+        merged[name] = _merge(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
     return merged
 
 

@@ -54,7 +54,7 @@ class Extents:
             if chunk_id in self._known:
                 self._known.move_to_end(chunk_id)
                 return self._known[chunk_id]
-        extent = self._tried(ids, inputs)  # two threads may both run the test, with equal results
+        extent = self._try(ids, inputs)  # two threads may both run the test, with equal results
         with self._lock:
             self._known[chunk_id] = extent
             if len(self._known) > _HELD:
@@ -77,7 +77,7 @@ class Extents:
             found.append(extent)
         return found
 
-    def _tried(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
+    def _try(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """The extent, None unless the chunk adds the same positions between texts and right behind itself."""
         count = ids.shape[0]
         text, one = ids.new_zeros(_TEXT), ids.new_zeros(1)

@@ -155,7 +155,7 @@ class Former:
         held = self.stored_canonical(facts)
         if held is not None:
             return held, []
-        copy = self._prefilled(facts)
+        copy = self._prefill(facts)
         record, owed = self.owed(facts, copy)
         return copy if record.loss is None else self._out_of(record), [owed]
 
@@ -171,7 +171,7 @@ class Former:
         held = self.stored_canonical(facts)
         if held is not None:
             return held
-        copy = self._prefilled(facts)
+        copy = self._prefill(facts)
         pay([self.owed(facts, copy)[1]])
         return copy
 
@@ -260,7 +260,7 @@ class Former:
         except (TypeError, ValueError):
             return False
 
-    def _prefilled(self, facts: Facts) -> Copy:
+    def _prefill(self, facts: Facts) -> Copy:
         """The chunk prefilled behind the anchor alone."""
         positions = self.canonical_positions(facts)
         head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)

@@ -217,7 +217,7 @@ class Later:
             due = piece is not None and any(_is_read(piece, owed) for _, owed in self._owed)
         if due:
             self._pay()
-        done = [] if piece is None else self._done(piece)
+        done = [] if piece is None else self._do(piece)
         gone: list[LaterPiece] = []
         with self._changed:
             if piece is not None and done and not isinstance(done, Ready):
@@ -243,7 +243,7 @@ class Later:
         self._hold(piece)
         return self._over()
 
-    def _done(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
+    def _do(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
         """Do a piece of work; return what it made."""
         try:
             with self._as_later(piece):

@@ -86,13 +86,13 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
                     continue
                 prover.again[chunk.chunk_id, before.names] = proof
                 if not proof.holds_at(prover.tolerance):
-                    _disproved(former, before, chunk, proof)
+                    _note_disproof(former, before, chunk, proof)
     except (KameraError, torch.OutOfMemoryError) as error:
         # past the last position, or no room for a second cache: no operation waits for this
         logger.warning("patches were not proved again: %s", error)
 
 
-def _disproved(former: Former, before: Before, chunk: Facts, proof: Proof) -> None:
+def _note_disproof(former: Former, before: Before, chunk: Facts, proof: Proof) -> None:
     said = (
         f"the patch of chunk {chunk.chunk_id[:12]} behind {len(before.names)} others does not hold for a "
         f"question unlike those it was proved on ({proof}): it is not served any more; place the chunk anew "

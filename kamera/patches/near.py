@@ -35,7 +35,7 @@ def divergence(these: Sequence[str], those: Sequence[str], alike: Alike | None =
     a, b = Counter(these), Counter(those)
     common = float((a & b).total())
     if alike is not None:
-        common += _paired(list((a - b).elements()), list((b - a).elements()), alike)
+        common += _pair(list((a - b).elements()), list((b - a).elements()), alike)
     union = len(these) + len(those) - common
     return 0.0 if union == 0 else 1.0 - common / union
 
@@ -84,7 +84,7 @@ def likeness(store: ChunkStore, context: Context) -> Alike:
     return alike
 
 
-def _paired(these: list[str], those: list[str], alike: Alike) -> float:
+def _pair(these: list[str], those: list[str], alike: Alike) -> float:
     """Likeness summed over disjoint pairs, the most alike first."""
     scores = sorted(
         ((alike(x, y), i, j) for i, x in enumerate(these) for j, y in enumerate(those)), reverse=True

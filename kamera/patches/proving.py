@@ -132,14 +132,14 @@ class Prover:
         smallest = budget.form(deltas, self._backbone.layout, canonical.kv)
         try:
             questions = self._questions(facts, before)
-            want = self._seen(Span(true, None, before.offset), facts, before, questions)
+            want = self._observe(Span(true, None, before.offset), facts, before, questions)
             first, sized = None, smallest
             for doubling in range(DOUBLINGS + 1):
                 if doubling:
                     budget = budget.double(canonical.kv)
                     sized = budget.form(deltas, self._backbone.layout, canonical.kv)
                 span = Span(canonical.kv, sized.formed.patch, canonical.offset)
-                proof = self._proof(want, self._seen(span, facts, before, questions), deltas, questions)
+                proof = self._proof(want, self._observe(span, facts, before, questions), deltas, questions)
                 if proof.holds_at(self.tolerance):
                     return sized, proof
                 first = first or proof
@@ -157,8 +157,8 @@ class Prover:
         ``deltas`` are what it absorbed there, which its errors are measured by.
         """
         questions = self._questions(facts, before)
-        want = self._seen(Span(true, None, before.offset), facts, before, questions)
-        return self._proof(want, self._seen(served, facts, before, questions), deltas, questions)
+        want = self._observe(Span(true, None, before.offset), facts, before, questions)
+        return self._proof(want, self._observe(served, facts, before, questions), deltas, questions)
 
     def doubts(self, ids: torch.Tensor, chunk_id: str, antecedents: tuple[str, ...], proof: Proof) -> bool:
         """True if the proof of a chunk's patch does not tell of a question of these ids ``[tokens]``."""
@@ -194,7 +194,7 @@ class Prover:
             generic = [ids[:ECHO] for ids in texts[: len(QUESTIONS)]]
         return [ids for ids in (*generic, *self.asked) if ids.shape[0]]
 
-    def _seen(self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]) -> _Seen:
+    def _observe(self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]) -> _Seen:
         """What is served of ``span`` in its place, and the answers behind it."""
         live = self._backbone.live()
         longest = max((ids.shape[0] for ids in questions), default=0)

@@ -41,7 +41,7 @@ def in_groups(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
     return groups
 
 
-def _formed(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
+def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     """Form the canonicals of chunks that have none yet, those of one form in one forward; they are to be put.
 
     If a chunk fails, the others are put here, and the first error is raised. Raises as `Former.canonical`.
@@ -51,7 +51,7 @@ def _formed(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     with former.operation():
         missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
         for group in in_groups((form_of(former.backbone, f), f.length, f) for f in missing.values()):
-            made = _formed_at_once(former, group) if len(group) > 1 else None
+            made = _form_at_once(former, group) if len(group) > 1 else None
             owed += made or ()
             for facts in group if made is None else ():
                 try:
@@ -64,7 +64,7 @@ def _formed(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     return owed
 
 
-def _formed_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
+def _form_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
     """The canonicals of a group after one forward; None if they have to run alone."""
     try:
         places = [former.canonical_positions(facts) for facts in group]
@@ -97,7 +97,7 @@ def archive_later(
             alone.append(facts)
     if alone or needed:
         both = [*alone, *needed]
-        _add(former, partial(_formed, former, both), alone, both)
+        _add(former, partial(_form, former, both), alone, both)
 
 
 def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:

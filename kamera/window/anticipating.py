@@ -44,7 +44,7 @@ def anticipate(window: Contents) -> None:
         return
     stage = replace(window._stage, live=window._backbone.live(holds=True))
     window._ahead = window._ahead or Ahead(window._backbone)
-    window._ahead.begin(partial(_departed, count, state, stage, policy))
+    window._ahead.begin(partial(_depart, count, state, stage, policy))
 
 
 def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
@@ -66,7 +66,7 @@ def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, p
             return False
 
 
-def _departed(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:
+def _depart(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:
     """The window after a departure; None if no forward is needed."""
     named = NamedRequest(Slide(count))
     try:

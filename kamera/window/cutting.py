@@ -72,12 +72,12 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -
         tensors[new.number] = Resident(part, Copy(kv_slice(copy.kv, start, stop), places))
         behind, start = (*behind, part.chunk_id), stop
     named = [part.chunk_id for part in facts]
-    others = [_told(other, seat.chunk_id, named) for other in row[index + 1 :]]
+    others = [_with_parts(other, seat.chunk_id, named) for other in row[index + 1 :]]
     del tensors[seat.number]
     return WindowState(replace(state.seats, seats=(*row[:index], *parts, *others)), tensors)
 
 
-def _told(seat: Seat, whole: str, parts: Sequence[str]) -> Seat:
+def _with_parts(seat: Seat, whole: str, parts: Sequence[str]) -> Seat:
     """A chunk whose antecedents name the parts in place of the whole: the tokens are the same."""
     source = seat.source
     if whole not in source.antecedents:

@@ -71,9 +71,9 @@ class DialogueWindow(EngineWindow):
         self._head = replace(dialogue, messages=system)
         return replace(self._prompt(self._seats, dialogue, tokens), sampling=sampling)
 
-    def _unstored(self) -> list[str]:
+    def _unstored_ids(self) -> list[str]:
         """As in `EngineWindow`, without the chunks that the engine has prefilled alone before."""
-        return [chunk_id for chunk_id in super()._unstored() if chunk_id not in self._prefilled]
+        return [chunk_id for chunk_id in super()._unstored_ids() if chunk_id not in self._prefilled]
 
     def _run_later(self, seats: Seats) -> None:
         super()._run_later(seats)

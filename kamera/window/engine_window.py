@@ -149,7 +149,7 @@ class EngineWindow:
         """Answer a question behind the chunks; the window is as it was."""
         slots = self.look()
         ids = self.backbone.builder.question_ids(question, self._seams.tail)
-        parts = [part for one in self._shown(self._seats) for part in one.parts]
+        parts = [part for one in self._prompt_chunks(self._seats) for part in one.parts]
         user = message("user", *parts, *([question] if question else []))
         messages = (*self._head.messages, user)
         done = joined(self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)))
@@ -163,9 +163,9 @@ class EngineWindow:
         An engine that harvests then stores it, and the patch of its prefill in context. Returns the number of
         prompts, which no answer waits for: they have a low priority, and are counted as later work.
         """
-        missing = self._unstored()
+        missing = self._unstored_ids()
         for chunk_id in missing:
-            self._run_later(Seats((self._computed(chunk_id, Seats((), (0,))),), (0,)))
+            self._run_later(Seats((self._place_computed(chunk_id, Seats((), (0,))),), (0,)))
         return len(missing)
 
     def anticipate(self, leaving: int = 1) -> int:
@@ -174,7 +174,7 @@ class EngineWindow:
         An engine that harvests then has patches for them, and a `slide` of as many finds no survivor. Returns
         the number of prompts, as `keep`: 0 if all of it is stored.
         """
-        seats = self._placed(self._seats.chunk_ids[leaving:])
+        seats = self._place(self._seats.chunk_ids[leaving:])
         if all(seat.source.canonical for seat in seats.seats):
             return 0
         self._run_later(seats)
@@ -213,10 +213,10 @@ class EngineWindow:
         return self._arrange([*self._seats.seats[leaving:], chunk.chunk_id])
 
     def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
-        self._seats = self._placed(wanted)
+        self._seats = self._place(wanted)
         return self.slots
 
-    def _placed(self, wanted: Sequence[Seat | str]) -> Seats:
+    def _place(self, wanted: Sequence[Seat | str]) -> Seats:
         """Chunks one after another: on what is stored, up to the first that has to be computed."""
         before = Seats((), (0,))
         with self._rows.operation():
@@ -224,18 +224,18 @@ class EngineWindow:
             for item in wanted:
                 was = item if isinstance(item, Seat) else None
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
-                seat = self._stored(chunk_id, was, before) if supplied else None
+                seat = self._place_stored(chunk_id, was, before) if supplied else None
                 supplied = seat is not None
-                before = before.joined(seat or self._computed(chunk_id, before))
+                before = before.joined(seat or self._place_computed(chunk_id, before))
         return before
 
-    def _unstored(self) -> list[str]:
+    def _unstored_ids(self) -> list[str]:
         """Ids of the window's chunks whose canonicals are not stored."""
         return sorted({name for name in self._seats.chunk_ids if not self._rows.has_canonical(name)})
 
     def _run_later(self, seats: Seats) -> None:
         """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""
-        shown = self._shown(seats)
+        shown = self._prompt_chunks(seats)
         user = message("user", *(part for one in shown for part in one.parts))
         messages = (*self._head.messages, user) if any(one.images for one in shown) else ()
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
@@ -243,7 +243,7 @@ class EngineWindow:
         for account in {self._account, *open_accounts()}:
             account.owe(done.spent)
 
-    def _stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
+    def _place_stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
         row = self._rows.canonical(chunk_id)
         if row is None or row.outline is None or not row.outline.advance:
@@ -277,7 +277,7 @@ class EngineWindow:
         seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
         return seat if at_least(seat.guarantee, "survivor") and policy.keeps(seat.guarantee) else None
 
-    def _computed(self, chunk_id: str, before: Seats) -> Seat:
+    def _place_computed(self, chunk_id: str, before: Seats) -> Seat:
         """A chunk that the engine prefills behind ``before``."""
         spot, state = self._spot(chunk_id, before), footing(before)
         source = Source(spot, before.lineage, prefilled_behind(state), canonical=False)
@@ -287,11 +287,11 @@ class EngineWindow:
     def _spot(self, chunk_id: str, before: Seats) -> Spot:
         return self._places.compact([*before.chunk_ids, chunk_id])[-1]
 
-    def _shown(self, seats: Seats) -> list[PromptChunk]:
+    def _prompt_chunks(self, seats: Seats) -> list[PromptChunk]:
         return [self._places.chunks[name] for name in seats.chunk_ids]
 
     def _recipe(self, seats: Seats) -> Recipe:
-        ids = {one.chunk_id: one.ids for one in self._shown(seats)}
+        ids = {one.chunk_id: one.ids for one in self._prompt_chunks(seats)}
         told = RecipeFacts(
             self._context,
             self._anchor,
@@ -307,7 +307,7 @@ class EngineWindow:
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:
         """The prompt of a dialogue behind chunks, for an answer of ``tokens`` tokens."""
         shown, ids = self._recipe(seats), tuple(dialogue.question.tolist())
-        pictures = tuple(picture for one in self._shown(seats) for picture in one.pictures)
+        pictures = tuple(picture for one in self._prompt_chunks(seats) for picture in one.pictures)
         made = EnginePrompt((*shown.ids, *ids), dialogue.messages, pictures, shown, tokens)
         return replace(made, tools=dialogue.tools)
 

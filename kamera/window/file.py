@@ -61,7 +61,7 @@ def publish(path: Path, saved: Saved) -> str:
     Raises StoreError if the operating system refuses, or if the directory holds something other than a saved
     window; the old one stays then.
     """
-    data, digest = _sealed(saved)
+    data, digest = _seal(saved)
     try:
         path.mkdir(parents=True, exist_ok=True)
         _check_ours(path)
@@ -124,7 +124,7 @@ def well_formed(where: Path) -> Iterator[None]:
         raise CorruptChunk(f"{str(where)!r} is malformed ({said}): remove it") from None
 
 
-def _sealed(saved: Saved) -> tuple[bytes, str]:
+def _seal(saved: Saved) -> tuple[bytes, str]:
     """The file, and its digest."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
     data = save(plain, {"window": json.dumps({"sha256": _ZEROS, **saved.document})})

@@ -145,7 +145,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
         raise ValueError(f"num_return_sequences={several}: a response is one answer")
     ids = window._asker().question_ids(question)
     inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
-    report, rows = window._answered(request, inquiry)
+    report, rows = window._answer(request, inquiry)
     assert rows is not None, "an inquiry is answered"
     window._stage.hear(ids, window._state)
     window._audit_one()

@@ -134,7 +134,7 @@ class Names:
         facts = self._former.stored(chunk) or self._here(chunk.id)
         heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
         newcomer = _newcomer(chunk, facts, heads)
-        return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
+        return _name(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
         chunk_id = whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
@@ -189,7 +189,7 @@ class Names:
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
         request = dataclasses.replace(request, order=tuple(items), among=())
-        return _named(request, list(found.values()), heads)
+        return _name(request, list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
@@ -217,7 +217,7 @@ def _newcomer(chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
     return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
 
 
-def _named(
+def _name(
     request: Request, found: Sequence[tuple[Chunk, Facts | None]], heads: Mapping[str, Heads]
 ) -> NamedRequest:
     def media(chunk: Chunk) -> dict[str, torch.Tensor]:

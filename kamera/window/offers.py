@@ -31,7 +31,7 @@ class Offers:
         # First the patch behind these chunks in their present order; then the one behind survivors of the
         # same lineage, which is no worse than a forward now.
         for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
-            patched = self._patched(chunk, behind, anchor)
+            patched = self._patch_offer(chunk, behind, anchor)
             if patched is not None and at_least(guarantee_named(patched.formed), enough):
                 return patched
         if base is not None:
@@ -54,7 +54,7 @@ class Offers:
                     return replace(self._offer("near", row), note=note, sample=None)
         return None
 
-    def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
+    def _patch_offer(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
         """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
         note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
         row, tolerance = self._row(chunk, behind, "exact", anchor), self.policy.tolerance

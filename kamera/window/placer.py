@@ -260,7 +260,7 @@ class Placer:
                 self.price.forwards -= step.held < step.seat.length
         return start < len(self.steps)
 
-    def _taken(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
+    def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
         """A text on the KV of texts that left in its place, unless it is stored."""
         taken = taken_over(self.before, chunk, before, spot, self.policy)
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
@@ -288,7 +288,7 @@ class Placer:
             return False  # nothing runs for a chunk whose KV is all at hand
         return last.seat.number == before.seats[-1].number
 
-    def _spent(self, seat: Seat) -> Seat:
+    def _spend(self, seat: Seat) -> Seat:
         """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""
         return self.archived(seat) if self.policy.forms == "always" else seat
 
@@ -346,7 +346,7 @@ class Placer:
         """True if the canonical has to be prefilled; from now on it counts as stored."""
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
-        self.price.ran(chunk, self._stored_head(chunk, self._made))
+        self.price.ran(chunk, self._stored_head_tokens(chunk, self._made))
         self._made.add(chunk.chunk_id)
         return True
 
@@ -355,11 +355,11 @@ class Placer:
         made = self._made | self.limits.pending
         first = made | self._handed_over
         return {
-            seat.chunk_id: 0 if seat.chunk_id in made else seat.length - self._stored_head(seat, first)
+            seat.chunk_id: 0 if seat.chunk_id in made else seat.length - self._stored_head_tokens(seat, first)
             for seat in self.price.owed
         }
 
-    def _stored_head(self, chunk: Newcomer | Seat, made: Collection[str]) -> int:
+    def _stored_head_tokens(self, chunk: Newcomer | Seat, made: Collection[str]) -> int:
         """First tokens of a canonical that are taken over from another one, stored or ``made`` before it."""
         heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
         return next((n for other, n in heads if other in made or self.rows.has_canonical(other)), 0)

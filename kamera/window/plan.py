@@ -88,7 +88,7 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
     return planner.finish("recall", seats, seats.seats[index].number, note=note)
 
 
-def _named(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
+def _name(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
     wanted: list[Seat | Newcomer] = []
     for item in order:
         assert isinstance(item, int | Newcomer), "a request is planned with names alone"
@@ -102,7 +102,7 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     Chunks in front of the first change stay as they are. Those behind it are kept as they are ("keep"), or
     placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
-    wanted = _named(seats, request.order)
+    wanted = _name(seats, request.order)
     after = planner.rearranged(seats, wanted, request.on_leave)
     _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
@@ -228,7 +228,7 @@ class Planner(Placer):
         frame, stay = choose_frame(self.limits, state, seats[:same], spots)
         new = Seats(tuple(stay), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
-            seat = self._spent(seat)
+            seat = self._spend(seat)
             new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
         return new
 
@@ -263,7 +263,7 @@ class Planner(Placer):
         spots = [spot.moved(frame) for spot in spots]
         for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
             self.policy = repairing if isinstance(item, Seat) else policy
-            stays = staying_behind(self._spent(there[i]), new) if i in there else None
+            stays = staying_behind(self._spend(there[i]), new) if i in there else None
             new = new.joined(stays or self.anew(item, new, spot))
         self.policy = asked
         return new
@@ -271,9 +271,9 @@ class Planner(Placer):
     def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
         """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
         if isinstance(item, Seat):
-            item = self._spent(item)
+            item = self._spend(item)
             return self.bring(item, before, spot, was=item)
-        return self._taken(item, before, spot) or self.bring(item, before, spot, archived=False)
+        return self._take(item, before, spot) or self.bring(item, before, spot, archived=False)
 
     def _on_leave(self, asked: OnLeave) -> OnLeave:
         """The treatment of chunks that stay: a window that serves no survivors keeps none."""

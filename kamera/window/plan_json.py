@@ -34,7 +34,7 @@ FORMAT = 1
 
 def plan_to_json(plan: Plan) -> str:
     """A plan as JSON."""
-    document = _unstructured(plan)
+    document = _unstructure(plan)
     return json.dumps({"format": FORMAT, **document}, separators=(",", ":"))
 
 
@@ -53,18 +53,18 @@ def plan_from_json(text: str) -> Plan:
 
 def outline(plan: Plan) -> tuple[object, ...]:
     """See `Plan.outline`."""
-    document = _unstructured(plan)
+    document = _unstructure(plan)
     names = ("request", "policy", "operation", "before", "after", "steps", "left")
     return tuple(json.dumps(document[name], sort_keys=True) for name in names)
 
 
-def _unstructured(plan: Plan) -> dict[str, Any]:
+def _unstructure(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = converter().unstructure(plan)
     numbers = {seat.number: i for i, seat in enumerate(plan.before.seats)}
-    return _renumbered(document, numbers)
+    return _renumber(document, numbers)
 
 
-def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
+def _renumber(value: Any, numbers: dict[int, int]) -> Any:
     """The document with seats numbered in the order in which they come; unknown ones get the next number."""
     if isinstance(value, Mapping):
         return {
@@ -72,10 +72,10 @@ def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
             if key in ("number", "arrived") and part is not None
             else [numbers.setdefault(n, len(numbers)) for n in part]
             if key == "left"
-            else _renumbered(part, numbers)
+            else _renumber(part, numbers)
             for key, part in value.items()
         }
-    return [_renumbered(part, numbers) for part in value] if isinstance(value, list | tuple) else value
+    return [_renumber(part, numbers) for part in value] if isinstance(value, list | tuple) else value
 
 
 @cache

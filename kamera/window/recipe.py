@@ -139,13 +139,13 @@ def stored_state(former: Former, state: WindowState) -> WindowState:
             if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
                 pay([former.owed(resident.facts, resident.shown)[1]])
             continue
-        record = _conditioned(former, seat, resident)
+        record = _conditioned_record(former, seat, resident)
         former.store.put(record)
         tensors[seat.number] = replace(resident, copy=replace(resident.copy, content=record.content))
     return replace(state, tensors=tensors)
 
 
-def _conditioned(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
+def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
     sample = seat.shown.sample
     record = canonical_of(former, resident.facts, resident.shown)
     told = {"formed": seat.formed, **({} if sample is None else sample.to_info())}

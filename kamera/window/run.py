@@ -162,7 +162,7 @@ class _PlanRun:
                 continue
             positions = self.stage.spots.positions(facts, seat.spot)
             if isinstance(step, Prefill):
-                heads[seat.number], encoded, positions = self._begun(step, facts, positions, spans)
+                heads[seat.number], encoded, positions = self._begin(step, facts, positions, spans)
                 if encoded.num_tokens:
                     parts.append(Sampling(encoded, positions, len(spans)))
             else:
@@ -179,7 +179,7 @@ class _PlanRun:
             head = heads.get(seat.number)
             rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(made)
             positions = self.stage.spots.positions(facts, seat.spot)
-            self._ran_at(step, facts, Copy(_joined(head, rest), positions))
+            self._ran_at(step, facts, Copy(_join(head, rest), positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
@@ -217,18 +217,18 @@ class _PlanRun:
 
     def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
         """Prefill a chunk, in the same forward those that are joined to it, and answer an ``inquiry``."""
-        run = [first, *self._joined_to(first)]
+        run = [first, *self._join_to(first)]
         before = self.assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
-        head, rest, there = self._begun(first, facts[0], places[0], spans)
+        head, rest, there = self._begin(first, facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         else:
             kvs = self._ran(spans, encoded, [there, *places[1:]])
-        kvs = (_joined(head, kvs[0]), *kvs[1:])
+        kvs = (_join(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
 
@@ -264,7 +264,7 @@ class _PlanRun:
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
 
-    def _joined_to(self, first: Prefill) -> list[Prefill]:
+    def _join_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
         joined: list[Prefill] = []
         for step in self.plan.steps[self.plan.steps.index(first) + 1 :]:
@@ -273,7 +273,7 @@ class _PlanRun:
             joined.append(step)
         return joined
 
-    def _begun(
+    def _begin(
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
     ) -> tuple[KV | None, Encoded, torch.Tensor]:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
@@ -380,7 +380,7 @@ class _PlanRun:
         return WindowState(seats.saying(None), kept)
 
 
-def _joined(head: KV | None, rest: KV) -> KV:
+def _join(head: KV | None, rest: KV) -> KV:
     if head is None:
         return rest
     return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)

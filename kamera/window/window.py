@@ -151,7 +151,7 @@ class KameraWindow(Contents):
         their new antecedents (in this order, or the orbit patch of the set when the policy admits
         it).
         """
-        return self._answered(requests.Reorder(permutation))[0]
+        return self._answer(requests.Reorder(permutation))[0]
 
     @serial
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
@@ -165,14 +165,14 @@ class KameraWindow(Contents):
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(here):
             raise ValueError(f"index {quote(index)} of a window of {len(here)}: give 0..{len(here)}")
         order = [*here[:index], content, *here[index:]]
-        return self._answered(requests.Arrange(order, on_leave, operation="insert"))[0]
+        return self._answer(requests.Arrange(order, on_leave, operation="insert"))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
         index, here = self._state.index(slot), self.slots
         order = [*here[:index], content, *here[index + 1 :]]
-        return self._answered(requests.Arrange(order, on_leave, operation="replace"))[0]
+        return self._answer(requests.Arrange(order, on_leave, operation="replace"))[0]
 
     @serial
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -183,7 +183,7 @@ class KameraWindow(Contents):
         that it was not given, and the errors of the operation. If a stored object turns out to be missing or
         damaged, the request is planned again without it.
         """
-        return self._answered(plan, chunks=chunks)[0]
+        return self._answer(plan, chunks=chunks)[0]
 
     @serial
     def fork(self, *, apart: bool = False) -> KameraWindow:
@@ -324,7 +324,7 @@ class KameraWindow(Contents):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _answered(
+    def _answer(
         self,
         request: Request | Lookalike | Plan,
         inquiry: Inquiry | None = None,
@@ -364,7 +364,7 @@ class KameraWindow(Contents):
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
         """The report of an edit by which a chunk arrives or leaves."""
-        report = self._answered(request)[0]
+        report = self._answer(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
         return report
 

@@ -48,7 +48,7 @@ def prefill(
     cache = model_cache.spread(past, len(spans))
     start = model_cache.cache_length(cache)
     rows = [encoding.decoder_arguments(span, encoding.input_device(model.model)) for span in spans]
-    arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+    arguments: dict[str, Any] = {name: _stack([row[name] for row in rows]) for name in rows[0]}
     arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
         encoding.input_device(model.model)
     )
@@ -62,7 +62,7 @@ def prefill(
     return rows_kv
 
 
-def _stacked(rows: Sequence[Any]) -> Any:
+def _stack(rows: Sequence[Any]) -> Any:
     """One argument of all rows; of a list of tensors, item by item."""
     if isinstance(rows[0], list):
         return [torch.cat(items) for items in zip(*rows, strict=True)]

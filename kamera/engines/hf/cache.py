@@ -264,14 +264,14 @@ class _SideBySide(DynamicCache):
         rows = zip(self._caches, key_states.split(1), value_states.split(1), strict=True)
         pairs = [cache.update(keys, values, layer_idx, *args, **kwargs) for cache, keys, values in rows]
         keys, values = zip(*pairs, strict=True)
-        return self._filled_up(keys), self._filled_up(values)
+        return self._pad(keys), self._pad(values)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """As `update`, the keys of an indexer."""
         rows = zip(self._caches, indexer_key_states.split(1), strict=True)
-        return self._filled_up([cache.update_indexer(keys, layer_idx) for cache, keys in rows])
+        return self._pad([cache.update_indexer(keys, layer_idx) for cache, keys in rows])
 
-    def _filled_up(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _pad(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         if not any(self.gaps):
             return torch.cat(list(rows))
         *heads, tokens, dim = rows[0].shape

@@ -112,7 +112,7 @@ class HfEngine(Model):
             # one after another the cache grows behind each
             for span, places in runs if whole is None else [(whole, torch.cat(list(positions), dim=1))]:
                 forwards.run(self, span, places, cache)
-            return self._kept(behind, cache, start, lengths)
+            return self._read_kv(behind, cache, start, lengths)
 
     def ask(
         self,
@@ -158,7 +158,7 @@ class HfEngine(Model):
             said = answer(self, row, ids, positions, cache, spans, sampling)
             if not spans or said.kvs:
                 return said
-            return said._replace(kvs=self._kept(behind, cache, start, lengths))
+            return said._replace(kvs=self._read_kv(behind, cache, start, lengths))
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
         with self._cache_of(behind) as cache:
@@ -169,7 +169,7 @@ class HfEngine(Model):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _kept(
+    def _read_kv(
         self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
     ) -> tuple[KV, ...]:
         """KV of consecutive spans of a cache from ``start`` on: where they stand, or copies.

@@ -104,7 +104,7 @@ class ModelIdentity:
 
     def name(self, of_files: str) -> None:
         """As `Identity.name`."""
-        base = self._looked()[0]
+        base = self._look()[0]
         if not (self.unread or self._witness.computed.foreign):
             self._of_files = (base, of_files)
 
@@ -129,7 +129,7 @@ class ModelIdentity:
         looked = _steady.get()
         both = None if looked is None else looked.get(self)
         if both is None:
-            both = self._looked()
+            both = self._look()
             if looked is not None:
                 looked[self] = both
         running = _autocast(self._devices)
@@ -138,7 +138,7 @@ class ModelIdentity:
         whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
         return whole, vision
 
-    def _looked(self) -> tuple[str, str]:
+    def _look(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
             if self._seen != now or self._changed:

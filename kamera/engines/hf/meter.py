@@ -26,9 +26,9 @@ class Meter:
     """
 
     def __init__(self, decoder: nn.Module, towers: list[nn.Module]) -> None:
-        decoder.register_forward_pre_hook(Observer(self._decoded), with_kwargs=True)
+        decoder.register_forward_pre_hook(Observer(self._count_decoder), with_kwargs=True)
         for tower in towers:
-            tower.register_forward_pre_hook(Observer(self._encoded))
+            tower.register_forward_pre_hook(Observer(self._count_encode))
 
     @contextmanager
     def measure(self, probes: bool = False) -> Iterator[Work]:
@@ -49,13 +49,13 @@ class Meter:
             if meter is self and (work.probes or not is_probe()):
                 work.add(**counts)
 
-    def _decoded(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _count_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = kwargs.get("input_ids", args[0] if args else None)
         self.add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
 
-    def _encoded(self, module: nn.Module, args: Any) -> None:
+    def _count_encode(self, module: nn.Module, args: Any) -> None:
         self.add(vision_encodes=1)
 
 

@@ -38,7 +38,7 @@ class Prober:
     def asked(self) -> Answers:
         """Its answers now, in two forwards that are not counted as work."""
         with probing():  # as later work it gives way, so it holds nothing that a call waits for
-            return self._asked()
+            return self._ask()
 
     def compare(self, fingerprint: str, now: Answers) -> tuple[Answers, str]:
         """The first answers under a fingerprint, and how those of ``now`` differ from them."""
@@ -54,19 +54,19 @@ class Prober:
                 )
         return first, ""
 
-    def _asked(self) -> Answers:
+    def _ask(self) -> Answers:
         model = self._model
         special = {*model.builder.vision_tokens, *_marks(model.model.config)}
         ids = (torch.arange(_TOKENS) * 7919 + 3) % model.builder.token_count
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
-        shown = self._shown()
+        shown = self._encode_picture()
         if shown is None:
             return {"text": _probe_logits(model, Encoded(ids[:-2], {}, {}), ids[-2:])}
         features = [t.float().cpu().reshape(-1) for _, t in sorted(shown.tensors.items())]
         told = {"picture": _probe_logits(model, shown, ids)}
         return told | ({FEATURES: _few(torch.cat(features))} if features else {})
 
-    def _shown(self) -> Encoded | None:
+    def _encode_picture(self) -> Encoded | None:
         """A colourful square, encoded; None if the model cannot be shown one."""
         model = self._model
         prompt = model.builder.format

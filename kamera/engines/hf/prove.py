@@ -88,7 +88,7 @@ def prove_relocation(
     rounding = _rounding(model, here, there)
     turned = kv_map(here, torch.clone)
     serve(turned, here, None, model.layout, step, phased_only=True)
-    whole = _served(model, here, None, step)
+    whole = _serve(model, here, None, step)
     return _worst(off for served in (whole, turned) for off in compare_kv(served, there, step, rounding))
 
 
@@ -110,7 +110,7 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     expected, _ = forwards.run(model, span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
     rounding = _rounding(model, conditioned, expected)
-    return _worst(compare_kv(_served(model, canonical, patch, onward), expected, onward, rounding))
+    return _worst(compare_kv(_serve(model, canonical, patch, onward), expected, onward, rounding))
 
 
 def prove_moves(model: Model) -> OperatorProof:
@@ -142,7 +142,7 @@ def prove_moves(model: Model) -> OperatorProof:
     return _worst(found)
 
 
-def _served(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
+def _serve(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
     """A span written whole by the serving kernels."""
     into = kv_map(source, torch.empty_like)
     serve(into, source, patch, model.layout, offset)

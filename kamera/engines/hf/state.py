@@ -119,7 +119,7 @@ class Reader:
             return {"module": self._paths[id(value)]}
         if isinstance(value, tuple):  # may be made anew at every look, so it is not remembered
             return [self.value(v) for v in value]
-        return self._met(value)
+        return self._visit(value)
 
     def rest(self) -> Iterator[list[Any]]:
         """What the functions met read of their modules, and the code of the classes met.
@@ -175,13 +175,13 @@ class Reader:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _met(self, value: Any) -> Any:
+    def _visit(self, value: Any) -> Any:
         self._alive.append(value)
         if len(self._alive) > _MOST or len(self._open) > _DEEP:
             return self._unread(value, "too much hangs on it")
         self._open[id(value)] = len(self._open)
         try:
-            said = self._said(value)
+            said = self._text(value)
         except Exception as error:  # of any kind: what it is read by may be anybody's code
             said = self._unread(value, f"{type(error).__name__}: {error}"[:200])
         finally:
@@ -192,7 +192,7 @@ class Reader:
         )
         return self._texts[id(value)]
 
-    def _said(self, value: Any) -> Any:
+    def _text(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         if isinstance(value, np.ndarray):

@@ -148,8 +148,8 @@ class Steps:
             self._asking.append(row)
             self._changed.notify_all()
             while row.outcome is None and not self._begins(came):
-                self._changed.wait(None if self._running else self._left(came))
-            rows = [] if row.outcome is not None else self._taken()
+                self._changed.wait(None if self._running else self._seconds_left(came))
+            rows = [] if row.outcome is not None else self._take()
         if rows:
             self._run(rows)
         self._model.meter.add(forwards=row.runs, tokens=1)
@@ -178,7 +178,7 @@ class Steps:
                 self._proving = True
         return bool(self.serial)
 
-    def _left(self, came: float) -> float:
+    def _seconds_left(self, came: float) -> float:
         """Seconds that one who came at ``came`` waits on for the others."""
         patience = max(_LEAST, _PATIENCE * self._took)
         return max(0.0, max(came, self._finished) + patience - time.monotonic())
@@ -186,9 +186,9 @@ class Steps:
     def _begins(self, came: float) -> bool:
         if self._running:
             return False
-        return not any(row.comes for row in self._rows) or not self._left(came)
+        return not any(row.comes for row in self._rows) or not self._seconds_left(came)
 
-    def _taken(self) -> list[AnswerRow]:
+    def _take(self) -> list[AnswerRow]:
         self._running, self._asking = self._asking, []
         for row in self._rows:
             row.comes = False  # who is late comes when it comes

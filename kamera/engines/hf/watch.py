@@ -80,7 +80,7 @@ class Watch:
         self._counts = list(map(len, self._held))
         self._told = [name not in out for space, out in held for name in space]
         self.inside = self._values()
-        self._there = self._found()
+        self._there = self._look()
         self._sizes = list(map(len, map(list, self._listed)))
         self._members = list(chain.from_iterable(self._listed))
         self._read = self._contents()
@@ -90,7 +90,7 @@ class Watch:
         return (
             list(map(len, self._held)) == self._counts
             and _same(self._values(), self.inside)
-            and _same(self._found(), self._there)
+            and _same(self._look(), self._there)
             and list(map(len, map(list, self._listed))) == self._sizes
             and _same(list(chain.from_iterable(self._listed)), self._members)
             and self._contents() == self._read
@@ -99,7 +99,7 @@ class Watch:
     def _values(self) -> list[Any]:
         return list(compress(chain.from_iterable(map(_values, self._held)), self._told))
 
-    def _found(self) -> list[Any]:
+    def _look(self) -> list[Any]:
         found: list[Any] = [space.get(name, _ABSENT) for space, name in self._named]
         found.extend(chain.from_iterable(map(_function, self._functions.values())))
         try:

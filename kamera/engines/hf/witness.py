@@ -163,7 +163,7 @@ class _Samples:
         addresses = tuple(map(torch.Tensor.data_ptr, self._tensors))
         if addresses != self._addresses:
             self._view(addresses)
-        content = (*map(_joined, self._arrays), *map(_read, self._views))
+        content = (*map(_join, self._arrays), *map(_read, self._views))
         return addresses, tuple(map(_version, self._versioned)), content
 
     def _view(self, addresses: tuple[int, ...]) -> None:
@@ -202,7 +202,7 @@ def _read(views: list[torch.Tensor]) -> bytes:
         return bytes(torch.cat(views).view(torch.uint8).cpu().numpy().data)
 
 
-def _joined(arrays: list[np.ndarray]) -> bytes:
+def _join(arrays: list[np.ndarray]) -> bytes:
     return np.concatenate(arrays).tobytes()
 
 

@@ -31,7 +31,7 @@ class Offline:
         """The answer, in one piece."""
         from vllm import SamplingParams
 
-        given: dict[str, Any] = {"prompt_token_ids": _collapsed(prompt.ids, self._placeholders)}
+        given: dict[str, Any] = {"prompt_token_ids": _collapse(prompt.ids, self._placeholders)}
         if prompt.pictures:
             given["multi_modal_data"] = {"image": [picture.image for picture in prompt.pictures]}
             given["multi_modal_uuids"] = {"image": [picture.name for picture in prompt.pictures]}
@@ -136,7 +136,7 @@ def _inline(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
 
 
-def _collapsed(ids: tuple[int, ...], placeholders: frozenset[int]) -> list[int]:
+def _collapse(ids: tuple[int, ...], placeholders: frozenset[int]) -> list[int]:
     """Token ids with one placeholder for each picture, which vLLM expands."""
     pairs = zip(ids, (None, *ids), strict=False)
     return [token for token, before in pairs if token not in placeholders or token != before]

@@ -72,7 +72,7 @@ class EnginePages:
             flat = layer.kv_cache[blocks].cpu().flatten()
             for name, taken in zip(self._names, places, strict=True):
                 found.setdefault(name, []).append(flat[taken].transpose(0, 1))
-        whole = {name: self._gathered(torch.stack(parts)) for name, parts in found.items()}
+        whole = {name: self._gather(torch.stack(parts)) for name, parts in found.items()}
         if self._layout.paired:
             whole["k_pe"] = torch.cat((whole["k_pe"][..., 0::2], whole["k_pe"][..., 1::2]), dim=-1)
         return Blocks([whole], (tuple(range(len(self._layers))),))
@@ -84,7 +84,7 @@ class EnginePages:
         first, second = self._layout.layers[0].channels
         return first.name, second.name
 
-    def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
+    def _gather(self, mine: torch.Tensor) -> torch.Tensor:
         """All heads of a channel ``[layers, heads, tokens, dim]``; workers may have some twice."""
         heads, ranks = self._layout.layers[0].channels[0].heads, self._workers.size()
         if ranks == 1 or self._layout.mla:

@@ -30,7 +30,7 @@ class Positions:
 
     def of(self, request: Any) -> torch.Tensor:
         """Positions of a request's prompt, int64 ``[axes, tokens]``."""
-        return self._counted(list(request.prompt_token_ids or ()), request.mm_features)
+        return self._count(list(request.prompt_token_ids or ()), request.mm_features)
 
     def lows(self, request: Any, starts: Sequence[int]) -> list[tuple[int, ...]]:
         """The lowest position on each axis of parts of a prompt that begin at the tokens ``starts``."""
@@ -49,7 +49,7 @@ class Positions:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _counted(self, ids: list[int], pictures: Sequence[Any]) -> torch.Tensor:
+    def _count(self, ids: list[int], pictures: Sequence[Any]) -> torch.Tensor:
         if self._model is None:
             return torch.arange(len(ids))[None]
         positions, _ = self._model.get_mrope_input_positions(ids, pictures)
@@ -63,15 +63,15 @@ class Positions:
         length = picture.mm_position.length
         size = (length, *grid.data.flatten().tolist())
         if size not in self._gaps:
-            self._gaps[size] = self._tried(picture, length)
+            self._gaps[size] = self._try(picture, length)
         return self._gaps[size]
 
-    def _tried(self, picture: Any, length: int) -> int | None:
+    def _try(self, picture: Any, length: int) -> int | None:
         """`_gap` by two such pictures in one prompt; None unless both set back all axes alike."""
         starts = [_TEXT, 2 * _TEXT + length]
         both = [replace(picture, mm_position=replace(picture.mm_position, offset=at)) for at in starts]
         tokens = 3 * _TEXT + 2 * length
-        places = self._counted([0] * tokens, both)
+        places = self._count([0] * tokens, both)
         gap = int(places[0, -1]) + 1 - tokens
         lows = torch.stack([part.amin(1) for part in places.split([_TEXT, length] * 2 + [_TEXT], dim=1)])
         begun = torch.tensor([0, *starts, _TEXT + length, tokens - _TEXT]).sort().values

@@ -67,7 +67,7 @@ class PromptTables:
         self._tenants.move_to_end(tenant)
         if mine.pending is not None and mine.pending.done():
             self._take(mine, mine.pending.result())
-            self._bound()
+            self._trim()
         if mine.pending is None and time.monotonic() >= mine.due:
             mine.pending = self._aside.submit(self._look, tenant, mine.count, mine.last)
         return mine.table
@@ -97,7 +97,7 @@ class PromptTables:
         full = mine.table is not None and mine.table.rows > _ROWS
         mine.count, mine.last = (0, "") if full else (look.total, look.last)
 
-    def _bound(self) -> None:
+    def _trim(self) -> None:
         """Drop the tables of tenants that have been away longest."""
         sizes = {name: t.table.rows for name, t in self._tenants.items() if t.table is not None}
         for name in list(self._tenants)[:-1]:

@@ -44,9 +44,9 @@ class Page:
 
     async def events(self, request: Request) -> Response:
         """All lives, then those that go on, until ``stopping``."""
-        return EventSourceResponse(self._told(self.seen(request)))
+        return EventSourceResponse(self._tell(self.seen(request)))
 
-    async def _told(self, lives: Lives) -> AsyncIterator[ServerSentEvent]:
+    async def _tell(self, lives: Lives) -> AsyncIterator[ServerSentEvent]:
         count = -1
         while not self.stopping:
             if (now := lives.count) != count:
