@@ -181,9 +181,9 @@ def test_adapters_change_it_in_any_order(folder, tmp_path):
 
 def test_a_file_is_hashed_once_and_again_when_it_changed(folder, monkeypatch):
     hashed: list[str] = []
-    real = checkpoint._hashed
+    real = checkpoint._hash
     monkeypatch.setattr(checkpoint, "_SETTLED", 0)
-    monkeypatch.setattr(checkpoint, "_hashed", lambda *given: hashed.append("one") or real(*given))
+    monkeypatch.setattr(checkpoint, "_hash", lambda *given: hashed.append("one") or real(*given))
     first = of(folder)
     count = len(hashed)
     assert count > 5 and of(folder) == first and len(hashed) == count
