@@ -8,7 +8,7 @@ import torch
 
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.encode import batched
+from kamera.engines.hf.encode import with_batch
 from kamera.errors import UnsupportedBackbone
 
 
@@ -46,7 +46,7 @@ def ask_side_by_side(
     with torch.no_grad(), backbone.turns.alone():
         out = backbone.model(
             input_ids=torch.cat(list(questions))[None].to(backbone.model.device),
-            position_ids=batched(places).to(backbone.model.device),
+            position_ids=with_batch(places).to(backbone.model.device),
             attention_mask=mask[None, None].to(backbone.model.device),
             past_key_values=past,
             use_cache=True,

@@ -11,7 +11,7 @@ from torch import nn
 
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.encode import batched
+from kamera.engines.hf.encode import with_batch
 from kamera.errors import UnsupportedBackbone
 from lab.hooks import ThreadHook
 
@@ -52,7 +52,7 @@ def attention_mass(
     with torch.no_grad(), backbone.turns.alone():
         twin(
             input_ids=ids[None].to(backbone.model.device),
-            position_ids=batched(positions).to(backbone.model.device),
+            position_ids=with_batch(positions).to(backbone.model.device),
             past_key_values=past,
             use_cache=True,
         )

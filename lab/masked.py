@@ -13,7 +13,7 @@ import torch
 from kamera.content import Encoded
 from kamera.engines.hf import HfEngine
 from kamera.engines.hf.cache import cache_length, read
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import decoder_arguments, with_batch
 from kamera.engines.hf.model import ModelCache
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV
@@ -40,7 +40,7 @@ def prefill_hiding(
     mask = torch.full((tokens, held + tokens), lowest, dtype=dtype).triu(held + 1)
     mask[:, start:stop] = lowest
     arguments = decoder_arguments(encoded, backbone.model.device) | {
-        "position_ids": batched(positions).to(backbone.model.device),
+        "position_ids": with_batch(positions).to(backbone.model.device),
         "attention_mask": mask[None, None].to(backbone.model.device),
         "past_key_values": past,
         "use_cache": True,

@@ -99,7 +99,7 @@ def _log_answers(backbone: HfEngine, reading: Reading, kv: KV) -> torch.Tensor:
     """Log-probabilities ``[questions, vocabulary]`` of the token after each question."""
     live = relocate_kv(kv, backbone.layout, reading.offset)
     ids = torch.stack(list(reading.questions))
-    places = encoding.batched(reading.positions)
+    places = encoding.with_batch(reading.positions)
     places = places.expand(*places.shape[:-2], ids.shape[0], -1)
     out = backbone.model(
         input_ids=ids.to(backbone.model.device),

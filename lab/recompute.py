@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from kamera.content import Encoded
 from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import decoder_arguments, with_batch
 from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.ops import KV, LayerKV, Layout, kv_concat, kv_tokens
 from lab.hooks import on_entry
@@ -155,7 +155,7 @@ def recompute(
         forwards.cache(backbone, [kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
     arguments = decoder_arguments(take(encoded, rows), backbone.model.device) | {
-        "position_ids": batched(positions[:, rows]).to(backbone.model.device),
+        "position_ids": with_batch(positions[:, rows]).to(backbone.model.device),
         "past_key_values": cache,
         "use_cache": True,
     }

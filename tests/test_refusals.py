@@ -13,7 +13,7 @@ import torch
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import load_image, read_video
 from kamera.content.video import load_clip
-from kamera.edits import Directive, edited_messages, policies
+from kamera.edits import Directive, edit_messages, policies
 from kamera.engines.hf import HfEngine
 from kamera.errors import QUOTED, first_line, quote
 from kamera.reuse import Reuser
@@ -111,7 +111,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "reuser": lambda v: Reuser(seeing(), ChunkStore.open("memory://"), EXACT).prepare([{"role": v}]),
     "directive": lambda v: Directive(0, 1, mode=v),
     "directive index": lambda v: Directive(v, 1),
-    "edits": lambda v: edited_messages(None, TALK, [Directive(0, 1)], tools=None, snap=v),
+    "edits": lambda v: edit_messages(None, TALK, [Directive(0, 1)], tools=None, snap=v),
     "edit policy": lambda v: _edited(lambda messages, turn: [v]),
     "edit policy raises": lambda v: _edited(lambda messages, turn: {}[str(v)]),
     "placeholder": lambda v: policies.keep_last_images(1, v, whole_turns=True),

@@ -78,10 +78,10 @@ class Output:
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif self.output is None:
             # a pipe has no width: folded lines would hide matches from grep
-            printed(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
+            print_tables(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
         else:
             text = io.StringIO()
-            printed(Console(file=text, width=_PLAIN_WIDTH), tables)
+            print_tables(Console(file=text, width=_PLAIN_WIDTH), tables)
             self._put(text.getvalue())
 
     def note(self, text: str) -> None:
@@ -231,7 +231,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def printed(console: Console, tables: Iterable[Table | str]) -> None:
+def print_tables(console: Console, tables: Iterable[Table | str]) -> None:
     """Print tables and lines; what a terminal is too narrow for is left out, and named."""
     for table in tables:
         if isinstance(table, str):

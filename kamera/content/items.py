@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kamera.content.naming import VIDEO_SUFFIXES, named_media
+from kamera.content.naming import VIDEO_SUFFIXES, find_media
 from kamera.content.turns import Turn, as_messages
 from kamera.content.video import Clip
 from kamera.errors import ModalityNotSupported, UnreadableMedia, quote
@@ -21,7 +21,7 @@ _KINDS = ("text", "image", "video", "image_url", "video_url")
 def as_turns(content: Any) -> list[Turn]:
     """Content as turns; the default role is the user. Raises UnreadableMedia for other types.
 
-    A string that names a picture or a video is that (`named_media`), but in a message or as a text item it is
+    A string that names a picture or a video is that (`find_media`), but in a message or as a text item it is
     text: those may be a client's.
     """
     messages = as_messages(content)
@@ -94,7 +94,7 @@ def is_picture(content: Any) -> bool:
 
 def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        found = named_media(content) if names else None
+        found = find_media(content) if names else None
         return [found or {"type": "text", "text": content}] if content else []
     if isinstance(content, os.PathLike):
         kind = "video" if Path(content).suffix.lower() in VIDEO_SUFFIXES else "image"

@@ -30,7 +30,7 @@ _ROOTED = re.compile(r"~?/|\.{1,2}[/\\]|[a-z]:[/\\]", re.IGNORECASE)
 _AS_TEXT = 'or {"type": "text", "text": …} if it is text'
 
 
-def named_media(text: str) -> dict[str, Any] | None:
+def find_media(text: str) -> dict[str, Any] | None:
     """The chat item of the picture or video that ``text`` names, None if it is text.
 
     It names one if it is a data url of one, or the path (also as file url) of an existing file that by its
@@ -66,7 +66,7 @@ def named_media(text: str) -> dict[str, Any] | None:
 def names_media(text: str) -> bool:
     """True if ``text`` names a picture or a video, or looks as if it did."""
     try:
-        return named_media(text) is not None
+        return find_media(text) is not None
     except UnreadableMedia:
         return True
 

@@ -74,11 +74,11 @@ class Sizing:
             sides = (self.resized_height, self.resized_width)
             height, width = (max(cell, round(side / cell) * cell) for side in sides)
         else:
-            height, width = fitted(image.height, image.width, cell, *self.bounds(cell))
+            height, width = fit(image.height, image.width, cell, *self.bounds(cell))
         return image.resize((width, height))
 
 
-def fitted(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:
+def fit(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:
     """Height and width in whole cells, of the same aspect ratio, with ``least`` to ``most`` pixels.
 
     A side is at least one cell, even beyond ``most``. Raises UnreadableMedia for a strip of a picture.

@@ -5,7 +5,7 @@ from kamera.edits.clearing import Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
-from kamera.edits.messages import edited_messages
+from kamera.edits.messages import edit_messages
 from kamera.edits.policy import EditPolicy, edited, same
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "Unit",
     "clearing_of",
     "difference",
+    "edit_messages",
     "edited",
-    "edited_messages",
     "policies",
     "resolve",
     "same",

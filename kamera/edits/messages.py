@@ -12,7 +12,7 @@ from kamera.errors import InvalidDirective
 _Messages = list[dict[str, Any] | None]
 
 
-def edited_messages(
+def edit_messages(
     conversations: Conversations,
     messages: Sequence[Message],
     directives: Sequence[Directive],

@@ -7,7 +7,7 @@ from typing import TypeVar
 from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.errors import NotTransferable, StaleRecipe
 from kamera.ops import Patch
-from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, conditioned_of
+from kamera.store import CanonicalRecord, ChunkStore, PatchRecord, find_conditioned
 
 Found = TypeVar("Found", CanonicalRecord, PatchRecord)
 
@@ -32,7 +32,7 @@ def read_part(store: ChunkStore, part: Part) -> tuple[CanonicalRecord, Patch | N
         raise NotTransferable(f"chunk {part.chunk_id[:12]}: {part.missing}")
     row = part.kv
     if row.kind == "conditioned":
-        found = conditioned_of(store, row.context, row.chunk_id, row.antecedents, row.base)
+        found = find_conditioned(store, row.context, row.chunk_id, row.antecedents, row.base)
     else:
         found = store.get_canonical(row.context, row.chunk_id)
     record = _there(found, row)

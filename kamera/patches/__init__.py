@@ -6,7 +6,7 @@ from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, 
 from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
-from kamera.patches.heads import continued, head_of
+from kamera.patches.heads import continue_behind, head_of
 from kamera.patches.identity import identify
 from kamera.patches.later import Later, Ready, Worth, later_of
 from kamera.patches.line import Line, prove_again
@@ -42,7 +42,7 @@ __all__ = [
     "await_archives",
     "canonical_of",
     "compact_positions",
-    "continued",
+    "continue_behind",
     "form_of",
     "form_orbit",
     "harvest",

@@ -18,7 +18,7 @@ from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.heads import continued, stored_head
+from kamera.patches.heads import continue_behind, stored_head
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, pay, waiting_in
@@ -264,7 +264,7 @@ class Former:
         """The chunk prefilled behind the anchor alone."""
         positions = self.canonical_positions(facts)
         head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
-        kv = continued(self.backbone, facts.encoded, positions, self.anchor_span, head)
+        kv = continue_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 
     def _out_of(self, record: CanonicalRecord) -> Copy:

@@ -44,7 +44,9 @@ def stored_head(
     return None
 
 
-def continued(engine: Engine, encoded: Encoded, positions: torch.Tensor, behind: Span, head: KV | None) -> KV:
+def continue_behind(
+    engine: Engine, encoded: Encoded, positions: torch.Tensor, behind: Span, head: KV | None
+) -> KV:
     """KV of a chunk at ``positions`` ``[axes, tokens]`` behind a span, that of its ``head`` taken over.
 
     The chunk is a text if there is a head. No forward if the head is all of it, else one of the rest. Raises

@@ -21,7 +21,7 @@ from kamera.errors import KameraError
 from kamera.ops import KV, Deltas, PatchBudget, Sized, kv_copy, kv_tensors
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts, text_positions
-from kamera.trust import Guarantee, Proof, compared, kv_error, sketch
+from kamera.trust import Guarantee, Proof, compare, kv_error, sketch
 
 QUESTIONS = (
     "",
@@ -168,7 +168,7 @@ class Prover:
 
     def _proof(self, want: _Seen, got: _Seen, deltas: Deltas, questions: Sequence[torch.Tensor]) -> Proof:
         asked = tuple(map(self._sketch, questions))
-        return compared(want.answers, got.answers, asked, kv_error(want.kv, got.kv, deltas))
+        return compare(want.answers, got.answers, asked, kv_error(want.kv, got.kv, deltas))
 
     def _sketch(self, ids: torch.Tensor) -> str:
         """The sketch of a question without the closing of the chat template, which all have."""

@@ -13,7 +13,7 @@ import torch
 
 from kamera import forks
 from kamera.content import Message, Rendered, copied
-from kamera.edits import Directive, EditPolicy, Snap, edited_messages
+from kamera.edits import Directive, EditPolicy, Snap, edit_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
 from kamera.patches import later_of
@@ -21,7 +21,7 @@ from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked, read_document
-from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, shown_over
+from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, show_over
 from kamera.sessions.logprobs import check_logprobs
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
@@ -244,7 +244,7 @@ class ChatSession:
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
 
-        Their indices refer to `rendered` before any of them (see `edited_messages`). The strictest of
+        Their indices refer to `rendered` before any of them (see `edit_messages`). The strictest of
         several modes applies to all, because segments after one edit are also after the earlier ones.
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
@@ -252,7 +252,7 @@ class ChatSession:
         with self._change() as seen:
             self.state.check_seen(seen)
             parts = self._conversations, self.state.messages, directives
-            history = edited_messages(*parts, tools=self.manner.tools, snap=snap)
+            history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
             self.state = state.changed(messages=tuple(history), last=None)
         return report
@@ -331,7 +331,7 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old, modes = replace(old or self.state, ahead=self._ahead.take()), modes or [self.manner.mode]
         with self.backbone.identity.steady():
-            return shown_over(old, shaped, modes, self._anchors, self.manner, options)
+            return show_over(old, shaped, modes, self._anchors, self.manner, options)
 
 
 def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:

@@ -105,7 +105,7 @@ class Document:
         return {"version": VERSION, **_converter().unstructure(self)}
 
 
-def sealed(document: Mapping[str, Any], store: ChunkStore) -> bytes:
+def seal_document(document: Mapping[str, Any], store: ChunkStore) -> bytes:
     """The bytes of a document's JSON value. Raises ValueError for one that JSON cannot hold."""
     try:
         body = _text(document)

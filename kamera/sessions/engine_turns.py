@@ -119,7 +119,7 @@ def answer_options(
     return {"max_new_tokens": tokens, "watch": watch, "sampling": sampling}
 
 
-def shown_over(
+def show_over(
     old: State,
     shaped: Sequence[Message],
     modes: Sequence[str],

@@ -69,7 +69,7 @@ def last_said(prompt: Rendered) -> set[str]:
     return {s.id for s in said if s.messages == said[-1].messages}
 
 
-def laid_out(
+def lay_out(
     prompt: Rendered,
     before: Layout | None,
     on_leave: OnLeave,

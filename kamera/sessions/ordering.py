@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
 from kamera.errors import PolicyRefused
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Run, laid_out
+from kamera.sessions.layout import Layout, Run, lay_out
 from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
 from kamera.window import Arrange, KameraWindow, Plan, terms_in_force
 
@@ -38,7 +38,7 @@ class Orders:
     """The orders of a ``prompt`` in a window whose layout was ``before``.
 
     ``media`` are its pictures and clips, by digest, ``again`` the extents that came before
-    elsewhere; ``apart`` and ``samples`` as in `laid_out`. A new chunk is made once.
+    elsewhere; ``apart`` and ``samples`` as in `lay_out`. A new chunk is made once.
     """
 
     anchors: Anchors
@@ -52,7 +52,7 @@ class Orders:
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
-        pieces = laid_out(
+        pieces = lay_out(
             self.prompt, self.before, on_leave, apart=self.apart, again=self.again, samples=self.samples
         )
         new = [run for run, slot in pieces if slot is None]

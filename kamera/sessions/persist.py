@@ -26,7 +26,14 @@ from kamera.content import Clip, kind_of, load_image, load_media, media_item, to
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import ASIDE, published
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.document import FILE, Document, SavedWindow, is_document, read_document, sealed
+from kamera.sessions.document import (
+    FILE,
+    Document,
+    SavedWindow,
+    is_document,
+    read_document,
+    seal_document,
+)
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
@@ -66,7 +73,7 @@ def save_session(
         ids=state.ids,
         window=saved,
     )
-    sealed(document.to_json(), anchors.store)  # raises before anything is written
+    seal_document(document.to_json(), anchors.store)  # raises before anything is written
     try:
         _check_ours(path)
         _check_order(path, state, name, apart)
@@ -77,7 +84,7 @@ def save_session(
         if isinstance(window, KameraWindow) and saved is not None:
             saved = replace(saved, sha256=window.save(path / saved.folder))
         document = replace(document, window=saved)
-        publish(path, FILE, sealed(document.to_json(), anchors.store))
+        publish(path, FILE, seal_document(document.to_json(), anchors.store))
         _clear(path, None if saved is None else saved.folder, set(files))
         return document
     except OSError as error:

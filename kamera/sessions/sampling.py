@@ -34,7 +34,7 @@ class Seeded:
         return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
 
 
-def seeded(options: dict[str, Any], seed: int | None) -> dict[str, Any]:
+def with_seed(options: dict[str, Any], seed: int | None) -> dict[str, Any]:
     """Options of an answer whose tokens are drawn with ``seed``; as they are without one, or if greedy.
 
     Temperature, top_k and top_p are those of ``options``, else 1.0, none and none. Raises ValueError for a

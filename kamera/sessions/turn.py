@@ -13,7 +13,7 @@ from kamera.engines import Engine, Spent
 from kamera.reuse import Admission
 from kamera.sessions.logprobs import Logprob
 from kamera.sessions.modes import Applied
-from kamera.sessions.sampling import seeded
+from kamera.sessions.sampling import with_seed
 from kamera.sessions.stream import FinishReason, Stream
 from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.trust import Guarantee, weakest
@@ -114,7 +114,7 @@ class Stopwatch:
         if "stop_strings" in options:
             processor = self._engine.processor
             options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}
-        options = seeded(options, seed)
+        options = with_seed(options, seed)
         watched = {
             "logits_processor": [self, *(options.get("logits_processor") or ())],
             "stopping_criteria": [*(options.get("stopping_criteria") or ()), self.stream],

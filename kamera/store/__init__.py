@@ -7,7 +7,7 @@ shared and must not be written in place.
 from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.copy import Copied, certificate_folders
 from kamera.store.admin.forget import Forgotten
-from kamera.store.conditioning import conditioned, conditioned_of
+from kamera.store.conditioning import conditioned, find_conditioned
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
@@ -59,8 +59,8 @@ __all__ = [
     "certificate_folders",
     "chunks_of",
     "conditioned",
-    "conditioned_of",
     "encoding_context",
+    "find_conditioned",
     "is_key",
     "is_remote",
     "kept",

@@ -17,7 +17,7 @@ from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.fields import Header
 from kamera.store.groups import file_entries, grouped
-from kamera.store.head import ObjectHead, front_size, info_of, signed, text_of, trusted, verified, written
+from kamera.store.head import ObjectHead, front_of, front_size, info_of, text_of, trusted, verified, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject, Plain
 from kamera.store.records import Record
@@ -61,7 +61,7 @@ class Codec:
                 hasher.update(parts[name])
             digests[group.name] = hasher.hexdigest()
         header = written(record, created, {"algorithm": self.digest, "groups": digests})
-        return b"".join([signed(text_of(header, entries), self.mac), *parts.values()])
+        return b"".join([front_of(text_of(header, entries), self.mac), *parts.values()])
 
     def _front(self, source: ByteSource, name: str, where: str) -> bytes:
         """The length and the header of the object ``name``, plain but unverified. Raises as `open`."""

@@ -23,7 +23,7 @@ def conditioned(record: CanonicalRecord, antecedents: Sequence[str]) -> Canonica
     return replace(record, kind="conditioned", context=context, antecedents=behind, content=content)
 
 
-def conditioned_of(
+def find_conditioned(
     store: ChunkStore, context: Context, chunk_id: str, antecedents: Sequence[str], content: str
 ) -> CanonicalRecord | None:
     """The KV of a chunk behind ``antecedents`` whose content has this digest; None is a miss."""

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from kamera.store.disk.notes import decayed
+from kamera.store.disk.notes import decay
 from kamera.store.info import Weighed
 from kamera.store.keys import KINDS, PATCH_KINDS
 
@@ -42,9 +42,9 @@ class Victim(NamedTuple):
 def value(found: Weighed, now: float) -> float:
     """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
     saved = found.tokens * (ENCODING_COST if found.kind == "encoding" else 1.0)
-    used = decayed(1.0, found.created, now)
+    used = decay(1.0, found.created, now)
     if found.used is not None:
-        used += decayed(found.uses, found.used, now)
+        used += decay(found.uses, found.used, now)
     return saved * used
 
 

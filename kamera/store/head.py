@@ -83,7 +83,7 @@ def text_of(header: Header, entries: Mapping[str, TensorEntry]) -> bytes:
     return text
 
 
-def signed(text: bytes, mac: bytes) -> bytes:
+def front_of(text: bytes, mac: bytes) -> bytes:
     """The front of a file: the length of ``text``, then ``text`` with its digest filled in."""
     front = bytearray(len(text).to_bytes(8, "little") + text)
     front[DIGEST] = _digest(front, mac)

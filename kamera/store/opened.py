@@ -14,7 +14,7 @@ from kamera.store.groups import Group
 from kamera.store.head import ObjectHead
 from kamera.store.info import ObjectInfo
 from kamera.store.records import Record, record_of
-from kamera.store.slabs import allocated
+from kamera.store.slabs import allocate_bytes
 from kamera.store.sources import ByteSource
 
 _INLINE = 1 << 20  # bytes; reading fewer takes less time than waking a thread
@@ -55,7 +55,7 @@ class OpenObject:
     def __init__(self, head: ObjectHead, payload: Payload) -> None:
         self.head = head
         self._payload = payload
-        memory = self._memory = allocated(head.size)
+        memory = self._memory = allocate_bytes(head.size)
         self.tensors: dict[str, torch.Tensor] = {}
         for entries in (group.tensors for group in head.groups.values()):
             for name, entry in entries.items():

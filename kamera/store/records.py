@@ -40,7 +40,7 @@ from kamera.store.fields import (
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 from kamera.store.outline import Outline
-from kamera.store.search.embedding import VISION_TOKENS, mean_features, packed, unpacked
+from kamera.store.search.embedding import VISION_TOKENS, mean_features, pack, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class CanonicalRecord:
     ``[layers, heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a
     window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
-    its pictures look (`search.embedding.packed`), written by the store · ``info``: JSON. For
+    its pictures look (`search.embedding.pack`), written by the store · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
     some window, and ``content`` is the digest by which it is named. Neither is ever in codes. ``outline``
     is what its row says of it; one without advance and media is made if none is given. Raises
@@ -77,7 +77,7 @@ class CanonicalRecord:
         texts = {"vision": self.vision, "embedding": self.embedding, "content": self.content}
         check_identity(self.chunk_id, self.context, self.info, **texts)
         if self.embedding:
-            unpacked(self.embedding)  # raises an error for what is none
+            unpack(self.embedding)  # raises an error for what is none
         if self.kind not in KV_KINDS or not is_count(self.behind):
             raise ValueError(f"KV of kind {self.kind!r} behind {self.behind!r} tokens")
         for name, dims in (("input_ids", 1), ("positions", 2)):
@@ -316,7 +316,7 @@ def kept(record: CanonicalRecord) -> CanonicalRecord:
     return replace(record, kv=code_kv(record.kv, codec))
 
 
-def detached(record: Record) -> Record:
+def detach(record: Record) -> Record:
     """The copy of ``record`` that a store keeps: `kept`, contiguous, on the CPU, in memory of its own."""
     if isinstance(record, CanonicalRecord):
         record = kept(record)
@@ -337,7 +337,7 @@ def described(record: CanonicalRecord, encoding: Record | None) -> CanonicalReco
         or not all(type(token) is int for token in tokens)
     ):
         return record
-    return replace(record, embedding=packed(mean_features(record.input_ids, encoding.embeds, tokens)))
+    return replace(record, embedding=pack(mean_features(record.input_ids, encoding.embeds, tokens)))
 
 
 def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:

@@ -16,7 +16,7 @@ _LEAST, _MOST = 4 << 20, 128 << 20  # bytes; smaller slabs are cheap, larger one
 _free: deque[np.ndarray] = deque(maxlen=2)  # its methods are atomic: records are freed in any thread
 
 
-def allocated(size: int) -> torch.Tensor:
+def allocate_bytes(size: int) -> torch.Tensor:
     """``size`` uninitialised bytes, uint8; used again when no tensor and no view of them is left."""
     if not _LEAST <= size <= _MOST:
         return torch.from_numpy(np.empty(size, dtype=np.uint8))

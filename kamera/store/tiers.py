@@ -25,7 +25,7 @@ from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, rank, refuse
 from kamera.store.pins import PinBook
-from kamera.store.records import CanonicalRecord, Record, described, detached
+from kamera.store.records import CanonicalRecord, Record, described, detach
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.uploads import Uploads
 from kamera.trust import outranks
@@ -123,7 +123,7 @@ class Tiers:
 
     def _describe(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
         """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
-        record = detached(order.record)
+        record = detach(order.record)
         if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:
             with contextlib.suppress(KameraError):  # then it cannot be searched
                 there = next((one.record for one in before if one.name == order.needs), None)

@@ -56,7 +56,7 @@ def with_tags_of(last: Frame, frame: Frame, rng: np.random.Generator) -> Frame:
     )
 
 
-def shown_again(last: Frame, fresh: Frame, motion: Motion, rng: np.random.Generator) -> Frame:
+def repeat_frame(last: Frame, fresh: Frame, motion: Motion, rng: np.random.Generator) -> Frame:
     """`last` with as much of `fresh` (of the same letter) as the motion lets in."""
     if last.kind == "picture":
         return fresh if motion.moved else last
@@ -93,7 +93,7 @@ def draw_again(
         return with_tags_of(next(f for f in reversed(before) if f.shows_items), fresh, rng)
     if motion is None or last is None or letter == ASIDE:
         return fresh
-    return shown_again(last, fresh, motion, rng)
+    return repeat_frame(last, fresh, motion, rng)
 
 
 def _subject(fact: Fact) -> int:

@@ -20,7 +20,7 @@ from kamera.trust.policy import (
     check_policy,
     policy_of,
 )
-from kamera.trust.proof import Proof, compared, kv_error
+from kamera.trust.proof import Proof, compare, kv_error
 from kamera.trust.sketch import sketch
 from kamera.trust.terms import Permit, Terms, permit_of, terms_of
 
@@ -45,7 +45,7 @@ __all__ = [
     "at_least",
     "certified_by_default",
     "check_policy",
-    "compared",
+    "compare",
     "guarantee_named",
     "kv_error",
     "lacking_bound",

@@ -121,7 +121,7 @@ class Proof:
         return cls(float(told["kl"]), told["flips"], told["tokens"], float(told["kv"]), tuple(asked))
 
 
-def compared(
+def compare(
     true: Sequence[torch.Tensor], patched: Sequence[torch.Tensor], asked: Sequence[str], kv: float
 ) -> Proof:
     """The proof from logits ``[tokens, vocabulary]`` of each question, behind the true and the patched KV.

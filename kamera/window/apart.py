@@ -49,7 +49,7 @@ def stage_apart(stage: Stage) -> Stage:
     return replace(stage, former=new, live=backbone.live(holds=True), spots=Spots(backbone, anchor))
 
 
-def prefilled_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:
+def prefill_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:
     """``state`` with every chunk prefilled again on ``stage``, which is apart.
 
     Raises AuditFailed for a chunk whose encoding was not made here: it came from where the wrong KV did.

@@ -117,13 +117,13 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
-    """What `audited` runs for a slot: the slot, its canonical if it is served from one, the system prompt."""
+    """What `audit_slot` runs for a slot: itself, its canonical if it is served from one, the anchor."""
     seat = state.seats.seats[index]
     anchor = stage.former.anchor.length if index == 0 else 0
     return AuditCandidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
 
 
-def served_by(plan: Plan, state: WindowState) -> list[int]:
+def placed_slots(plan: Plan, state: WindowState) -> list[int]:
     """Indices of the slots that an operation placed, prefilled or moved."""
     there = {seat.number: seat for seat in plan.before.seats}
     return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
@@ -136,7 +136,7 @@ def run(stage: Stage, served: Served) -> None:
     if store.withheld.reason(context) is not None or former.backbone.fingerprint != context.fingerprint:
         return  # known already; a change that was seen refuses by itself
     try:
-        findings = audited(stage, served)
+        findings = audit_slot(stage, served)
     except (KameraError, torch.OutOfMemoryError) as error:
         logger.warning("an audit could not be made: %s", error)
         return
@@ -147,7 +147,7 @@ def run(stage: Stage, served: Served) -> None:
         store.withheld.add(context, str(wrong))
 
 
-def audited(stage: Stage, served: Served) -> list[AuditFinding]:
+def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
     former, index, state = stage.former, served.index, served.state
     seat, resident, worth = state.seats.seats[index], state.residents[index], state.seats.worths[index]

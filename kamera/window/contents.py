@@ -18,7 +18,7 @@ from kamera.errors import StalePlan
 from kamera.patches import Ahead, Former
 from kamera.store import memory_of
 from kamera.trust import ReusePolicy, Terms, policy_of, weakest
-from kamera.window.apart import prefilled_apart, stage_apart
+from kamera.window.apart import prefill_apart, stage_apart
 from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
@@ -279,6 +279,6 @@ class Contents:
         if reason is None:
             return
         stage = stage_apart(self._stage)
-        state = prefilled_apart(stage, former, self._state)
+        state = prefill_apart(stage, former, self._state)
         self._stage, self._state = stage, state
         self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")

@@ -129,7 +129,7 @@ def _text_of(facts: Facts) -> list[int]:
     return facts.encoded.input_ids.tolist() if plain else []
 
 
-def taken_over(
+def take_over(
     window: Seats, chunk: Newcomer, before: Seats, spot: Spot, policy: ReusePolicy
 ) -> Prefill | None:
     """A text at ``spot`` behind ``before`` on what it takes over of those that left, if it is served.

@@ -9,7 +9,7 @@ from kamera.errors import PolicyRefused
 from kamera.patches import Catalogue, names_of, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
-from kamera.window.heads import head_in, taken_over
+from kamera.window.heads import head_in, take_over
 from kamera.window.offers import Offers
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at
@@ -262,7 +262,7 @@ class Placer:
 
     def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
         """A text on the KV of texts that left in its place, unless it is stored."""
-        taken = taken_over(self.before, chunk, before, spot, self.policy)
+        taken = take_over(self.before, chunk, before, spot, self.policy)
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
         if taken is None or (stored and self.best_source(chunk, before, None) is not None):
             return None

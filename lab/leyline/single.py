@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kamera import ChatSession, ChunkStore
-from kamera.edits import Directive, edited_messages
+from kamera.edits import Directive, edit_messages
 from kamera.engines.hf import HfEngine
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import (
@@ -82,7 +82,7 @@ def _edit(
     start, stop = span_of(rendered, item.gone)
     tokens = sum(s.num_tokens for s in rendered.segments[start:stop])
     text = stub_text(stub, tokens, desk.conversations.tokenize, number)
-    edited = edited_messages(desk.conversations, whole, [Directive(start, stop, text, unit="segments")])
+    edited = edit_messages(desk.conversations, whole, [Directive(start, stop, text, unit="segments")])
     held: dict[str, ChatSession] = {}
     for arm in ARMS:
         store = ChunkStore.open("memory://")

@@ -10,7 +10,7 @@ import torch
 
 from kamera import ChatSession, ChunkStore, testbed
 from kamera.content import Rendered
-from kamera.edits import Directive, edited_messages
+from kamera.edits import Directive, edit_messages
 from kamera.engines.hf import HfEngine
 from kamera.errors import InvalidDirective
 from kamera.testbed.frames import Frame
@@ -42,7 +42,7 @@ def random_edits(backbone: HfEngine, name: str, trials: int, seed: int) -> dict[
         sign = ("shorter", "longer")[done % 2]
         directives = [_random(draw, rendered, sign) for _ in range(draw.randint(1, 2))]
         try:
-            edited = edited_messages(desk.conversations, whole, directives, snap="widen")
+            edited = edit_messages(desk.conversations, whole, directives, snap="widen")
         except InvalidDirective:
             refused += 1
             continue
@@ -94,7 +94,7 @@ def trajectory(backbone: HfEngine, name: str, steps: int, most: int, seed: int) 
         edits += len(directives)
         turns += bool(directives)
         largest = max(largest, len(directives))
-        messages = edited_messages(desk.conversations, messages, directives) if directives else messages
+        messages = edit_messages(desk.conversations, messages, directives) if directives else messages
         question = _question(draw, [f for f in frames if _in(f, messages)])
         if question is None:
             continue

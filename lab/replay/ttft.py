@@ -27,7 +27,7 @@ from kamera import ChatSession
 from kamera.content import Chunk, Conversations, Message, Rendered, Segment, media_items
 from kamera.edits import edited, policies
 from kamera.engines.hf import HfEngine, forwards
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import decoder_arguments, with_batch
 from lab.replay.counted import Reuse, imc, nothing, prefix
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
@@ -83,7 +83,7 @@ class Bare:
             for picture in new if held else ():
                 backbone.encode(picture)
             arguments = decoder_arguments(held or backbone.encode(chunk), backbone.model.device) | {
-                "position_ids": batched(positions).to(backbone.model.device),
+                "position_ids": with_batch(positions).to(backbone.model.device),
                 "past_key_values": cache,
                 "use_cache": True,
             }

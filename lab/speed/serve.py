@@ -19,7 +19,7 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.engines.hf import HfEngine, forwards
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import decoder_arguments, with_batch
 from kamera.engines.hf.model import ModelCache
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore
@@ -211,7 +211,7 @@ class Scene:
         """Segment and question through the decoder in one forward."""
         device = self.backbone.model.device
         arguments = decoder_arguments(encoded, device) | {
-            "position_ids": batched(positions).to(device),
+            "position_ids": with_batch(positions).to(device),
             "past_key_values": cache,
             "use_cache": True,
         }

@@ -20,7 +20,7 @@ from einops import rearrange
 from kamera import testbed
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine, forwards
-from kamera.engines.hf.encode import batched
+from kamera.engines.hf.encode import with_batch
 from kamera.ops import KV, Layout, kv_of, relocate_kv
 from kamera.patches import Anchor
 from lab.streaming.rivals import Held, asked, behind, prefilled
@@ -153,7 +153,7 @@ def _loss(backbone: HfEngine, anchor: Anchor, eraser: Eraser, sample: Sample) ->
         past = forwards.cache(backbone, [anchor.kv, *(item.kv for item in held)])
         said = backbone.model(
             input_ids=ids[None],
-            position_ids=batched(behind(anchor, held, ids)),
+            position_ids=with_batch(behind(anchor, held, ids)),
             past_key_values=past,
             use_cache=True,
             logits_to_keep=1,

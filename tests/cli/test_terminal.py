@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from kamera.cli.app import app
-from kamera.cli.output import listing, printed
+from kamera.cli.output import listing, print_tables
 from tests.cli.run import kamera
 
 
@@ -46,7 +46,7 @@ COLUMNS = {"key": IDS, "kind": ["canonical"] * 2, "rank": [None, None], "chunk i
 def _table(width: int) -> str:
     """The table as a terminal of this width shows it."""
     console = Console(file=io.StringIO(), width=width)
-    printed(console, [listing("objects", list(COLUMNS), zip(*COLUMNS.values(), strict=True))])
+    print_tables(console, [listing("objects", list(COLUMNS), zip(*COLUMNS.values(), strict=True))])
     return console.file.getvalue()
 
 

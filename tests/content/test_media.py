@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Clip, Conversations, load_image, read_video
-from kamera.content.sizing import Sizing, fitted
+from kamera.content.sizing import Sizing, fit
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
@@ -124,12 +124,12 @@ def test_a_picture_has_the_size_its_item_asks_for(backbone, options, size):
 
 def test_sizes_are_those_of_qwen_vl_utils():
     """Its smart_resize, written out: `round`, `floor`, `ceil` to whole cells."""
-    assert fitted(280, 560, 28, 3136, 12845056) == (280, 560)
-    assert fitted(280, 560, 28, 3136, 28 * 28 * 16) == (56, 140)
-    assert fitted(20, 20, 28, 3136, 12845056) == (56, 56)
-    assert fitted(1080, 1920, 28, 100352, 602112) == (560, 1008)
+    assert fit(280, 560, 28, 3136, 12845056) == (280, 560)
+    assert fit(280, 560, 28, 3136, 28 * 28 * 16) == (56, 140)
+    assert fit(20, 20, 28, 3136, 12845056) == (56, 56)
+    assert fit(1080, 1920, 28, 100352, 602112) == (560, 1008)
     with pytest.raises(UnreadableMedia, match="strip"):
-        fitted(1, 201, 28, 3136, 12845056)
+        fit(1, 201, 28, 3136, 12845056)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.engines.hf import forwards
-from kamera.engines.hf.encode import batched
+from kamera.engines.hf.encode import with_batch
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import kv_bytes, kv_concat, kv_map, kv_of
 from lab.arms import known_arms, parse_arm
@@ -214,7 +214,7 @@ def test_the_query_oracle_takes_what_this_question_attends_to(family):
     eager.set_attn_implementation("eager")
     weights = eager(
         input_ids=asked[None],
-        position_ids=batched(places),
+        position_ids=with_batch(places),
         past_key_values=forwards.cache(scene.backbone, [kv_concat([scene.context, scene.conditioned])]),
         output_attentions=True,
     ).attentions

@@ -10,7 +10,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines.hf import HfEngine, forwards
-from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.encode import decoder_arguments, with_batch
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_concat, kv_copy, kv_map, kv_tokens, relocate_kv
 from lab.attention import attention_mass
@@ -124,7 +124,7 @@ def appended(c: Case, rows: list[int]) -> KV:
         b.decoder(
             **arguments,
             attention_mask=mask[None, None],
-            position_ids=batched(c.place[:, rows]),
+            position_ids=with_batch(c.place[:, rows]),
             past_key_values=cache,
             use_cache=True,
         )
@@ -322,7 +322,7 @@ def test_attention_mass_is_that_of_eager_attention(name):
     eager.set_attn_implementation("eager")
     out = eager(
         input_ids=asked.input_ids[None],
-        position_ids=batched(place),
+        position_ids=with_batch(place),
         past_key_values=forwards.cache(c.backbone, [held]),
         output_attentions=True,
     )

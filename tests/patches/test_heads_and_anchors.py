@@ -9,7 +9,7 @@ import torch
 
 from kamera.errors import StoreError
 from kamera.ops import kv_copy, kv_of, kv_slice
-from kamera.patches import Facts, Losses, anchor_of, continued, head_of, later_of, prefill_anchor
+from kamera.patches import Facts, Losses, anchor_of, continue_behind, head_of, later_of, prefill_anchor
 from kamera.patches.heads import stored_head
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
@@ -59,7 +59,7 @@ def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
     whole, _ = conditioned(former, LONG)
     head = kv_slice(whole.kv, 0, tokens)
     with engine.measure() as work:
-        kv = continued(engine, LONG.encoded, whole.positions, former.anchor_span, head)
+        kv = continue_behind(engine, LONG.encoded, whole.positions, former.anchor_span, head)
     assert (work.forwards, work.tokens) == (min(run, 1), run)
     assert worst(kv, whole.kv) <= 1e-5
 
@@ -68,7 +68,7 @@ def test_a_head_taken_over_is_the_callers_own(engine, store):
     former = former_of(engine, store)
     whole, _ = conditioned(former, LONG)
     kept = kv_copy(whole.kv)
-    got = continued(engine, LONG.encoded, whole.positions, former.anchor_span, whole.kv)
+    got = continue_behind(engine, LONG.encoded, whole.positions, former.anchor_span, whole.kv)
     for layer in got:
         layer["k"].zero_()
     assert worst(whole.kv, kept) == 0

@@ -15,7 +15,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, KameraError, StoreError
 from kamera.sessions import ChatSession
-from kamera.sessions.document import sealed
+from kamera.sessions.document import seal_document
 from kamera.window import former_of
 from tests.content.templates import TALK, screens
 from tests.engines.compare import relative
@@ -98,7 +98,7 @@ def test_a_session_of_a_sealed_store_is_served_under_its_secret_only(tmp_path):
             ChatSession.load(path, backbone, store(other))
     body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
     body["messages"][0]["content"] = "never said"
-    (path / "session.json").write_bytes(sealed(body, store(None)))
+    (path / "session.json").write_bytes(seal_document(body, store(None)))
     with pytest.raises(ForeignObject, match="secret"):
         ChatSession.load(path, backbone, store("a secret of many bytes"))
 
@@ -181,7 +181,7 @@ def test_a_malformed_document_under_a_valid_seal_concerns_its_own_session_only(s
     root = shutil.copytree(saved[0], tmp_path / "sessions")
     where = root / saved[1].relative_to(saved[0])
     body = json.loads(where.read_bytes().split(b"\n")[1])
-    where.write_bytes(sealed(MALFORMED[kind](body), ChunkStore.open("memory://")))
+    where.write_bytes(seal_document(MALFORMED[kind](body), ChunkStore.open("memory://")))
     assert _answered_beside(root, where, caplog) == _answered_alone(root)
 
 

@@ -115,7 +115,7 @@ def test_another_format_and_other_directories_are_refused(tmp_path):
     path = tmp_path / "s"
     chat = _saved(path)
     body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
-    (path / "session.json").write_bytes(document.sealed({**body, "version": 99}, chat.store))
+    (path / "session.json").write_bytes(document.seal_document({**body, "version": 99}, chat.store))
     with pytest.raises(StoreVersionError, match="session format 99"):
         _loaded(path)
     (tmp_path / "mine").mkdir()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera.store import ChunkStore, slabs
-from kamera.store.slabs import allocated
+from kamera.store.slabs import allocate_bytes
 from tests.store.builders import CONTEXT, canonical, tensor
 
 SIZE = 5 << 20
@@ -23,30 +23,30 @@ def none_left_over() -> None:
 
 
 def test_memory_is_taken_over_once_its_last_view_is_gone() -> None:
-    memory = allocated(SIZE)
+    memory = allocate_bytes(SIZE)
     place = memory.data_ptr()
     view = memory[100:200].view(torch.int16).reshape(5, 10)
     raw = memory.numpy().data
     del memory
-    others = [allocated(SIZE)]  # two views are left
+    others = [allocate_bytes(SIZE)]  # two views are left
     del view
-    others.append(allocated(SIZE))
+    others.append(allocate_bytes(SIZE))
     assert all(other.data_ptr() != place for other in others)
     del raw
-    again = allocated(SIZE - 1000)
+    again = allocate_bytes(SIZE - 1000)
     assert again.data_ptr() == place and again.numel() == SIZE - 1000
 
 
 @pytest.mark.parametrize("other", [2 * SIZE, SIZE // 2 - 1, 100])
 def test_memory_of_another_size_is_not_taken_over(other: int) -> None:
-    place = allocated(SIZE).data_ptr()
+    place = allocate_bytes(SIZE).data_ptr()
     assert slabs._free[0].ctypes.data == place
-    made = allocated(other)
+    made = allocate_bytes(other)
     assert made.numel() == other and made.data_ptr() != place
 
 
 def test_no_more_than_two_are_held_back() -> None:
-    held = [allocated(SIZE) for _ in range(5)]
+    held = [allocate_bytes(SIZE) for _ in range(5)]
     del held
     assert len(slabs._free) == 2
     assert sum(slab.nbytes for slab in slabs._free) == 2 * SIZE

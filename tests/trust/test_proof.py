@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import kv_copy, kv_map, kv_of
-from kamera.trust import Proof, compared, kv_error, sketch
+from kamera.trust import Proof, compare, kv_error, sketch
 from kamera.trust.proof import DECIDED, KV_BOUND, LEAST_KINDS, NEAR_EXACT
 
 KINDS = tuple(sketch(range(10 * i, 10 * i + 8)) for i in range(LEAST_KINDS))
@@ -38,7 +38,7 @@ def test_it_is_the_largest_divergence_and_the_flips(seed, lengths, noise):
     drawn = torch.Generator().manual_seed(seed)
     true = [torch.randn(n, 7, generator=drawn) for n in lengths]
     patched = [t + noise * torch.randn(t.shape, generator=drawn) for t in true]
-    proof = compared(true, patched, KINDS[:1] * len(lengths), 0.1)
+    proof = compare(true, patched, KINDS[:1] * len(lengths), 0.1)
     kl, flips, tokens = slowly(true, patched)
     assert proof.kl == pytest.approx(kl, abs=1e-5)
     assert (proof.flips, proof.tokens, proof.questions) == (flips, tokens, len(lengths))
@@ -48,7 +48,7 @@ def test_a_large_vocabulary_is_compared_in_parts():
     true = [torch.randn(9, 3_000_000, generator=torch.Generator().manual_seed(0))]
     other = [t.clone() for t in true]
     other[0][8, 5] += 30.0
-    proof = compared(true, other, KINDS[:1], 0.0)
+    proof = compare(true, other, KINDS[:1], 0.0)
     assert proof.tokens == 9 and proof.flips == 1 and proof.kl > 1.0
 
 
@@ -57,11 +57,11 @@ def test_what_is_not_finite_proves_nothing(bad):
     true = [torch.zeros(3, 4)]
     broken = [torch.zeros(3, 4)]
     broken[0][1, 2] = bad
-    assert not compared(true, broken, KINDS, 0.0).holds_at(1e9)
+    assert not compare(true, broken, KINDS, 0.0).holds_at(1e9)
 
 
 def test_nothing_asked_proves_nothing():
-    assert not compared([], [], (), 0.0).holds_at(1.0)
+    assert not compare([], [], (), 0.0).holds_at(1.0)
     assert not replace(GOOD, tokens=0, kv=0.0).holds_at(1.0)
 
 

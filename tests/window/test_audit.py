@@ -15,7 +15,7 @@ from kamera.errors import AuditFailed
 from kamera.ops import kernels, kv_map
 from kamera.store.metrics import Metrics
 from kamera.window import former_of
-from kamera.window.audit import AuditCandidate, Auditor, Served, _candidate, audited, auditor_of
+from kamera.window.audit import AuditCandidate, Auditor, Served, _candidate, audit_slot, auditor_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_reprefill, make, rig, watching
 
@@ -142,7 +142,7 @@ def test_the_price_of_an_audit_is_what_it_runs(index, runs):
     stage, state = window._stage, window._state
     kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
     with backbone.measure() as work:
-        audited(stage, kept)
+        audit_slot(stage, kept)
     assert work.tokens == _candidate(stage, state, index).price == runs
     assert window.usage().later.tokens == before
 

@@ -14,7 +14,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
 from kamera.window import Append, Arrange, former_of, sequence_of
-from kamera.window.audit import Served, audited
+from kamera.window.audit import Served, audit_slot
 from kamera.window.steps import Plan, Sample
 from lab.placement import assembled
 from tests.engines.compare import worst
@@ -234,7 +234,7 @@ def test_an_audit_finds_a_sample_of_foreign_kv(broken):
         for layer in kv:
             for tensor in layer.values():
                 tensor.mul_(1.02)
-    findings = audited(window._stage, Served(window._state, 1, kv))
+    findings = audit_slot(window._stage, Served(window._state, 1, kv))
     assert all(finding.holds for finding in findings) is not broken
 
 
@@ -284,7 +284,7 @@ def test_an_audit_bears_what_codes_lose(kv):
         make(backbone, store, chunk, policy=dataclasses.replace(POLICY, forms="always")).flush()
     window = make(backbone, store, *chunks[:2], policy=POLICY)
     assert guarantees(window)[1] == "sampled"
-    findings = audited(window._stage, Served(window._state, 1, live(window, 1)))
+    findings = audit_slot(window._stage, Served(window._state, 1, live(window, 1)))
     assert [finding.part for finding in findings] == ["first layer", "KV"]
     assert all(finding.holds for finding in findings), findings
 

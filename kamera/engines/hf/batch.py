@@ -49,7 +49,7 @@ def prefill(
     start = model_cache.cache_length(cache)
     rows = [encoding.decoder_arguments(span, encoding.input_device(model.model)) for span in spans]
     arguments: dict[str, Any] = {name: _stack([row[name] for row in rows]) for name in rows[0]}
-    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
+    arguments["position_ids"] = torch.cat([encoding.with_batch(p) for p in positions], dim=-2).to(
         encoding.input_device(model.model)
     )
     with torch.no_grad(), model.turns.alone():

@@ -116,7 +116,7 @@ def computation(model: nn.Module, without: str = "") -> Computation:
     for name, module in model.named_modules():
         if without and f"{name}.".startswith(without):
             continue
-        reader.watch.space(vars(module), left_out(module))
+        reader.watch.space(vars(module), skipped_attributes(module))
         settings = _settings(reader, module)
         lines.append([name, reader.of_class(type(module)), *_forward(reader, module), *settings])
         tables = hook_tables([module])[2:]
@@ -136,7 +136,7 @@ def layers_path(model: nn.Module, decoder: nn.Module) -> str:
     return f"{path}.layers." if path else "layers."
 
 
-def left_out(module: nn.Module) -> frozenset[str]:
+def skipped_attributes(module: nn.Module) -> frozenset[str]:
     """The attributes of a module that `computation` does not record."""
     if not chooses_frequencies(module):
         return frozenset(_LEFT_OUT)
@@ -150,7 +150,7 @@ def chooses_frequencies(module: nn.Module) -> bool:
     return any(isinstance(k, str) and ("dynamic" in k or k == "longrope") for k in kinds)
 
 
-def bound_buffer(module: nn.Module, name: str) -> bool:
+def binds_buffer(module: nn.Module, name: str) -> bool:
     """True if the fingerprint binds a buffer's present content."""
     chosen = name.endswith("inv_freq") and not name.endswith("original_inv_freq")
     return not (chosen and chooses_frequencies(module))
@@ -165,7 +165,7 @@ def frequencies(module: nn.Module) -> list[str]:
     if "dynamic" not in str(getattr(module, "rope_type", "")):
         return []
     first = getattr(module, "original_max_seq_len", 0)
-    names = [n for n in module._buffers if not bound_buffer(module, n)]
+    names = [n for n in module._buffers if not binds_buffer(module, n)]
     out = []
     for name in names:
         prefix = name.removesuffix("inv_freq")
@@ -232,7 +232,7 @@ class _Configs:
 
 def _settings(reader: Reader, module: nn.Module) -> list[Any]:
     """``name=value`` of a module's own attributes, by name."""
-    out = left_out(module)
+    out = skipped_attributes(module)
     held = [(n, v) for n, v in sorted(vars(module).items()) if n not in out and n != "forward"]
     return [[n, reader.value(v)] for n, v in held]
 

@@ -145,7 +145,7 @@ def _at_the_door(
     with door.shut() as caught:
         model(
             input_ids=ids[None].to(device),
-            position_ids=batched(positions).to(device),
+            position_ids=with_batch(positions).to(device),
             **{n: _model_input(n, t, device, dtype) for n, t in inputs.items()},
         )
     return caught
@@ -171,7 +171,7 @@ def input_device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def batched(positions: torch.Tensor) -> torch.Tensor:
+def with_batch(positions: torch.Tensor) -> torch.Tensor:
     """``[axes, tokens]`` as transformers takes it: ``[1, tokens]`` or ``[3, 1, tokens]``."""
     return positions if positions.shape[0] == 1 else positions[:, None]
 

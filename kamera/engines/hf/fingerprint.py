@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kamera.content import exclusive_of
-from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies, layers_path
+from kamera.engines.hf.computation import binds_buffer, chooses_frequencies, frequencies, layers_path
 from kamera.engines.hf.state import content_of
 from kamera.ops import Layout, digest
 
@@ -119,7 +119,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
-            if buffer is not None and bound_buffer(module, name):
+            if buffer is not None and binds_buffer(module, name):
                 yield f"{path}.{name}", buffer
 
 

@@ -83,7 +83,7 @@ def generate(
         out = model.model.generate(
             input_ids=sequence,
             attention_mask=torch.ones_like(sequence),
-            position_ids=encoding.batched(positions).to(sequence.device),
+            position_ids=encoding.with_batch(positions).to(sequence.device),
             past_key_values=model_cache.repeat(past, rows),
             **options,
         )
@@ -144,7 +144,7 @@ def _logits(
 def _decode(model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache) -> None:
     device = encoding.input_device(model.model)
     arguments = encoding.decoder_arguments(encoded, device) | {
-        "position_ids": encoding.batched(positions).to(device),
+        "position_ids": encoding.with_batch(positions).to(device),
         "past_key_values": past,
         "use_cache": True,
     }

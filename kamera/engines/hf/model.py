@@ -81,7 +81,7 @@ class Model(HfContents):
         """A cache of a text, which the decoder filled."""
         cache = model_cache.new_cache(self.model.config)
         device = encoding.input_device(self.model)
-        rows, positions = ids[None].to(device), encoding.batched(places).to(device)
+        rows, positions = ids[None].to(device), encoding.with_batch(places).to(device)
         self.decoder(input_ids=rows, position_ids=positions, past_key_values=cache, use_cache=True)
         return cache
 

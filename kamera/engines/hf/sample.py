@@ -11,7 +11,7 @@ from kamera.content import Encoded
 from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
-from kamera.engines.hf.encode import batched, decoder_arguments, input_device
+from kamera.engines.hf.encode import decoder_arguments, input_device, with_batch
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
@@ -68,7 +68,7 @@ def sample(
         [(start, length, part.completion) for start, length, part in standing],
     )
     arguments = decoder_arguments(whole, input_device(model.model)) | {
-        "position_ids": batched(torch.cat(positions, dim=1)).to(input_device(model.model)),
+        "position_ids": with_batch(torch.cat(positions, dim=1)).to(input_device(model.model)),
         "past_key_values": cache,
         "use_cache": True,
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from kamera.eval.reuse.doc_score import score_document
-from kamera.eval.tasks.letters import LETTERS, decided, last_letter
+from kamera.eval.tasks.letters import LETTERS, decision_of, last_letter
 from kamera.eval.tasks.mm_niah_score import decide, score_response
 from kamera.eval.tasks.sample import TaskSample
 
@@ -35,7 +35,7 @@ def decision(response: str, sample: TaskSample) -> str:
     """What a response decides: equal decisions have equal scores. Raises ValueError for an unknown rule."""
     response, rule = response.strip(), sample.meta["rule"]
     if rule == "letter":
-        return decided(_letter(response, sample), response)
+        return decision_of(_letter(response, sample), response)
     if rule == "mm-niah":
         return decide(response, type(sample.answer))
     if rule == "first-word":

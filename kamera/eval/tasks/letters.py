@@ -40,7 +40,7 @@ class LetterTask(Task):
         return float(self.letter(response, sample) == sample.answer)
 
     def decision(self, response: str, sample: TaskSample) -> str:
-        return decided(self.letter(response, sample), response)
+        return decision_of(self.letter(response, sample), response)
 
     def unread(self, answered: Sequence[Answered]) -> tuple[Cell, ...]:
         """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
@@ -114,6 +114,6 @@ def _texts(padded: str, options: Sequence[str]) -> dict[str, int]:
     return _places(padded.lower(), texts)
 
 
-def decided(letter: str | None, response: str) -> str:
+def decision_of(letter: str | None, response: str) -> str:
     """A letter as a decision; without one the whole response is the decision."""
     return letter.strip().upper() if letter is not None else f"unread: {' '.join(response.split())}"

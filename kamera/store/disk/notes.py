@@ -58,7 +58,7 @@ class Notes:
                 grown = []
                 for key, (count, now) in taken.items():
                     found = db.execute("SELECT uses, used FROM uses WHERE key = ?", (key,)).fetchone()
-                    before = 0.0 if found is None else decayed(found[0], found[1], now)
+                    before = 0.0 if found is None else decay(found[0], found[1], now)
                     grown.append((key, before + count, now, key))
                 there = "SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM objects WHERE key = ?)"
                 db.executemany(f"INSERT OR REPLACE INTO uses {there}", grown)
@@ -81,6 +81,6 @@ class Notes:
         return []
 
 
-def decayed(uses: float, since: float, now: float) -> float:
+def decay(uses: float, since: float, now: float) -> float:
     """``uses`` counted up to the time ``since``, decayed to ``now``."""
     return float(uses * 2 ** (-max(0.0, now - since) / HALF_LIFE))

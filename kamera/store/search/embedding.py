@@ -45,13 +45,13 @@ def unit(vector: np.ndarray) -> np.ndarray | None:
     return scaled
 
 
-def packed(vector: np.ndarray | None) -> str:
+def pack(vector: np.ndarray | None) -> str:
     """A unit vector as text, in half precision; "" for none."""
     return "" if vector is None else base64.b64encode(vector.astype("<f2").tobytes()).decode()
 
 
-def unpacked(text: str) -> np.ndarray | None:
-    """The vector ``[width]`` (float32) of `packed`. Raises `ValueError` for another text."""
+def unpack(text: str) -> np.ndarray | None:
+    """The vector ``[width]`` (float32) of `pack`. Raises `ValueError` for another text."""
     vector = np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32)
     if not np.isfinite(vector).all():
         raise ValueError(f"an embedding of {len(vector)} features that are not all finite")

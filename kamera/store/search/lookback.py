@@ -19,7 +19,7 @@ import torch
 from kamera.errors import UnknownChunk
 from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.keys import Context, canonical_key
-from kamera.store.search.embedding import unit, unpacked
+from kamera.store.search.embedding import unit, unpack
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class LookBack:
                 held = self._tiers.memory.peek(name)
                 header = None if held is None else held[0].header()
             if header is not None:
-                return header["chunk_id"], unpacked(header["embedding"])
+                return header["chunk_id"], unpack(header["embedding"])
         except (*UNREADABLE, KeyError, TypeError, ValueError) as error:
             logger.warning("not searchable: %s: %s", name, error)
         return "", None

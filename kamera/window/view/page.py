@@ -19,7 +19,7 @@ def page(events: Iterable[Event], *, title: str = "A window's life", live: bool 
     ``live``: it goes on, by the server-sent events of ``events`` beside it: a `document` in JSON of the lives
     that went on.
     """
-    data = embedded({**document(lives(events)), "title": title, "live": live})
+    data = embed_json({**document(lives(events)), "title": title, "live": live})
     data = f'<script type="application/json" id="data">{data}</script>'
     return whole(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
 
@@ -36,7 +36,7 @@ def document(told: Iterable[Life]) -> dict[str, Any]:
     return {"fields": FIELDS, "guarantees": GUARANTEES, "lives": shown}
 
 
-def embedded(value: Any) -> str:
+def embed_json(value: Any) -> str:
     """JSON for the inside of a script element: whatever a text says, it ends no element and begins none."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kamera.store import ChunkStore
 from kamera.store.disk.index import Index
-from kamera.store.disk.notes import HALF_LIFE, decayed
+from kamera.store.disk.notes import HALF_LIFE, decay
 from tests.store.builders import CONTEXT, canonical, patch, rows_of
 from tests.store.disk.test_index import CHUNK, CLOCK, ROWS, Clock, Rows, filled
 
@@ -28,8 +28,8 @@ def test_uses_are_counted_and_fade(tmp_path: Path) -> None:
     clock.now += HALF_LIFE
     index.notes.used(ROWS[1].key)
     assert uses(index)[ROWS[1].key] == (2.5, clock.now)
-    assert decayed(2.5, clock.now, clock.now + 2 * HALF_LIFE) == 0.625
-    assert decayed(2.5, clock.now, clock.now - 5) == 2.5  # a clock that was set back
+    assert decay(2.5, clock.now, clock.now + 2 * HALF_LIFE) == 0.625
+    assert decay(2.5, clock.now, clock.now - 5) == 2.5  # a clock that was set back
 
 
 def test_reads_write_no_row_each(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from kamera.store import (
     StoreAdmin,
     encoding_context,
 )
-from kamera.store.search.embedding import mean_features, packed, unpacked
+from kamera.store.search.embedding import mean_features, pack, unpack
 from tests.store.builders import CONTEXT, VISION, canonical, drop_index, encoding, file_of, flip, patch
 
 WIDTH = 8
@@ -131,8 +131,8 @@ def test_features_without_a_direction_make_no_embedding(value):
 
 def test_an_embedding_is_text_and_back():
     vector = np.linspace(-1, 1, 5, dtype=np.float32)
-    assert unpacked(packed(vector)).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
-    assert packed(None) == "" and unpacked("") is None
+    assert unpack(pack(vector)).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
+    assert pack(None) == "" and unpack("") is None
 
 
 @pytest.mark.parametrize("text", ["?", "AA==", "AH4=", "AHw=", "AAAA\n"])
@@ -153,7 +153,7 @@ def test_a_stored_picture_says_how_it_looks(tmp_path):
         store.put(third)
         for record, vector in zip((first, second), reference([first, second]).values(), strict=True):
             held = store.get_canonical(CONTEXT, record.chunk_id)
-            assert unpacked(held.embedding).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
+            assert unpack(held.embedding).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
         assert store.get_canonical(CONTEXT, third.chunk_id).embedding == ""
         assert_as_reference(store, [first, second])
 
@@ -297,7 +297,7 @@ def test_an_encrypted_store_searches_and_hides_embeddings(tmp_path):
         with ChunkStore.open(root, tenant="acme", **options) as store:
             for record in records:
                 put(store, record)
-            texts = [packed(store.embedding(context, record.chunk_id)).encode() for record in records]
+            texts = [pack(store.embedding(context, record.chunk_id)).encode() for record in records]
         return bytes_below(root), texts
 
     whole, texts = kept(tmp_path / "plain")
