@@ -55,6 +55,7 @@ def keep_patch(
     else:
         held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
         dropped, name = partial(patch_dropped, former, facts), (former.context, facts.chunk_id)
+        former.store.awaited[id(former.queue)] = former.queue.flush
         former.queue.add(form, Worth.PATCH, held, dropped, name, reads=())
     former.catalogue.forget(patch_key(former.context, facts.chunk_id, before.names, _kind_of(sample), base))
     return True

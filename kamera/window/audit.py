@@ -109,11 +109,13 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
     auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
     candidates = [_candidate(stage, state, index) for index in auditable]
+    queue = later_of(stage.former.backbone)
     for index in auditor_of(stage.former.backbone).chosen(candidates, share):
         kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
-        later_of(stage.former.backbone).add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
+        stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
+        queue.add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:

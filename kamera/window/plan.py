@@ -40,8 +40,7 @@ def plan(request: Request, view: View) -> Plan:
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
-            # of a picture whose encoding is not stored, no canonical is stored behind another anchor either
-            based = not chunk.encodes and planner.base(chunk.chunk_id) is not None
+            based = planner.base(chunk.chunk_id) is not None
             stored = planner.rows.has_canonical(chunk.chunk_id) or based
             done = (
                 planner.arrive_stored(seats, chunk)

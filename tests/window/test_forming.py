@@ -183,6 +183,22 @@ def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
     assert len(KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)) == 3
 
 
+def test_closing_a_store_waits_for_what_is_under_way(pieces, tmp_path):
+    backbone, (a, b, *_) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        for chunk in (a, b):  # so that nothing is left to be archived
+            proving(backbone, store=store).append(chunk, archive="now")
+    with ChunkStore.open(tmp_path / "s") as store:
+        assert patches(store) == {}
+        window = proving(backbone, store=store)
+        gate = Gate(window)
+        window.append(a)
+        window.append(b)
+        threading.Timer(0.05, gate.open).start()
+    with ChunkStore.open(tmp_path / "s") as store:
+        assert len(patches(store)) == 1
+
+
 # -- what goes wrong --------------------------------------------------------------------------------
 
 

@@ -261,6 +261,19 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
     assert torch.allclose(logits(later), unshared(backbone, GROUNDER, *chunks[:2]), atol=1e-4, rtol=1e-4)
 
 
+def test_a_patch_of_a_base_is_served_when_its_encoding_has_left_the_store(pieces, store):
+    backbone, chunks = pieces
+    for system in (PLANNER, GROUNDER):
+        window(backbone, store, system, *chunks[:2], policy=PATCHED)
+    for info in store.ls("encoding"):
+        StoreAdmin(store).delete(info.key)
+    later = window(backbone, store, GROUNDER, policy=PATCHED)
+    with watching(backbone) as seen:
+        report = later.append(chunks[0])
+    assert (seen.forwards, report.slot.guarantee) == (0, "patched")
+    assert "base" in report.notes[0]
+
+
 def tensor_anchor(store: ChunkStore) -> str:
     return store.ls("canonical")[0].context.anchor[:8]
 

@@ -219,7 +219,8 @@ def _parse(line: str, name: str) -> dict[str, Any] | str:
         return "images_list holds other things than file names"
     if meta.get("choices") and meta.get("choices_image_path"):
         return "choices and choices_image_path are both given"
-    marks = record["context"].count(IMAGE) + record["question"].count(IMAGE)
+    texts = (record["context"], record["question"], *(meta.get("choices") or ()))
+    marks = sum(text.count(IMAGE) for text in texts)
     if marks != len(record["images_list"]):
         return f"{marks} <image> placeholders for {len(record['images_list'])} images"
     try:

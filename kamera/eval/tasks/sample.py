@@ -277,7 +277,7 @@ def _name(part: Part) -> list[Any]:
 def interleaved(texts: Sequence[str], pictures: Iterable[Picture], live: bool = False) -> list[Part]:
     """Texts with a picture between each two; of empty texts only the last one stays."""
     parts: list[Part] = []
-    for text, shown in zip(texts[:-1], pictures, strict=False):
+    for text, shown in zip(texts[:-1], pictures, strict=True):
         parts += [Passage(text, live)] * bool(text) + [replace(shown, live=live)]
     return [*parts, Passage(texts[-1], live)]
 

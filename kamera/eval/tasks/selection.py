@@ -28,7 +28,7 @@ class Selection:
     def __post_init__(self) -> None:
         if self.sample is not None and self.sample < 1:
             raise ValueError(f"sample is {self.sample}: draw at least one")
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        match = re.fullmatch(r"(\d+)/(\d+)", str(self.shard))
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise ValueError(f"shard {self.shard!r}: give i/n with 1 <= i <= n, such as 1/4")
 
