@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Chunk
-from kamera.engines import Completes, Engine, EnginePrompt, EngineSampling
+from kamera.engines import Account, Completes, Engine, EnginePrompt, EngineSampling
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
@@ -37,6 +37,7 @@ class DialogueWindow(EngineWindow):
     def fork(self, *, apart: bool = False) -> DialogueWindow:
         """A window of the same chunks; all forks are ``apart``."""
         branch = copy.copy(self)
+        branch._account = Account()
         places = self._places
         branch._places = replace(places, chunks=dict(places.chunks), outlines=dict(places.outlines))
         branch._rows = Catalogue(self._store, self._context, None, Losses())

@@ -191,7 +191,10 @@ class EngineWindow:
         return tuple(found)
 
     def usage(self) -> Usage:
-        """What the engine ran, as it says: for answers (``now``, a forward a token), and for the store."""
+        """What the engine ran, as it says: for answers (``now``, a forward a token), and for the store.
+
+        A session counts the answers itself.
+        """
         return self._account.usage
 
     def recipe(self) -> Recipe:

@@ -111,8 +111,9 @@ class MMNiah(Task):
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
         context = (record["context"] + "\n").split(IMAGE)
         asked = self._question(record).split(IMAGE)
-        live = interleaved(asked, pictures[len(context) - 1 :], live=True)
-        *parts, question = [*interleaved(context, pictures), *live]
+        first = len(context) - 1
+        live = interleaved(asked, pictures[first:], live=True)
+        *parts, question = [*interleaved(context, pictures[:first]), *live]
         return TaskSample(
             id=f"{subtask}/{record['id']}",
             task=subtask,

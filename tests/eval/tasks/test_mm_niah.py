@@ -143,6 +143,7 @@ def test_a_missing_image_is_named_and_skipped(data):
     "change, said",
     [
         (lambda r: r.update(context=r["context"] + "<image>"), "3 <image> placeholders for 2 images"),
+        (lambda r: r["meta"].update(choices=["a", "an <image>"]), "3 <image> placeholders for 2 images"),
         (lambda r: r["meta"].update(choices=["a"], choices_image_path=["b"]), "both given"),
         (lambda r: r["meta"].update(placed_depth=[]), "placed_depth"),
         (lambda r: r["meta"].update(context_length="long"), "context_length"),
