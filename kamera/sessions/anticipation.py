@@ -24,7 +24,7 @@ from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, held, in_place, known_part
+from kamera.sessions.layout import anchor_ids, end_of, kept_prefix, known_part
 from kamera.sessions.modes import Manner
 from kamera.sessions.showing import State, chosen
 from kamera.window import KameraWindow
@@ -114,7 +114,7 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
         return None
     messages = next_history.messages
     prompt = known_part(anchors.conversations.render(messages, tools=manner.tools), next_history.known)
-    if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == held(before):
+    if anchor_ids(before.prompt) != anchor_ids(prompt) or kept_prefix(before, prompt) == end_of(before):
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(before.prompt)

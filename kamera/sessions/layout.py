@@ -151,12 +151,12 @@ def cut_at(layout: Layout, slot: int, at: Sequence[int]) -> Layout:
     return replace(layout, runs=(*layout.runs[:slot], *parts, *layout.runs[slot + 1 :]))
 
 
-def held(layout: Layout) -> int:
+def end_of(layout: Layout) -> int:
     """Tokens of the prompt up to the end of the layout's last run."""
     return layout.prompt.segments[layout.runs[-1][1] - 1].stop if layout.runs else 0
 
 
-def in_place(layout: Layout, prompt: Rendered) -> int:
+def kept_prefix(layout: Layout, prompt: Rendered) -> int:
     """Of these tokens, those with which ``prompt`` begins: whole segments, and the head of a text."""
     prompt = prompt.cut_as(layout.prompt)
     pairs = list(zip(layout.prompt.segments, prompt.segments, strict=False))
@@ -165,7 +165,7 @@ def in_place(layout: Layout, prompt: Rendered) -> int:
     if same < len(pairs) and all(segment.media is None for segment in pairs[same]):
         old, new = (of.tokens(s) for of, s in zip((layout.prompt, prompt), pairs[same], strict=True))
         tokens += common_prefix(old.tolist(), new.tolist())
-    return min(tokens, held(layout))
+    return min(tokens, end_of(layout))
 
 
 def known_part(prompt: Rendered, messages: int) -> Rendered:

@@ -23,7 +23,7 @@ from kamera.sessions.layout import (
     anchor_tokens,
     cut_at,
     cuts,
-    in_place,
+    kept_prefix,
     last_said,
     lent,
     question_ids,
@@ -66,7 +66,7 @@ class State:
         ahead = self.ahead
         if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
             return self, 0
-        more = in_place(ahead.layout, prompt) - in_place(self.layout, prompt)
+        more = kept_prefix(ahead.layout, prompt) - kept_prefix(self.layout, prompt)
         return (ahead, more) if more > 0 else (self, 0)
 
     def changed(self, **fields: Any) -> State:

@@ -165,7 +165,7 @@ class Reader:
             return self.value(function)
         found = []
         for space, name in references(function):
-            self.watch.place(space, name)
+            self.watch.watch_name(space, name)
             held = space[name]
             if isinstance(held, FunctionType):
                 self.watch.function(held)
@@ -268,7 +268,7 @@ class Reader:
         said = []
         for space, name in references(function):
             held = space[name]
-            self.watch.place(space, name)
+            self.watch.watch_name(space, name)
             if isinstance(held, FunctionType):
                 self.watch.function(held)
             if not self._is_given(held):

@@ -44,7 +44,7 @@ class Watch:
         """Watch all names of a namespace or dict but those in ``left_out``."""
         self._spaces.setdefault(id(space), (space, left_out))
 
-    def place(self, space: Mapping[str, Any], name: str) -> None:
+    def watch_name(self, space: Mapping[str, Any], name: str) -> None:
         """Watch one name of a namespace."""
         self._places.setdefault((id(space), name), (space, name))
 

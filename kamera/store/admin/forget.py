@@ -56,7 +56,7 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     look.names.update(trace.name for trace in found)  # the header of a copy may be gone
     search.forget(look.names)
     tiers.pins.unpin(look.names)
-    unclean = None if tiers.disk is None else tiers.disk.index.scrub()
+    unclean = None if tiers.disk is None else tiers.disk.index.erase_deleted()
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(removed),

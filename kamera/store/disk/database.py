@@ -72,7 +72,7 @@ class Database:
                         db.execute("ROLLBACK")
                 raise
 
-    def scrub(self) -> str | None:
+    def erase_deleted(self) -> str | None:
         """Rewrite it, since SQLite leaves copies of moved rows; None, or a line on what may remain."""
         with self._usable():
             db, why = self._current(), None

@@ -102,11 +102,11 @@ class Index:
             except OSError as error:
                 raise self._unlisted(error) from error
 
-    def scrub(self) -> str | None:
+    def erase_deleted(self) -> str | None:
         """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""
         try:
             self._ask("SELECT 1")
-            return self._db.scrub()
+            return self._db.erase_deleted()
         except StoreError as error:
             return str(error)
 

@@ -85,7 +85,7 @@ def test_rows_that_sqlite_moved_leave_no_copy_behind(tmp_path: Path) -> None:
             db.execute(INSERT, row)
         for n in range(0, len(ids), 3):
             count += db.execute("DELETE FROM objects WHERE key = ?", (ids[n],)).rowcount
-    assert database.scrub() is None
+    assert database.erase_deleted() is None
     data = b"".join(snapshot(tmp_path).values())
     gone = range(0, len(ids), 3)
     assert [n for n in gone if ids[n].encode() in data or (n and chunk(-n).encode() in data)] == []
