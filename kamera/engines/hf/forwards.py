@@ -137,7 +137,7 @@ def _logits(
             use_cache=True,
             logits_to_keep=keep,
         )
-    logits: torch.Tensor = out.logits
+    logits: torch.Tensor = out.logits[:, -keep:]  # some classes know no `logits_to_keep`, and give all
     return logits
 
 
