@@ -58,7 +58,7 @@ def test_scorer_counts_accuracy_agreement_and_recovered_flips():
         return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
 
     words = {"a": torch.tensor([0]), "b": torch.tensor([1])}
-    scorer = Scorer(SimpleNamespace(tokenize=words.__getitem__))
+    scorer = Scorer(SimpleNamespace(builder=SimpleNamespace(tokenize=words.__getitem__)))
     items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
     arms = {
         "re-prefill": [one_hot(0), one_hot(1)],

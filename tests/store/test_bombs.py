@@ -62,12 +62,12 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert size < GIB, f"{size} bytes asked for"
         return real(descriptor, size)
 
-    def allocated(size: int, pinned: bool = False) -> object:
+    def allocate_bytes(size: int, pinned: bool = False) -> object:
         asked.append(size)
         raise AssertionError(f"{size} bytes asked for")
 
     monkeypatch.setattr(os, "read", read)
-    monkeypatch.setattr("kamera.store.opened.allocated", allocated)
+    monkeypatch.setattr("kamera.store.opened.allocate_bytes", allocate_bytes)
     return asked
 
 

@@ -125,7 +125,7 @@ def test_a_proof_says_what_it_covers(pieces, tmp_path):
     with ChunkStore.open(tmp_path / "s") as store:
         asking(backbone, store, a, b, c)
         window = make(backbone, store, a, b, c, policy=PROVING)
-        slot, row = window.slots[2], rows(store)[-1]
+        slot, (row,) = window.slots[2], [row for row in rows(store) if row.chunk_id == c.id]
         held = store.get_patch(row.context, row.chunk_id, row.antecedents)
         assert slot.proof == row.proof == Proof.from_info(held.info)
         assert (row.proof.questions, row.proof.kinds) == (1, 1)
