@@ -30,7 +30,7 @@ def ask_side_by_side(
     if attention not in ("eager", "sdpa") or getattr(backbone.config, "sliding_window", None) is not None:
         raise UnsupportedBackbone(
             f"{type(backbone.model).__name__} takes no mask that sets questions apart (attention "
-            f"{attention!r}, or sliding layers): ask with HfEngine.forward_batch"
+            f"{attention!r}, or sliding layers): ask with kamera.engines.hf.forwards.forward_batch"
         )
     places = torch.cat(list(positions), dim=1)
     backbone.limits.check_tokens(places)

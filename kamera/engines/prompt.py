@@ -71,7 +71,7 @@ class EngineCompletion:
     def spent(self) -> Spent:
         """What the engine ran for it: a forward a token, seconds not counted."""
         computed, said = self.prompt_tokens - self.cached_tokens, len(self.token_ids)
-        return Spent(said, computed + max(0, said - 1))
+        return Spent(max(said, int(computed > 0)), computed + max(0, said - 1))
 
 
 class Completes(Protocol):

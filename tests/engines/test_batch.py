@@ -9,6 +9,7 @@ from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import forwards
 from kamera.errors import NotRelocatable
+from kamera.ops import kv_copy
 from tests.engines.compare import encoded, text, worst
 from tests.models import samples, tiny
 
@@ -50,6 +51,18 @@ def test_a_row_is_the_span_alone(family):
     assert (work.forwards, work.tokens) == (1, 3 * spans[0].num_tokens)
     assert max(worst(row, want) for row, want in zip(rows, alone, strict=True)) <= 1e-5
     assert worst(rows[0], alone[2]) > 1e-3  # rows differ, so an exchange of two would show
+
+
+def test_what_is_prefilled_apart_is_the_callers_own():
+    backbone = tiny.backbone("llava")
+    span, other = text(5, 1), text(5, 2)
+    anchor, (where, _) = placed(backbone, [span, other])
+    live = backbone.live()
+    live.show([Span(anchor, None, (0,) * backbone.axes)], room=8)
+    (kept,) = backbone.prefill([span], [where], live, apart=True)
+    before = kv_copy(kept)
+    backbone.prefill([other], [where], live)
+    assert worst(kept, before) == 0.0
 
 
 def test_rows_without_an_anchor_stand_alone():

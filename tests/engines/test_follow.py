@@ -13,7 +13,10 @@ from tests.models import samples, tiny
 from tests.window.rig import watching
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25", "llava", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_5_vl", "kimi_k25", "llava", "gemma3", "qwen2_5_omni"],  # the last gives logits after all tokens
+)
 def test_following_a_text_equals_asking_each_beginning(family):
     backbone = tiny.backbone(family)
     chunk = samples.chunk(backbone, samples.sample(family, 3), "p")

@@ -45,6 +45,7 @@ def prefill(
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
     for places in positions:
         model.limits.check_tokens(places)
+    model_cache.detach(past)  # the caller owns what is returned, of one span too
     cache = model_cache.spread(past, len(spans))
     start = model_cache.cache_length(cache)
     rows = [encoding.decoder_arguments(span, encoding.input_device(model.model)) for span in spans]

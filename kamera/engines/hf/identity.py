@@ -141,6 +141,7 @@ class ModelIdentity:
     def _look(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
+            self.moves += self._seen != now
             if self._seen != now or self._changed:
                 self._take_anew(*now)
             if self._changed:
@@ -169,7 +170,6 @@ class ModelIdentity:
         )
         self._changed = self._read_facts() != self._facts
         self._seen = (seen, settings)
-        self.moves += 1
 
     def _read_facts(self) -> tuple[Any, Any]:
         """The facts that a Backbone reads off a model once and relocates by: phases, and their limit."""
