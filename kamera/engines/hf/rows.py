@@ -26,8 +26,21 @@ def refuse_unmaskable(model: Model, encoded: Encoded) -> None:
         )
 
 
+def refuse_undivided(encoded: Encoded) -> None:
+    """Raise UnsupportedBackbone for an encoding that does not divide into tokens."""
+    count = encoded.num_tokens
+    for name, tensor in encoded.tensors.items():
+        by_picture = is_flat(name) and SEEN in encoded.tensors
+        if not by_picture and not (tensor.dim() >= 2 and tensor.shape[:2] == (1, count)):
+            raise UnsupportedBackbone(
+                f"the decoder takes {name} of shape {tuple(tensor.shape)}, which has no entry per token of "
+                f"{count}: single tokens of this chunk cannot be recomputed"
+            )
+
+
 def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
-    """The rows' share of an encoding."""
+    """The rows' share of an encoding. Raises UnsupportedBackbone."""
+    refuse_undivided(encoded)
     count = encoded.num_tokens
     taken: dict[str, torch.Tensor] = {}
     seen = encoded.tensors.get(SEEN)
@@ -39,13 +52,8 @@ def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
             among[pictured] = torch.arange(int(pictured.sum()))
             wanted = among[rows]
             taken[name] = tensor[wanted[wanted >= 0].to(tensor.device)]
-        elif tensor.dim() >= 2 and tensor.shape[:2] == (1, count):
-            taken[name] = tensor[:, rows.to(tensor.device)]
         else:
-            raise UnsupportedBackbone(
-                f"the decoder takes {name} of shape {tuple(tensor.shape)}, which has no entry per token of "
-                f"{count}: single tokens of this chunk cannot be recomputed"
-            )
+            taken[name] = tensor[:, rows.to(tensor.device)]
     return Encoded(encoded.input_ids[rows], {}, taken)
 
 

@@ -13,7 +13,7 @@ from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.encode import decoder_arguments, input_device, with_batch
 from kamera.engines.hf.model import Model
-from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
+from kamera.engines.hf.rows import refuse_undivided, refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of
 
@@ -22,7 +22,7 @@ def can_sample(model: Model, span: Encoded) -> bool:
     """True if tokens of a span can run apart from the others, beside those of other spans."""
     try:
         refuse_unmaskable(model, span)
-        take(span, torch.arange(min(1, span.num_tokens)))
+        refuse_undivided(span)
     except UnsupportedBackbone:
         return False
     return True

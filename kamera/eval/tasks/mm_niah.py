@@ -109,10 +109,8 @@ class MMNiah(Task):
     def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> TaskSample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
-        context = (record["context"] + "\n").split(IMAGE)
-        asked = self._question(record).split(IMAGE)
-        first = len(context) - 1
-        live = interleaved(asked, pictures[first:], live=True)
+        context, first = (record["context"] + "\n").split(IMAGE), record["context"].count(IMAGE)
+        live = interleaved(self._question(record).split(IMAGE), pictures[first:], live=True)
         *parts, question = [*interleaved(context, pictures[:first]), *live]
         return TaskSample(
             id=f"{subtask}/{record['id']}",
