@@ -34,7 +34,7 @@ def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         folder = os.open(path.parent, _FOLDER)
         stack.callback(os.close, folder)
         _sweep(folder)
-        aside, descriptor = _claimed(mode, folder)
+        aside, descriptor = _claim(mode, folder)
         stack.callback(_remove, aside, folder)
         with open(descriptor, "w+b") as file:
             yield file
@@ -98,7 +98,7 @@ def holder(descriptor: int) -> str:
     return "another process"
 
 
-def _claimed(mode: int, folder: int) -> tuple[str, int]:
+def _claim(mode: int, folder: int) -> tuple[str, int]:
     """Name and descriptor of a new file, locked."""
     while True:
         name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL

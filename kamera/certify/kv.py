@@ -20,7 +20,7 @@ import torch
 
 from kamera.engines import Span
 from kamera.engines.hf import compare_kv
-from kamera.ops import KV, Blocks, Deltas, Layout, Patch, PatchBudget, apply_patch, deficit, floats, kv_map
+from kamera.ops import KV, Deltas, Layout, Patch, PatchBudget, deficit, exact_kv, floats
 from kamera.ops import uniform_offset as offset_between
 from kamera.window import KameraWindow, ShownSpan, former_of
 
@@ -155,7 +155,7 @@ class Truth:
     @cached_property
     def _said(self) -> list[KV]:
         """What the store's objects say of each chunk, rounded once."""
-        return [as_said(span, self.layout) for span in self.spans]
+        return [exact_kv(span.kv, span.patch, self.layout, span.offset) for span in self.spans]
 
     def _unlike_said(self, served: Sequence[KV]) -> Iterator[str]:
         places = zip(served, self._said, self.spans, strict=True)
@@ -181,18 +181,11 @@ def moved_as_said(
         offset = offset_between(was.positions, span.positions)
         if offset is None:
             return f"span {index} was torn apart by a move"
-        for found in compare_kv(span.kv, as_said(Span(was.kv, None, offset), layout), offset):
+        for found in compare_kv(span.kv, exact_kv(was.kv, None, layout, offset), offset):
             off, most = found.error, 8 * found.tolerance  # the first copy was rounded, too
             if not off <= most:
                 return f"in {found.worst} of span {index} a move is off by {off:.1e}, over {most:.0e}"
     return ""
-
-
-def as_said(span: Span, layout: Layout) -> KV:
-    """KV of a span by the slow reference, rounded once."""
-    said = apply_patch(kv_map(span.kv, torch.Tensor.double), span.patch, layout, span.offset)
-    pairs = zip(said.parts, span.kv.parts, strict=True)
-    return Blocks([{n: t.to(own[n].dtype) for n, t in block.items()} for block, own in pairs], said.groups)
 
 
 def _least_worth(patch: Patch) -> float:

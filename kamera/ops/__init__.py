@@ -51,6 +51,7 @@ from kamera.ops.lowrank import (
 from kamera.ops.patch import (
     apply_patch,
     deficit,
+    exact_kv,
     form_patch,
     mean_deficit,
     patch_of,
@@ -116,6 +117,7 @@ __all__ = [
     "deficit",
     "digest",
     "equal_groups",
+    "exact_kv",
     "factor",
     "flat_lists",
     "floats",

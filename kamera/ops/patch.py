@@ -116,6 +116,13 @@ def apply_patch(canonical: KV, patch: Patch | None, layout: Layout, offset: Sequ
     return Blocks(out, held.groups)
 
 
+def exact_kv(canonical: KV, patch: Patch | None, layout: Layout, offset: Sequence[int]) -> KV:
+    """`apply_patch` in float64, rounded once to the dtype of each channel."""
+    wide = apply_patch(kv_map(canonical, torch.Tensor.double), patch, layout, offset)
+    pairs = zip(wide.parts, canonical.parts, strict=True)
+    return Blocks([{n: t.to(own[n].dtype) for n, t in block.items()} for block, own in pairs], wide.groups)
+
+
 def apply_channel(
     x: torch.Tensor, factors: LowRanks | None, channel: Channel, offset: Sequence[int]
 ) -> torch.Tensor:

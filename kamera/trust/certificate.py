@@ -193,11 +193,11 @@ def _layers(budget: PatchBudget) -> str:
     return "all layers" if budget.layers is None else f"layers {', '.join(map(str, budget.layers))}"
 
 
-def _uncoerced(value: Any, kind: type) -> Any:
+def _check_type(value: Any, kind: type) -> Any:
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise TypeError(f"{value!r} is no {kind.__name__}")
 
 
 for _kind in (str, int, float):  # cattrs itself takes "12" for 12
-    _CONVERTER.register_structure_hook(_kind, _uncoerced)
+    _CONVERTER.register_structure_hook(_kind, _check_type)

@@ -53,10 +53,10 @@ class Model(HfContents):
         ids = (torch.arange(8) * 7919 + 11) % self.builder.token_count
         places = torch.arange(8).expand(self.axes, -1)
         with torch.no_grad(), self.turns.alone():
-            self._filled(ids, places)  # the first forward sets up state of its own
+            self._fill_cache(ids, places)  # the first forward sets up state of its own
             watch = probe.watch_modules(model)
             before = probe.counts_of_writes(watch)
-            cache = self._filled(ids, places)
+            cache = self._fill_cache(ids, places)
             self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == before
             self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
@@ -77,7 +77,7 @@ class Model(HfContents):
             joins=self.mask_input is None,
         )
 
-    def _filled(self, ids: torch.Tensor, places: torch.Tensor) -> ModelCache:
+    def _fill_cache(self, ids: torch.Tensor, places: torch.Tensor) -> ModelCache:
         """A cache of a text, which the decoder filled."""
         cache = model_cache.new_cache(self.model.config)
         device = encoding.input_device(self.model)

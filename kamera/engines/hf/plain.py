@@ -20,14 +20,14 @@ class TransformersModel:
 
     def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with self._model.turns.alone(), torch.no_grad():
-            logits: torch.Tensor = self._model.model(**self._accepted(inputs)).logits[0, -1]
+            logits: torch.Tensor = self._model.model(**self._accept(inputs)).logits[0, -1]
         return logits
 
     def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
         with self._model.turns.alone(), torch.no_grad():
-            out = self._model.model.generate(**self._accepted(inputs), **sampling)
+            out = self._model.model.generate(**self._accept(inputs), **sampling)
         return new_tokens(out, inputs["input_ids"].shape[1])
 
-    def _accepted(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _accept(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = inputs.keys() & {*self._model.builder.accepted}
         return {name: inputs[name].to(input_device(self._model.model)) for name in names}

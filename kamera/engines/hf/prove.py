@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
-from kamera.ops import KV, Patch, apply_patch, form_patch, kv_concat, kv_map, kv_tensors
+from kamera.ops import KV, Patch, exact_kv, form_patch, kv_concat, kv_map, kv_tensors
 from kamera.ops.kernels import serve
 
 SPREAD = 8.0
@@ -126,8 +126,7 @@ def prove_moves(model: Model) -> OperatorProof:
     near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
     first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
     there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
-    live, rounded = LiveCache(model), methodcaller("to", model.dtype)
-    found: list[OperatorProof] = []
+    live, found = LiveCache(model), list[OperatorProof]()
     for spans in (
         (first, there, last),
         (there, last),  # the front leaves: the others stay or move
@@ -137,8 +136,7 @@ def prove_moves(model: Model) -> OperatorProof:
     ):
         live.show(spans)
         for index, span in enumerate(spans):
-            said = apply_patch(kv_map(span.kv, torch.Tensor.double), span.patch, layout, span.offset)
-            found += compare_kv(live.read(index), kv_map(said, rounded), far)
+            found += compare_kv(live.read(index), exact_kv(span.kv, span.patch, layout, span.offset), far)
     return _worst(found)
 
 

@@ -35,7 +35,7 @@ def read(data: Path, units: int) -> Iterator[TaskSample | Problem]:
 
 def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> TaskSample:
     pages = _pages(data, record["doc_id"])
-    evidence = sorted(int(page) for page in _as_list(record["evidence_pages"]))
+    evidence = sorted(int(page) for page in _parse_list(record["evidence_pages"]))
     chosen = _around(evidence, sorted(pages), units)
     return TaskSample(
         id=f"{number}/{record['doc_id']}",
@@ -79,5 +79,5 @@ def _around(evidence: list[int], pages: list[int], units: int) -> list[int]:
     return sorted(page for _, page in near[:units])
 
 
-def _as_list(value: Any) -> list[Any]:
+def _parse_list(value: Any) -> list[Any]:
     return list(ast.literal_eval(value) if isinstance(value, str) else value)
