@@ -159,9 +159,9 @@ class Recipe:
     def salt(self) -> str:
         """What a prefix cache, which compares tokens alone, has to keep a prompt apart by.
 
-        The tenant, "" for none, if what the leading parts supply equals a prefill. Else a digest of all that
-        they are shown from: behind them all is computed, so a longer window shares the pages of a shorter one
-        that begins with the same parts.
+        The tenant, "" for none, if what the leading parts supply equals a prefill. Else a digest of what they
+        are made of. All behind them is computed, so a longer window shares the pages of a shorter one that
+        begins with the same parts.
         """
         parts, own = self.leading.parts, self.context
         plain = not own.lossy and all(
