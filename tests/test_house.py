@@ -18,7 +18,7 @@ from kamera.store import ChunkStore, StoreAdmin
 
 TOP = Path(__file__).parents[1]
 MOST_LINES = 400
-MOST_BYTES = 8_000_000
+MOST_BYTES = 5_000_000
 MOST_METHODS = 15
 
 LONG = {
@@ -54,7 +54,7 @@ LINES = {
     "compile": (1_250, 1_300),
     "serve": (1_250, 1_200),
     "eval": (4_650, 4_600),
-    "testbed": (900, 900),
+    "testbed": (800, 900),
     "cli": (2_600, 2_600),
 }
 """By room: the most lines it may have now, and its budget. The first only shrinks, down to the second."""
@@ -282,9 +282,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_is_the_product_with_one_backbone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"kamera", "kamera-0.1.0.dist-info"}
-    assert [n for n in names if n.endswith(".safetensors")] == [
-        "kamera/testbed/weights/gqa/model.safetensors"
-    ]
+    assert [n for n in names if ".safetensors" in n] == ["kamera/testbed/weights/gqa/model.safetensors.xz"]
     assert {
         "kamera/py.typed",
         "kamera/ops/kernels/serve.c",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from platformdirs import user_cache_path
 
 from kamera.cli.command import command
 from kamera.cli.output import Output, listing
@@ -45,6 +44,7 @@ def demo(
     """Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse."""
     from kamera.engines.hf import hide_progress
     from kamera.eval.demo import Demo, run_demo
+    from kamera.testbed.directories import cache_dir
     from kamera.window.view import page
 
     if not out.shows_progress:
@@ -62,7 +62,7 @@ def demo(
                     bar.set_description(step)
                     bar.update()
     seconds = time.perf_counter() - started
-    path = view or _cache() / "demo.html"
+    path = view or cache_dir() / "demo.html"
     path.write_text(page(result.events, title="The demo: a small world in frames"), encoding="utf-8")
     kept = None if video is None else str(folder)  # a temporary folder is deleted by now
     told = asdict(replace(result, events=()))
@@ -90,14 +90,6 @@ def demo(
     where = [f"clips kept in {folder}"] if video else []
     after = ["", *_picture(result), "", *where, f"The first clip's page: {path}", "", _NEXT]
     out.write(document, [listing(title, columns, rows), *after])
-
-
-def _cache() -> Path:
-    """Your cache folder, or a temporary one where that cannot be made."""
-    try:
-        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="kamera-"))
 
 
 def _picture(result: Demo) -> Iterator[str]:

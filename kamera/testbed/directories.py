@@ -1,18 +1,47 @@
-"""The model directory in the package: finding and loading it."""
+"""The model directory of the package: unpacking and loading it."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import lzma
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from platformdirs import user_cache_path
 
 from kamera.engines.hf import load_processor
+from kamera.files import published
+
+_PACKED = Path(__file__).parent / "weights" / "gqa"
+_WEIGHTS = "model.safetensors"
 
 
+def cache_dir() -> Path:
+    """Your cache folder, or a temporary one where that cannot be made."""
+    try:
+        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kamera-"))
+
+
+@functools.cache
 def weights_dir() -> Path:
-    """The packaged model directory, in Hugging Face's format."""
-    return Path(__file__).parent / "weights" / "gqa"
+    """The model directory in Hugging Face's format, unpacked into your cache folder at first use (5.6 MB)."""
+    files = sorted(path for path in _PACKED.iterdir() if path.is_file())
+    contents = {path.name: path.read_bytes() for path in files}
+    name = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents.values())).hexdigest()
+    folder = cache_dir() / "testbed" / name[:16] / _PACKED.name
+    packed = contents.pop(f"{_WEIGHTS}.xz")
+    if not (folder / _WEIGHTS).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # the weights come last: where they are, all is
+        for name, data in (contents | {_WEIGHTS: lzma.decompress(packed)}).items():
+            with published(folder / name, mode=0o644) as file:
+                file.write(data)
+    return folder
 
 
 def load(*, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:

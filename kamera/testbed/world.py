@@ -6,8 +6,6 @@ legend before the *rename* (three hops through two antecedents). A glyph that no
 its default colour. So the meaning of an items frame depends on its antecedents and on their order. KV
 computed out of context lacks them, and blind reuse answers fluently and wrongly.
 
-That is the regime *override*. In *redundant* and *static* frames mostly or wholly agree (`regimes`).
-
 Everything is drawn from `numpy.random.default_rng([seed, index])`: equal seeds and indices give equal
 episodes, bit for bit.
 """
@@ -20,13 +18,12 @@ from functools import cached_property
 
 import numpy as np
 
-from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame
-from .regimes import AGAIN, ASIDE, LIKE, aside, draw_again, motion_of
+from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame, draw_frame
 
 TRAINING_SEEDS = 1_000_000
 """First seed of the training worlds; every seed below is held out."""
 
-LETTERS = (*KINDS, "l", "r", "i", AGAIN, ASIDE)
+LETTERS = (*KINDS, "l", "r", "i")
 
 
 @dataclass(frozen=True)
@@ -157,19 +154,6 @@ class Episode:
         about = {"value": tags, "glyph": tags, "earlier": pairs}
         return [(kind, subject) for kind in kinds for subject in about.get(kind, shown)]
 
-    def contested(self, kind: str, target: int) -> list[int]:
-        """Subjects of which frame `target` and another say different things: the later of them wins.
-
-        `kind` is `colour` (`target` is a legend) or `glyph` (`target` is an items frame).
-        """
-        said = [frame.colour_of if kind == "colour" else frame.glyph_of for frame in self.frames]
-        others = [facts for index, facts in enumerate(said) if index != target]
-        return [
-            subject
-            for subject, fact in said[target].items()
-            if any(facts.get(subject, fact) != fact for facts in others)
-        ]
-
     def ask(self, kind: str, subject: int, order: Sequence[int] | None = None) -> Question:
         """The question about this subject, answered for the frames in `order`.
 
@@ -199,15 +183,10 @@ def answer(frames: Sequence[Frame], question: Question) -> str | None:
 
 
 class World:
-    """A seeded source of episodes.
+    """A seeded source of episodes."""
 
-    `regime` says how a frame relates to earlier ones of its kind: `override`, `redundant` or `static`.
-    Raises ValueError for an unknown one.
-    """
-
-    def __init__(self, seed: int = 0, regime: str = "override") -> None:
-        self.seed, self.regime = seed, regime
-        self._motion = motion_of(regime)
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
 
     def episode(
         self, index: int, legends: int = 3, items: int = 1, pictures: int = 0, layout: str = ""
@@ -215,28 +194,24 @@ class World:
         """The `index`-th episode: `legends` legends, then pictures, then items frames.
 
         `layout` names the frames one by one instead, e.g. `"LRIP"`: L legend, R rename, I items,
-        B a large items frame, P picture; l, r and i are their text twins; J items with the tags of the
-        items frame before it, D a legend about glyphs that no items frame shows. At most `len(TAGS)`
-        items can be shown. In the regime `override` tags are unique but for J.
+        B a large items frame, P picture; l, r and i are their text twins. At most `len(TAGS)` items can be
+        shown; tags are unique.
         """
         layout = layout or "L" * legends + "P" * pictures + "I" * items
-        if unknown := sorted(set(layout) - set(LETTERS)):
-            raise ValueError(f"layout {layout!r} has {unknown}: letters are {', '.join(LETTERS)}")
-        drawn_as = [LIKE.get(letter, letter) for letter in layout]
-        shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in drawn_as)
-        if shown > len(TAGS):
-            raise ValueError(f"layout {layout!r} shows {shown} items, there are {len(TAGS)} tags")
+        check_layout(layout, layout)
         rng = np.random.default_rng([self.seed, index])
         tags = rng.permutation(len(TAGS))
         frames: list[Frame] = []
         for letter in layout:
-            # what is aside is nobody's earlier frame
-            before = [f for f, drawn in zip(frames, layout, strict=False) if drawn != ASIDE]
-            if letter == AGAIN and not any(frame.shows_items for frame in before):
-                raise ValueError(f"layout {layout!r} has {AGAIN} before any items frame: put I or B first")
-            frames.append(draw_again(letter, before, self._motion, rng, tags))
+            frames.append(draw_frame(letter, rng, tags))
             tags = tags[len(frames[-1].glyph_of) :]
-        for at, letter in enumerate(layout):
-            if letter == ASIDE:
-                frames[at] = aside(frames, frames[at], rng)
         return Episode(tuple(frames), index)
+
+
+def check_layout(layout: str, letters: Sequence[str]) -> None:
+    """Raise ValueError for a ``layout`` whose frames, drawn as these ``letters``, are not to be had."""
+    if unknown := sorted(set(letters) - set(LETTERS)):
+        raise ValueError(f"layout {layout!r} has {unknown}: letters are {', '.join(LETTERS)}")
+    shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in letters)
+    if shown > len(TAGS):
+        raise ValueError(f"layout {layout!r} shows {shown} items, there are {len(TAGS)} tags")

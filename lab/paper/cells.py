@@ -17,7 +17,6 @@ from typing import Any
 
 from kamera import testbed
 from kamera.engines.hf import HfEngine
-from kamera.testbed.regimes import REGIMES
 from lab.paper import envelope, frontier, refresh, reorder
 from lab.paper.document import Document, View, commit, plain
 from lab.paper.draw import RANK, Stage
@@ -31,6 +30,7 @@ from lab.sabotage.document import bed_document
 from lab.sabotage.measure import Bed, measure
 from lab.sabotage.setups import SETUPS
 from lab.speed.machine import machine
+from lab.testbed.regimes import REGIMES
 
 NOTHING_CHANGES = (reorder.NAME, envelope.NAME, refresh.NAME)
 """Tables about antecedents that differ: left out where all of them are one frame."""

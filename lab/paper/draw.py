@@ -22,6 +22,7 @@ from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.paper.trial import Asked, Trial
 from lab.scene import Operator, Scene
+from lab.testbed.regimes import RepeatingWorld
 
 HELD_OUT = 950_000
 """Seed of the episodes asked; the basis is fitted on `FITTED`, and backbones were trained from 1 000 000."""
@@ -111,7 +112,7 @@ class Stage:
     @cached_property
     def episode(self) -> testbed.Episode:
         """The frames: antecedents, stand-ins, pictures, items, more items."""
-        world = testbed.World(self.seed, self.regime)
+        world = RepeatingWorld(self.seed, self.regime)
         if self.regime != "override":
             return world.episode(self.index, layout=f"{AGREEING}LLLPPPII")
         antecedents = ANTECEDENTS[self.index % len(ANTECEDENTS)]

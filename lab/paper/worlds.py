@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kamera.testbed.regimes import REGIMES
 from lab.paper.cells import ASKED, PART, changed, verdict
 from lab.paper.verdicts import CLAIMS, Claim
 from lab.sabotage.arms import BLIND, SOUND
+from lab.testbed.regimes import REGIMES
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "paper"
 CELLS, PAGE = "cells", "worlds.md"

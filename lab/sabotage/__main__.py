@@ -39,10 +39,10 @@ def sabotage(
     import torch
 
     from kamera.engines.hf import HfEngine
-    from kamera.testbed.regimes import REGIMES
     from lab.sabotage.document import document, tables
     from lab.sabotage.measure import Bed, measure
     from lab.testbed import BACKBONES, load
+    from lab.testbed.regimes import REGIMES
 
     out = Output(format, output, quiet)
     worlds = _names(world, list(REGIMES), "world")

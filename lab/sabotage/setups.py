@@ -11,10 +11,11 @@ from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, deficit, patch_of
 from kamera.patches.anchor import Anchor
-from kamera.testbed import Episode, Question, World
+from kamera.testbed import Episode, Question
 from kamera.testbed.world import resolve
 from lab.sabotage.arms import Material
 from lab.scene import Scene
+from lab.testbed.regimes import RepeatingWorld, contested
 
 HELD_OUT = 970_000
 """Seed of the episodes asked."""
@@ -57,7 +58,7 @@ def _contested(*kinds: str) -> Choose:
     def choose(episode: Episode, setup: Setup) -> list[tuple[str, int]]:
         shown = Episode(tuple(episode.frames[i] for i in setup.order), episode.index)
         own = "colour" if shown.frames[-1].colour_of else "glyph"
-        return [(kind, s) for s in shown.contested(own, len(shown.frames) - 1) for kind in kinds]
+        return [(kind, s) for s in contested(shown, own, len(shown.frames) - 1) for kind in kinds]
 
     return choose
 
@@ -167,7 +168,7 @@ class Bench:
 
     def episode(self, setup: Setup, index: int) -> Episode:
         """The `index`-th episode of a setup."""
-        return World(HELD_OUT + self.seed, self.regime).episode(index, layout=setup.layout)
+        return RepeatingWorld(HELD_OUT + self.seed, self.regime).episode(index, layout=setup.layout)
 
 
 def questions(episode: Episode, setup: Setup, most: int) -> list[Question]:

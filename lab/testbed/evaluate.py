@@ -24,6 +24,7 @@ from .batches import Batch, hide_from_questions, isolate
 from .directories import BACKBONES, UNLED, family_of, load
 from .families import family
 from .frontend import SYSTEM_PROMPTS
+from .regimes import RepeatingWorld
 from .scoring import MaskOf, accuracy, some_questions
 
 HELD_OUT = 424_242
@@ -62,7 +63,7 @@ def by_layout(
     of = family(family_of(name))
     table = {}
     for layout in tqdm(layouts, desc=f"{name}: layouts"):
-        shown = [World(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
+        shown = [RepeatingWorld(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
         table[layout] = accuracy(of, model, tokenizer, shown, VIEWS)
     return table
 
@@ -72,7 +73,7 @@ def by_order(name: str, model: Any, tokenizer: Any, episodes: int) -> dict[str, 
     of, view = family(family_of(name)), {"full": VIEWS["full"]}
     table: dict[str, Any] = {}
     for layout in ORDER_LAYOUTS:
-        shown = [World(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
+        shown = [RepeatingWorld(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
         # a kind at a time: packed questions are of one length
         for kind in ("ago", "earlier"):
             found = accuracy(of, model, tokenizer, shown, view, kinds=(kind,), shares=(1.0,))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kamera import testbed
 from tests.compile.saved import pictures, vision_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "compile_patches.py"
@@ -38,9 +37,6 @@ def test_it_runs_on_a_model_and_pictures_of_the_users(monkeypatch, capsys, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (testbed.weights_dir() / "model.safetensors").is_file(), reason="the testbed's weights are not here"
-)
 def test_it_runs_as_it_stands_on_the_shipped_backbone(monkeypatch, capsys):
     out = run(monkeypatch, capsys)
     check(out, 3)

@@ -1,13 +1,39 @@
 """The backbone that ships in the package."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 from kamera import Backbone, testbed
 from kamera.engines.hf import HfEngine
 from kamera.testbed import load, weights_dir
 
 
-def test_the_package_has_one_backbone_under_eight_megabytes():
-    assert [folder.name for folder in weights_dir().parent.iterdir()] == [weights_dir().name]
-    assert sum(path.stat().st_size for path in weights_dir().iterdir()) <= 8_000_000
+def test_the_package_has_one_backbone_under_four_megabytes():
+    shipped = Path(testbed.__file__).parent / "weights"
+    assert [folder.name for folder in shipped.iterdir()] == [weights_dir().name]
+    assert sum(path.stat().st_size for path in (shipped / "gqa").iterdir()) <= 4_000_000
+
+
+def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        folders = set(pool.map(lambda _: weights_dir.__wrapped__(), range(4)))
+    (folder,) = folders
+    assert folder.is_relative_to(tmp_path)
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        file.name for file in weights_dir().iterdir()
+    )
+    assert (folder / "model.safetensors").read_bytes() == (weights_dir() / "model.safetensors").read_bytes()
+
+
+def test_an_interrupted_unpacking_is_done_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = weights_dir.__wrapped__()
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").write_text("{")
+    assert weights_dir.__wrapped__() == folder
+    assert (folder / "config.json").read_bytes() == (weights_dir() / "config.json").read_bytes()
+    assert (folder / "model.safetensors").exists()
 
 
 def test_backbones_by_load_and_by_directory_share_an_archive():

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kamera.testbed.world import World
-
 from ..directories import export, load
 from ..evaluate import VIEWS
 from ..families import Family, family
 from ..frontend import build_tokenizer
+from ..regimes import RepeatingWorld
 from ..scoring import accuracy
 from .muon import Muon
 from .recipe import Recipe
@@ -71,7 +70,7 @@ def curve(of: Family, model: Any, tokenizer: Any, schedule: Schedule) -> dict[st
     scores = {}
     for layout in schedule.watched:
         shown = [
-            World(0).episode(index, layout=layout)
+            RepeatingWorld(0).episode(index, layout=layout)
             if schedule.judged is None
             else episode(np.random.default_rng([0, index]), layout, schedule.judged)
             for index in range(schedule.episodes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kamera.testbed.frames import BLANK, COLOURS, GLYPHS, TAGS, Fact, Frame
-from kamera.testbed.regimes import draw_again
 from kamera.testbed.world import Episode
+from lab.testbed.regimes import draw_again
 
 from ..padded import Padded
 

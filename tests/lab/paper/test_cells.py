@@ -13,7 +13,6 @@ import torch
 from kamera import testbed
 from kamera.engines.hf import HfEngine
 from kamera.patches.anchor import prefill_anchor
-from kamera.testbed.regimes import REGIMES
 from lab.paper import recall, survivors, worlds
 from lab.paper.__main__ import main
 from lab.paper.cells import Cell, changed, keep_rows, measure_cell, verdict, worlds_of, write
@@ -26,6 +25,7 @@ from lab.paper.wrong import Wrong, operator
 from lab.repairs import Keep, PlainPatch
 from lab.sabotage.arms import SOUND, rotated_twice, sabotage, sound, values_blind
 from lab.testbed import weights_dir
+from lab.testbed.regimes import REGIMES
 from tests.cli.run import run
 
 CLAIM = {claim.name: claim for claim in CLAIMS}

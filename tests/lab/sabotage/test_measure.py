@@ -7,12 +7,12 @@ import pytest
 
 from kamera.certify.metrics import bootstrap
 from kamera.engines.hf import HfEngine
-from kamera.testbed import World
 from lab.sabotage.__main__ import main
 from lab.sabotage.document import blindness, document, tables
 from lab.sabotage.measure import Asked, Bed, measure, row
 from lab.sabotage.setups import HELD_OUT, SETUPS, questions
 from lab.testbed import load
+from lab.testbed.regimes import RepeatingWorld
 
 BY_NAME = {setup.name: setup for setup in SETUPS}
 N = 60
@@ -57,7 +57,7 @@ def test_a_bed_is_blind_to_what_changes_no_decision_it_can_answer():
 
 @pytest.mark.parametrize("setup", SETUPS, ids=[setup.name for setup in SETUPS])
 def test_every_question_is_about_what_the_setup_says(setup):
-    episode = World(HELD_OUT).episode(0, layout=setup.layout)
+    episode = RepeatingWorld(HELD_OUT).episode(0, layout=setup.layout)
     asked = questions(episode, setup, 8)
     assert len(asked) == 8 or (setup.name == "left" and asked)
     for question in asked:
@@ -71,7 +71,7 @@ def test_every_question_is_about_what_the_setup_says(setup):
             assert bool(gone & set(was.frames)) is (setup.name == "left")
         if setup.name == "bound":
             assert question.hops == 2 and question.frames[-1] == setup.target
-    still = World(HELD_OUT, "static").episode(0, layout=setup.layout)
+    still = RepeatingWorld(HELD_OUT, "static").episode(0, layout=setup.layout)
     if setup.name in ("last says", "shown again"):
         assert questions(still, setup, 8) == [], "frames that agree leave nothing to decide"
 

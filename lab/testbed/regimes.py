@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .frames import GLYPHS, ITEM_SIDE, Fact, Frame, draw_frame, place_facts
+from kamera.testbed import GLYPHS, TAGS, Episode, Frame, World
+from kamera.testbed.frames import ITEM_SIDE, Fact, draw_frame, place_facts
+from kamera.testbed.world import check_layout
 
 AGAIN, ASIDE = "J", "D"
 """Letters: items frame with the tags of the one before it; legend of glyphs that no items frame shows."""
@@ -46,6 +48,53 @@ def motion_of(regime: str) -> Motion | None:
     if regime not in REGIMES:
         raise ValueError(f"no regime {regime!r}: there are {', '.join(REGIMES)}")
     return REGIMES[regime]
+
+
+class RepeatingWorld(World):
+    """A `World` in which ``regime`` says how a frame relates to earlier ones of its kind.
+
+    Its layouts know two letters more: J items with the tags of the items frame before it, D a legend about
+    glyphs that no items frame shows. Raises ValueError for an unknown regime.
+    """
+
+    def __init__(self, seed: int = 0, regime: str = "override") -> None:
+        super().__init__(seed)
+        self._motion = motion_of(regime)
+
+    def episode(
+        self, index: int, legends: int = 3, items: int = 1, pictures: int = 0, layout: str = ""
+    ) -> Episode:
+        """As `World.episode`. Tags are unique in the regime `override` but for J."""
+        layout = layout or "L" * legends + "P" * pictures + "I" * items
+        check_layout(layout, [LIKE.get(letter, letter) for letter in layout])
+        rng = np.random.default_rng([self.seed, index])
+        tags = rng.permutation(len(TAGS))
+        frames: list[Frame] = []
+        for letter in layout:
+            # what is aside is nobody's earlier frame
+            before = [f for f, drawn in zip(frames, layout, strict=False) if drawn != ASIDE]
+            if letter == AGAIN and not any(frame.shows_items for frame in before):
+                raise ValueError(f"layout {layout!r} has {AGAIN} before any items frame: put I or B first")
+            frames.append(draw_again(letter, before, self._motion, rng, tags))
+            tags = tags[len(frames[-1].glyph_of) :]
+        for at, letter in enumerate(layout):
+            if letter == ASIDE:
+                frames[at] = aside(frames, frames[at], rng)
+        return Episode(tuple(frames), index)
+
+
+def contested(episode: Episode, kind: str, target: int) -> list[int]:
+    """Subjects of which frame ``target`` and another say different things: the later of them wins.
+
+    ``kind`` is `colour` (``target`` is a legend) or `glyph` (``target`` is an items frame).
+    """
+    said = [frame.colour_of if kind == "colour" else frame.glyph_of for frame in episode.frames]
+    others = [facts for index, facts in enumerate(said) if index != target]
+    return [
+        subject
+        for subject, fact in said[target].items()
+        if any(facts.get(subject, fact) != fact for facts in others)
+    ]
 
 
 def with_tags_of(last: Frame, frame: Frame, rng: np.random.Generator) -> Frame:
