@@ -153,12 +153,12 @@ class Truth:
         return found
 
     @cached_property
-    def _said(self) -> list[KV]:
+    def _expected(self) -> list[KV]:
         """What the store's objects say of each chunk, rounded once."""
         return [exact_kv(span.kv, span.patch, self.layout, span.offset) for span in self.spans]
 
     def _unlike_said(self, served: Sequence[KV]) -> Iterator[str]:
-        places = zip(served, self._said, self.spans, strict=True)
+        places = zip(served, self._expected, self.spans, strict=True)
         for n, (ours, want, span) in enumerate(places, 1):
             for found in compare_kv(ours, want, span.offset):
                 if not found.holds:
@@ -168,7 +168,7 @@ class Truth:
                     )
 
 
-def moved_as_said(
+def error_of_move(
     before: Sequence[ShownSpan], after: Sequence[ShownSpan], kept: Sequence[int], layout: Layout
 ) -> str:
     """What is wrong with spans that stayed in a window while others left, "" if nothing is.

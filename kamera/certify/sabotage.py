@@ -39,7 +39,7 @@ class Material:
     stale: Patch
     seed: int
 
-    def served(self) -> KV:
+    def served_kv(self) -> KV:
         """The KV that the serving kernels write of it."""
         into = kv_map(self.canonical, torch.empty_like)
         serve(into, self.canonical, self.patch, self.layout, self.offset)

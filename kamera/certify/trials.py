@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from kamera.certify.answers import answers
-from kamera.certify.kv import KVComparison, Truth, moved_as_said, spans_of
+from kamera.certify.kv import KVComparison, Truth, error_of_move, spans_of
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import SABOTAGES, Material
@@ -55,7 +55,7 @@ class Trials:
         prefilled = answers(self._exact_window, queries)
         blind = answers(_blind(self._patched_window), queries)
         for name in names:
-            served = answers(with_kv(self._patched_window, self._sabotaged(name)), queries)
+            served = answers(with_kv(self._patched_window, self._sabotaged_kv(name)), queries)
             yield name, _outcomes(queries, prefilled, blind, served)
 
     # -- the KV itself -------------------------------------------------------------------------
@@ -85,13 +85,13 @@ class Trials:
             window = self._patched_window.fork()
             window.evict(gone)
             kept = [i for i in range(len(before)) if i != gone + 1]
-            flaw = flaw or moved_as_said(before, shown_spans(window), kept, self.backbone.layout)
+            flaw = flaw or error_of_move(before, shown_spans(window), kept, self.backbone.layout)
         return KVComparison(flaw=flaw)
 
     def compare_sabotage(self, name: str) -> KVComparison:
         """The KV that a sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return self._truth.compare(self._sabotaged(name), said=SABOTAGES[name].patch is None)
+        return self._truth.compare(self._sabotaged_kv(name), said=SABOTAGES[name].patch is None)
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Trials:
             found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
         return found
 
-    def _sabotaged(self, name: str) -> list[KV]:
+    def _sabotaged_kv(self, name: str) -> list[KV]:
         """The KV that a sabotaged build would show for the chunks of the patched window."""
         shown, layout = [self._spans[0].kv], self.backbone.layout
         chunk_ids = [slot.chunk_id for slot in self._patched_window.slots]
@@ -176,7 +176,7 @@ class Trials:
         for n, (chunk_id, span, patch) in enumerate(patched):
             another, stale = patched[n - 1][2], self.stale[chunk_id]
             of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
-            shown.append(of.under(SABOTAGES[name]).served())
+            shown.append(of.under(SABOTAGES[name]).served_kv())
         return shown
 
 

@@ -53,11 +53,11 @@ def read_object(path: Path) -> Document:
         with Folder.at(path.parent) as folder:
             data, _ = folder.read(path.name)
     except NotAFile as refused:
-        return _damaged(str(path), path.lstat().st_size, refused)
+        return _damage_of(str(path), path.lstat().st_size, refused)
     key = path.name.split(".")[0]  # a file in quarantine has a time after its key
     if not is_key(key):
         error = f"{path.name!r} is not an object's name: it should be KEY.safetensors"
-        return _damaged(str(path), len(data), error)
+        return _damage_of(str(path), len(data), error)
     return describe(data, key, str(path))
 
 
@@ -68,7 +68,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
         record = codec.decode(data, name, path)
         info = codec.read_info(BytesSource(data), name, path)
     except (CorruptChunk, StoreVersionError, WrongKey) as error:
-        return _damaged(path, len(data), error)
+        return _damage_of(path, len(data), error)
     about = dict(record.info)
     document: Document = {"path": path, "intact": True, **asdict(info), "info": about}
     document |= {"energy": about.get("energy"), "kv_bytes": None, "percent_of_kv": None}
@@ -88,7 +88,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
     return document
 
 
-def _damaged(path: str, size: int, error: object) -> Document:
+def _damage_of(path: str, size: int, error: object) -> Document:
     return {"path": path, "bytes": size, "intact": False, "error": str(error)}
 
 

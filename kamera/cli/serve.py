@@ -69,7 +69,7 @@ def serve(
         raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
     over = None if engine is None else over_http(engine)
     listening = serving.bound(host, port)
-    backbone = loading.load(model, show_progress=not quiet) if over is None else loading.served(model)
+    backbone = loading.load(model, show_progress=not quiet) if over is None else loading.open_served(model)
     reuse: ReusePolicy = getattr(ReusePolicy, policy)()
     reuse = reuse if over is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
     # under "streaming" what stays when content leaves is kept

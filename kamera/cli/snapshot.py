@@ -14,7 +14,7 @@ from kamera.window import Event, Outcome, Report, Slot, WindowMemory
 from kamera.window.file import FILE
 
 
-def saved_events(directory: Path) -> list[Event]:
+def events_in(directory: Path) -> list[Event]:
     """The event of a saved window: "saved", without work; of a saved session that of its window; of a pool's
     directory those of all its sessions.
 

@@ -13,7 +13,7 @@ import typer
 
 from kamera.cli.options import Quiet
 from kamera.cli.output import Output
-from kamera.cli.snapshot import saved_events
+from kamera.cli.snapshot import events_in
 from kamera.errors import StoreError
 from kamera.window import Event, read_events, read_trace
 from kamera.window.view import page
@@ -55,7 +55,7 @@ def _events(source: str) -> Sequence[Event]:
             raise StoreError(f"{source} does not answer ({error.reason}): give a trace's address") from None
     path = Path(source)
     if path.is_dir():
-        return saved_events(path)
+        return events_in(path)
     if not path.exists():
         raise StoreError(f"nothing is at {source!r}: give a trace, a saved session or window, or an address")
     return list(read_trace(path))

@@ -64,14 +64,14 @@ class Desk:
         """KV(unit | anchor), computed once."""
         if name not in self._canonicals:
             (positions,) = self.places([name])
-            self._canonicals[name] = self.prefilled(name, positions, self.backbone.live(), [])
+            self._canonicals[name] = self.prefill(name, positions, self.backbone.live(), [])
         return self._canonicals[name]
 
     def places(self, order: Sequence[str]) -> list[torch.Tensor]:
         """Positions ``[axes, tokens]`` of units behind the anchor, as the model counts them."""
         return compact_positions(self.backbone, self.anchor.input_ids, [self.facts[n] for n in order])
 
-    def prefilled(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
+    def prefill(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
         facts = self.facts[name]
         live.show([self.still(self.anchor.kv), *behind], room=facts.length)
@@ -88,7 +88,7 @@ class Desk:
             raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave its item out")
         return offset
 
-    def moved(self, name: str, copy: PlacedKV, positions: torch.Tensor, patch: Patch | None = None) -> Span:
+    def move(self, name: str, copy: PlacedKV, positions: torch.Tensor, patch: Patch | None = None) -> Span:
         """KV moved to ``positions``, with a patch. Raises NotRelocatable if it does not move as a whole."""
         return Span(copy.kv, patch, self.offset(name, copy, positions))
 
@@ -135,7 +135,7 @@ class Placing:
             desk.learn(unit)
         started = time.perf_counter()
         order = [*self.order, *(unit.name for unit in query.live)]
-        facts, behind = [desk.facts[name] for name in order], self._prefilled_behind(self.shown, order)
+        facts, behind = [desk.facts[name] for name in order], self._prefill_behind(self.shown, order)
         ids = backbone.builder.question_ids(query.text, desk.anchor.tail)
         positions = text_positions(backbone, desk.anchor.input_ids, facts, ids)
         self.live.show([desk.still(desk.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
@@ -154,14 +154,14 @@ class Placing:
         text, tokens = backbone.builder.detokenize(answer) or "", desk.tokens(self.order)
         return Reply(text, logits, seconds, self.recomputed, self.kept, tokens, self.forwards)
 
-    def extended(self, order: Sequence[str], spans: Sequence[Span]) -> list[Span]:
+    def extend(self, order: Sequence[str], spans: Sequence[Span]) -> list[Span]:
         """``spans`` of the first units of ``order``, and one counted forward for each of the others."""
         new = order[len(spans) :]
         self.recomputed, self.forwards = self.recomputed + self.desk.tokens(new), self.forwards + len(new)
-        return self._prefilled_behind(spans, order)
+        return self._prefill_behind(spans, order)
 
-    def _prefilled_behind(self, spans: Sequence[Span], order: Sequence[str]) -> list[Span]:
+    def _prefill_behind(self, spans: Sequence[Span], order: Sequence[str]) -> list[Span]:
         made, places = list(spans), self.desk.places(order)
         for name, positions in list(zip(order, places, strict=True))[len(made) :]:
-            made.append(self.desk.still(self.desk.prefilled(name, positions, self.live, made).kv))
+            made.append(self.desk.still(self.desk.prefill(name, positions, self.live, made).kv))
         return made

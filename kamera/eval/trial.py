@@ -56,7 +56,7 @@ class Trial:
         """Those of the prompt that were computed for this answer, without the question's."""
         return round(self.recomputed_tokens) + self.live_tokens
 
-    def failed(self, error: Exception) -> Trial:
+    def with_error(self, error: Exception) -> Trial:
         """This trial with its error; out of memory is an answer that does not fit."""
         if isinstance(error, torch.OutOfMemoryError):
             return replace(self, answer=UNANSWERED, note="out of memory")

@@ -153,9 +153,9 @@ class VLCache(Mixed):
 
     def _profile(self, before: str, name: str) -> list[float]:
         first, second = self.desk.places([before, name])
-        behind = [self.desk.moved(before, self.desk.canonical(before), first)]
-        true = self.desk.prefilled(name, second, self.live, behind)
-        blind = _moved(self.desk, self.desk.moved(name, self.desk.canonical(name), second))
+        behind = [self.desk.move(before, self.desk.canonical(before), first)]
+        true = self.desk.prefill(name, second, self.live, behind)
+        blind = _moved(self.desk, self.desk.move(name, self.desk.canonical(name), second))
         return [float(deviation(t, b).sum()) if b else 0.0 for t, b in zip(true.kv, blind, strict=True)]
 
     def mixed(self, name: str, positions: torch.Tensor, context: KV, blind: KV) -> KV:
@@ -189,7 +189,7 @@ class Recent(Exact):
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """One forward per unit: nothing is stored."""
-        return self.extended(order, [])
+        return self.extend(order, [])
 
 
 class StreamingVLM(Placing):
@@ -205,13 +205,13 @@ class StreamingVLM(Placing):
         spans: list[Span] = []
         for name, positions in zip(order, self.desk.places(order), strict=True):
             held[name] = self._held.get(name) or self._prefilled(name, positions, spans)
-            spans.append(self.desk.moved(name, held[name], positions))
+            spans.append(self.desk.move(name, held[name], positions))
         self._held, self.kept = held, sum(kv_bytes(one.kv) for one in held.values())
         return spans
 
     def _prefilled(self, name: str, positions: torch.Tensor, behind: Sequence[Span]) -> PlacedKV:
         self.recomputed, self.forwards = self.recomputed + self.desk.tokens([name]), self.forwards + 1
-        return self.desk.prefilled(name, positions, self.live, behind)
+        return self.desk.prefill(name, positions, self.live, behind)
 
 
 def _moved(desk: Desk, span: Span) -> KV:

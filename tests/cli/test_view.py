@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kamera import ChunkStore, ReusePolicy, SessionPool
-from kamera.cli.snapshot import saved_events
+from kamera.cli.snapshot import events_in
 from tests.cli.run import kamera
 from tests.sessions.rig import speaking
 from tests.window.rig import make, rig
@@ -43,7 +43,7 @@ def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
     window.slide()
     window.condition(1, False)
     window.save(tmp_path / "w")
-    (event,) = saved_events(tmp_path / "w")
+    (event,) = events_in(tmp_path / "w")
     told = [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in event.report.slots]
     assert told == [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in window.slots]
     assert [s.conditioned for s in event.report.slots] == [True, False]

@@ -67,10 +67,10 @@ def arms_named(names: Sequence[str], others: Mapping[str, Maker] | None = None) 
     known = ", ".join([*plain, *(f"{name}@RANK" for name in _RANKED)])
     if not names or len(set(names)) < len(names):
         raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {known} at most once")
-    return {name: plain.get(name) or _ranked(name, known) for name in names}
+    return {name: plain.get(name) or _maker_with_rank(name, known) for name in names}
 
 
-def _ranked(name: str, known: str) -> Maker:
+def _maker_with_rank(name: str, known: str) -> Maker:
     match = re.fullmatch(r"([a-z-]+)@([1-9]\d*)", name)
     if match is None or match[1] not in _RANKED:
         raise ValueError(f"arm {name!r} is none of {known}")

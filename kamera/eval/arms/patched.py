@@ -31,13 +31,13 @@ class Patched(Blind):
         self.order, self.recomputed, self.forwards = tuple(order), 0.0, 0
         self.shown = self.spans(self.order) if self.order == tuple(self._patches) else None
 
-    def served(self, index: int) -> Patch | None:
+    def patch_at(self, index: int) -> Patch | None:
         """The patch of the unit at ``index`` of the prepared window; None for the first, which needs none,
         and for live ones."""
         return self._patches[self.order[index]]
 
     def _form(self, order: Sequence[str]) -> dict[str, Patch | None]:
-        shown = self.extended(order, [])
+        shown = self.extend(order, [])
         layout, formed = self.desk.backbone.layout, dict[str, Patch | None]()
         for name, span, positions in zip(order, shown, self.desk.places(order), strict=True):
             patch = None
@@ -52,17 +52,17 @@ class Patched(Blind):
 class RandomPatched(Patched):
     """`Patched`, with noise of each factor's norm in place of the patch."""
 
-    def served(self, index: int) -> Patch | None:
+    def patch_at(self, index: int) -> Patch | None:
         """Noise, equal for equal places."""
-        true = super().served(index)
+        true = super().patch_at(index)
         return None if true is None else random_like(true, index)
 
 
 class OtherPatched(Patched):
     """`Patched`, with the patch that another unit of the window has; rows repeat where it is shorter."""
 
-    def served(self, index: int) -> Patch | None:
+    def patch_at(self, index: int) -> Patch | None:
         """That of the next unit; of the second one for the last."""
-        true = super().served(index)
-        other = super().served(index + 1 if index + 1 < len(self.order) else 1)
+        true = super().patch_at(index)
+        other = super().patch_at(index + 1 if index + 1 < len(self.order) else 1)
         return None if true is None or other is None else fit(other, true)

@@ -34,8 +34,8 @@ class Exact(Placing):
         """One forward for each unit behind the first."""
         first = order[: not self.desk.units[order[0]].live] if order else ()
         places = self.desk.places(first)
-        shown = [self.desk.moved(n, self.desk.canonical(n), at) for n, at in zip(first, places, strict=True)]
-        return self.extended(order, shown)
+        shown = [self.desk.move(n, self.desk.canonical(n), at) for n, at in zip(first, places, strict=True)]
+        return self.extend(order, shown)
 
 
 class Prefix(Placing):
@@ -45,7 +45,7 @@ class Prefix(Placing):
         """The common prefix as it stands, one forward for each unit behind it."""
         pairs = zip(self.order, order, strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.order), len(order)))
-        spans = self.extended(order, (self.shown or [])[:same])
+        spans = self.extend(order, (self.shown or [])[:same])
         self.kept = sum(kv_bytes(span.kv) for span in spans)
         return spans
 
@@ -61,13 +61,13 @@ class Blind(Placing):
         self.kept = 0
         for index, (name, positions) in enumerate(zip(order, self.desk.places(order), strict=True)):
             if self.desk.units[name].live:
-                spans = self.extended(order[: index + 1], spans)
+                spans = self.extend(order[: index + 1], spans)
                 continue
-            canonical, patch = self.desk.canonical(name), self.served(index)
+            canonical, patch = self.desk.canonical(name), self.patch_at(index)
             self.kept += kv_bytes(canonical.kv) + (patch.nbytes if patch else 0)
-            spans.append(self.desk.moved(name, canonical, positions, patch))
+            spans.append(self.desk.move(name, canonical, positions, patch))
         return spans
 
-    def served(self, index: int) -> Patch | None:
+    def patch_at(self, index: int) -> Patch | None:
         """The patch of the window's unit at ``index``: none."""
         return None

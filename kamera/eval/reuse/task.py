@@ -10,7 +10,7 @@ from kamera.eval.reuse.frozen import check_picture, load
 from kamera.eval.reuse.item import Item
 from kamera.eval.reuse.scoring import decision, score
 from kamera.eval.reuse.traces import TRACES
-from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, TaskSample, grouped
+from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, TaskSample, means_by
 from kamera.eval.tasks.set_files import write_lines
 
 
@@ -29,7 +29,7 @@ class ReuseBench(Task):
             if trace in (self.subtasks or TRACES)
         )
 
-    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+    def with_media(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
         """The sample, if its pictures are those that were frozen."""
         for part in (*sample.parts, *sample.others):
             check_picture(part)
@@ -46,7 +46,7 @@ class ReuseBench(Task):
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         scored = [(a.sample.task, a.score) for a in answered if a.score is not None]
-        return Summary.of(answered, "mean over items and traces", grouped("trace", scored))
+        return Summary.of(answered, "mean over items and traces", means_by("trace", scored))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
         """``reuse.jsonl``: item, trace, label and response."""

@@ -69,7 +69,7 @@ class TaskAsker:
         for name in sorted(makers, key=REPREFILL.__ne__):
             trial = Trial(sample.id, name)
             if isinstance(case, Exception):
-                yield trial.failed(case)
+                yield trial.with_error(case)
                 continue
             trial = replace(trial, note=case.note)
             if not case.windows:
@@ -87,7 +87,7 @@ class TaskAsker:
                     answer_seconds=placed + answered,
                 )
             except Exception as error:
-                yield trial.failed(error)
+                yield trial.with_error(error)
 
     def _fit(self, desk: Desk, sample: TaskSample) -> Case:
         """The sample's case, cut to fit; one without windows if that is impossible."""

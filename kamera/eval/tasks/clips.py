@@ -46,7 +46,7 @@ class VideoTask(LetterTask):
     def settings(self) -> Mapping[str, Any]:
         return {"num_frames": self.num_frames, "fps": self.fps, "clips": self.clips}
 
-    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+    def with_media(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
         """The sample with the clips of its video, of which `files` gives the path without its suffix."""
         (video,) = sample.parts
         assert isinstance(video, Video), "a sample of a choice set over videos shows one"

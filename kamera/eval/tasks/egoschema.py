@@ -13,7 +13,7 @@ from typing import Any
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import VideoTask
 from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, first_letter
-from kamera.eval.tasks.sample import Answered, Problem, Summary, TaskSample, Video, grouped
+from kamera.eval.tasks.sample import Answered, Problem, Summary, TaskSample, Video, means_by
 from kamera.eval.tasks.set_files import read_json, write_json
 
 SUBTASKS = ("subset", "full")
@@ -32,7 +32,7 @@ class EgoSchema(VideoTask):
         return first_letter(response, sample.choices)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        groups = grouped("task", ((a.sample.task, a.score) for a in answered if a.score is not None))
+        groups = means_by("task", ((a.sample.task, a.score) for a in answered if a.score is not None))
         return Summary.of(answered, "accuracy on the public subset", (*groups, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:

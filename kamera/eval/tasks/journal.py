@@ -57,7 +57,7 @@ class Journal:
         resume: bool = True,
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin or resume a run in ``folder``; call inside `locked`.
+        """Begin or resume a run in ``folder``; call inside `lock_run`.
 
         ``asked`` is recorded, and may differ between runs. A damaged last line (of a killed run) is dropped.
         Raises ValueError if ``resume`` is off and there is a run, TaskDataError if it has other
@@ -113,7 +113,7 @@ class Journal:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Lock a run's folder, created if missing. Raises TaskDataError, naming the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -133,8 +133,8 @@ def read_header(folder: Path) -> dict[str, Any]:
     if not kept.exists():
         raise TaskDataError(f"{folder} holds no run: no {HEADER} in it")
     header: dict[str, Any] = read_json(kept, dict, "give another folder")
-    if (form := header.get("form")) != FORM:
-        raise TaskDataError(f"{kept} is a run of format {form}, this is format {FORM}: give another folder")
+    if header.get("form") != FORM:
+        raise TaskDataError(f"{kept} is no run of format {FORM}: give another folder")
     return header
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.journal import Journal, check_same, locked, read_header
+from kamera.eval.tasks.journal import Journal, check_same, lock_run, read_header
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import Results
 from kamera.eval.tasks.run import finish
@@ -31,7 +31,7 @@ def merge(folders: Sequence[str | Path], out_dir: str | Path) -> Results:
     asked = {"arms": arms, "merged": [header["asked"] for header in headers]}
     with ExitStack() as stack:
         for part in (*parts, out_dir):
-            stack.enter_context(locked(part))
+            stack.enter_context(lock_run(part))
         joined = Journal(out_dir, settings, resume=False, asked=asked)
         for part, header in zip(parts, headers, strict=True):
             _take(joined, Journal(part, settings, asked=header["asked"]))

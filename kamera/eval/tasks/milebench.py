@@ -25,9 +25,9 @@ from kamera.eval.tasks.sample import (
     Summary,
     Task,
     TaskSample,
-    grouped,
-    interleaved,
+    interleave,
     mean,
+    means_by,
 )
 from kamera.eval.tasks.set_files import lacking, read_json
 
@@ -87,13 +87,13 @@ class MileBench(Task):
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Official: the mean over task codes of their datasets' means."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        datasets = grouped("dataset", ((s.task, score) for s, score in scored))
+        datasets = means_by("dataset", ((s.task, score) for s, score in scored))
         by_code = [
             Cell("code", code, mean([d.score for d in own]), sum(d.n for d in own))
             for code, names in CODES.items()
             if (own := [d for d in datasets if d.label in names])
         ]
-        groups = (*by_code, *datasets, *grouped("images", ((quantity(s), score) for s, score in scored)))
+        groups = (*by_code, *datasets, *means_by("images", ((quantity(s), score) for s, score in scored)))
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
@@ -172,7 +172,7 @@ def _question_start(context: str) -> int:
 
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
     texts, numbers = _PLACEHOLDER.split(text)[::2], _PLACEHOLDER.findall(text)
-    return interleaved(texts, [Picture(images / paths[int(number) - 1]) for number in numbers], live)
+    return interleave(texts, [Picture(images / paths[int(number) - 1]) for number in numbers], live)
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:

@@ -23,9 +23,9 @@ from kamera.eval.tasks.sample import (
     Summary,
     Task,
     TaskSample,
-    grouped,
-    interleaved,
+    interleave,
     mean,
+    means_by,
 )
 from kamera.eval.tasks.set_files import lacking, write_json, write_lines
 
@@ -110,8 +110,8 @@ class MMNiah(Task):
         meta, subtask = record["meta"], f"{name}-{self.split}"
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
         context, first = (record["context"] + "\n").split(IMAGE), record["context"].count(IMAGE)
-        live = interleaved(self._question(record).split(IMAGE), pictures[first:], live=True)
-        *parts, question = [*interleaved(context, pictures[:first]), *live]
+        live = interleave(self._question(record).split(IMAGE), pictures[first:], live=True)
+        *parts, question = [*interleave(context, pictures[:first]), *live]
         return TaskSample(
             id=f"{subtask}/{record['id']}",
             task=subtask,
@@ -158,8 +158,8 @@ class MMNiah(Task):
             for i, score in enumerate(overall)
             if count[i]
         ]
-        places = grouped("length and depth", ((_cell(at), score) for at, score in scored))
-        subtasks = grouped("subtask", ((task, score) for task in placed for _, score in placed[task]))
+        places = means_by("length and depth", ((_cell(at), score) for at, score in scored))
+        subtasks = means_by("subtask", ((task, score) for task in placed for _, score in placed[task]))
         short = sum(n for column, n in count.items() if column < 0)
         how = "mean of 11 length bins, each of 5 depth rows; empty rows count 0"
         how += f"; {short} below 1k tokens do not count" if short else ""

@@ -20,7 +20,7 @@ from kamera.eval.tasks.sample import (
     Problem,
     Summary,
     TaskSample,
-    grouped,
+    means_by,
 )
 from kamera.eval.tasks.set_files import picture, rows, write_lines
 
@@ -85,9 +85,9 @@ class MuirBench(LetterTask):
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
-        tasks = grouped("task", ((task, s) for task in TASKS for q, s in scored if q.task == task))
+        tasks = means_by("task", ((task, s) for task in TASKS for q, s in scored if q.task == task))
         kinds = [(kind, s) for kind, can in _KINDS for q, s in scored if q.meta["answerable"] is can]
-        groups = (*tasks, *grouped("kind", [*kinds, *(("both of a pair", s) for s in _pairs(scored))]))
+        groups = (*tasks, *means_by("kind", [*kinds, *(("both of a pair", s) for s in _pairs(scored))]))
         return Summary.of(answered, "accuracy over all samples", (*groups, *self.unread(answered)))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from kamera.certify import bootstrap
 from kamera.eval.arms import BLIND, NATIVE, REPREFILL, SABOTAGE
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, grouped, mean
+from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean, means_by
 from kamera.eval.trial import Trial
 from kamera.trust import Estimate
 
@@ -142,7 +142,7 @@ def _interval(items: Sequence[str], values: Sequence[float | None]) -> Estimate:
 
 def _with_agreement(summary: Summary, of_arm: Sequence[Answered], agrees: Sequence[float | None]) -> Summary:
     pairs = zip(of_arm, agrees, strict=True)
-    agreed = grouped("subtask, agreement", ((a.sample.task, same) for a, same in pairs if same is not None))
+    agreed = means_by("subtask, agreement", ((a.sample.task, same) for a, same in pairs if same is not None))
     return replace(summary, groups=(*summary.groups, *agreed)) if len(agreed) > 1 else summary
 
 

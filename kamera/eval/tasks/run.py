@@ -12,7 +12,7 @@ from tqdm import tqdm
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
-from kamera.eval.tasks.journal import Journal, SampleRow, locked
+from kamera.eval.tasks.journal import Journal, SampleRow, lock_run
 from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Problem, Task
 from kamera.eval.tasks.selection import Selection, select
@@ -82,7 +82,7 @@ def run_task(
         "versions": library_versions(),
     }
     asked = {"data": str(data), "arms": list(arms), **asdict(selection)}
-    with locked(out_dir):
+    with lock_run(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = TaskAsker(engine, task, system, limit_tokens, reuse, shrink)
         problems: list[Problem] = []

@@ -175,11 +175,11 @@ class Task:
         return {}
 
     def load(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
-        """Samples with their media in file order, and problems of the data; see `listed`."""
-        for item in self.listed(data, limit):
-            yield from [item] if isinstance(item, Problem) else self.shown(item)
+        """Samples with their media in file order, and problems of the data; see `list_samples`."""
+        for item in self.list_samples(data, limit):
+            yield from [item] if isinstance(item, Problem) else self.with_media(item)
 
-    def listed(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
+    def list_samples(self, data: Path, limit: int | None = None) -> Iterator[TaskSample | Problem]:
         """The samples of at most ``limit`` records of each annotation file, as `files` has them.
 
         Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
@@ -190,7 +190,7 @@ class Task:
         """Samples and problems of each annotation file."""
         raise NotImplementedError
 
-    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+    def with_media(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
         """The sample with its media, if `files` did not read them; or their problem."""
         yield sample
 
@@ -274,7 +274,7 @@ def _name(part: Part) -> list[Any]:
     return [type(part.source).__name__, *options]
 
 
-def interleaved(texts: Sequence[str], pictures: Iterable[Picture], live: bool = False) -> list[Part]:
+def interleave(texts: Sequence[str], pictures: Iterable[Picture], live: bool = False) -> list[Part]:
     """Texts with a picture between each two; of empty texts only the last one stays."""
     parts: list[Part] = []
     for text, shown in zip(texts[:-1], pictures, strict=True):
@@ -286,7 +286,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-def grouped(by: str, scored: Iterable[tuple[str, float]]) -> tuple[Cell, ...]:
+def means_by(by: str, scored: Iterable[tuple[str, float]]) -> tuple[Cell, ...]:
     """Means of (label, score) pairs by label, in the order of first occurrence."""
     cells: dict[str, list[float]] = {}
     for label, score in scored:

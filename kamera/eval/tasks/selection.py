@@ -40,18 +40,18 @@ def select(selection: Selection, task: Task, data: Path) -> Iterator[tuple[int, 
     """
     drawn: frozenset[str] | None = None
     if selection.sample is not None:
-        listed = task.listed(data, selection.limit)
+        listed = task.list_samples(data, selection.limit)
         ids = [item.id for item in listed if isinstance(item, TaskSample)]
         drawn = frozenset(sorted(ids, key=partial(_rank, selection.seed))[: selection.sample])
     shard, shards = map(int, selection.shard.split("/"))
     place = -1
-    for item in task.listed(data, selection.limit):
+    for item in task.list_samples(data, selection.limit):
         if isinstance(item, Problem):
             yield place, item
         elif drawn is None or item.id in drawn:
             place += 1
             if place % shards == shard - 1:
-                yield from ((place, shown) for shown in task.shown(item))
+                yield from ((place, shown) for shown in task.with_media(item))
 
 
 def _rank(seed: int, id: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import VideoTask
 from kamera.eval.tasks.letters import first_abcd
-from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, grouped, mean
+from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, mean, means_by
 from kamera.eval.tasks.set_files import rows, write_json
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
@@ -63,10 +63,10 @@ class VideoMME(VideoTask):
                     where=where,
                 )
 
-    def shown(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
+    def with_media(self, sample: TaskSample) -> Iterator[TaskSample | Problem]:
         """With subtitles, if asked for; a video without a subtitle file is asked without."""
         (folder,) = (Path(part.source).parents[1] for part in sample.parts if isinstance(part, Video))
-        for item in super().shown(sample):
+        for item in super().with_media(sample):
             if isinstance(item, Problem) or item.task != "with-subtitles":
                 yield item
                 continue
@@ -106,9 +106,9 @@ class VideoMME(VideoTask):
                 groups.append(Cell("overall", setting, mean([s for _, s in of] or [0.0]), len(of)))
                 groups.append(Cell("overall, of all asked", setting, mean(asked), len(asked)))
             lengths = ((length, s) for length in DURATIONS for q, s in of if q.meta["duration"] == length)
-            groups += grouped(f"duration, {setting}", lengths)
+            groups += means_by(f"duration, {setting}", lengths)
             for key in ("domain", "sub_category", "task_type"):
-                groups += grouped(f"{key}, {setting}", ((q.meta[key], s) for q, s in of))
+                groups += means_by(f"{key}, {setting}", ((q.meta[key], s) for q, s in of))
         head = groups[0] if groups else Cell("overall", SETTINGS[0], float("nan"), 0)
         how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary.of(answered, how, (*groups, *self.unread(answered)), head.score)
