@@ -1,7 +1,6 @@
 """The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
 from kamera.ops.allocate import allocate
-from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
 from kamera.ops.compress import compress
@@ -11,7 +10,11 @@ from kamera.ops.finite import check_encoding, check_finite
 from kamera.ops.kv import (
     KV,
     NO_KV,
+    Blocks,
+    Groups,
     LayerKV,
+    check_groups,
+    equal_groups,
     kv_bytes,
     kv_concat,
     kv_copy,
@@ -106,7 +109,6 @@ __all__ = [
     "allocate",
     "apply_patch",
     "attention_layout",
-    "blocks_map",
     "check_encoding",
     "check_finite",
     "check_groups",

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kamera.errors import quote
-from kamera.ops.blocks import Blocks
 from kamera.ops.compress import compress
 from kamera.ops.factoring import kept_energy
-from kamera.ops.kv import KV, kv_bytes
+from kamera.ops.kv import KV, Blocks, kv_bytes
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Deltas, Formed
 from kamera.ops.patch import patch_of

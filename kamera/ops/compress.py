@@ -13,8 +13,8 @@ import torch
 from einops import rearrange
 
 from kamera.ops.allocate import allocate
-from kamera.ops.blocks import Groups
 from kamera.ops.factoring import energies, residuals, share_kept, stacks
+from kamera.ops.kv import Groups
 from kamera.ops.layout import Layout, check_layers
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
 from kamera.ops.quantize import Bits, Codes, coded_bytes, quantize

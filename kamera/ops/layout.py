@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kamera.ops.blocks import Blocks, Groups, equal_groups
-from kamera.ops.kv import KV
+from kamera.ops.kv import KV, Blocks, Groups, equal_groups
 from kamera.ops.rope import RopeSpec, relocate
 
 Family = Literal["MHA", "GQA", "MQA", "MLA", "MLA_EXPANDED", "NONE"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.ops.blocks import Blocks, Groups
+from kamera.ops.kv import Blocks, Groups
 from kamera.ops.quantize import Codes
 
 Factor = torch.Tensor | Codes

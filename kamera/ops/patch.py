@@ -15,9 +15,8 @@ from typing import TypeVar
 import torch
 from einops import rearrange
 
-from kamera.ops.blocks import Blocks
 from kamera.ops.factoring import residuals, share_kept, stacks
-from kamera.ops.kv import KV, kv_map, regroup
+from kamera.ops.kv import KV, Blocks, kv_map, regroup
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
 from kamera.ops.lowrank import Deltas, Formed, LowRank, LowRanks, Patch, floats
 from kamera.ops.rope import relocate

@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from einops import rearrange
 
-from kamera.ops.blocks import Blocks, Groups
-from kamera.ops.kv import KV
+from kamera.ops.kv import KV, Blocks, Groups
 
 KVCodec = Literal["int8", "int4"]
 """Forms of KV in codes of 8 or 4 bits."""
