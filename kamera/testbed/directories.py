@@ -29,18 +29,27 @@ def cache_dir() -> Path:
 
 @functools.cache
 def weights_dir() -> Path:
-    """The model directory in Hugging Face's format, unpacked into your cache folder at first use (5.6 MB)."""
+    """The model directory in Hugging Face's format, unpacked into your cache folder at first use (5.6 MB).
+
+    Raises OSError where it cannot be unpacked.
+    """
     files = sorted(path for path in _PACKED.iterdir() if path.is_file())
     contents = {path.name: path.read_bytes() for path in files}
     name = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents.values())).hexdigest()
     folder = cache_dir() / "testbed" / name[:16] / _PACKED.name
     packed = contents.pop(f"{_WEIGHTS}.xz")
     if not (folder / _WEIGHTS).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        # the weights come last: where they are, all is
-        for name, data in (contents | {_WEIGHTS: lzma.decompress(packed)}).items():
-            with published(folder / name, mode=0o644) as file:
-                file.write(data)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # the weights come last: where they are, all is
+            for file, data in (contents | {_WEIGHTS: lzma.decompress(packed)}).items():
+                with published(folder / file, mode=0o644) as into:
+                    into.write(data)
+        except OSError as error:
+            raise OSError(
+                f"the package's model cannot be unpacked into {folder} ({error.strerror}): make room there, "
+                "or set XDG_CACHE_HOME"
+            ) from None
     return folder
 
 

@@ -3,6 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from kamera import Backbone, testbed
 from kamera.engines.hf import HfEngine
 from kamera.testbed import load, weights_dir
@@ -34,6 +36,14 @@ def test_an_interrupted_unpacking_is_done_again(monkeypatch, tmp_path):
     assert weights_dir.__wrapped__() == folder
     assert (folder / "config.json").read_bytes() == (weights_dir() / "config.json").read_bytes()
     assert (folder / "model.safetensors").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "kamera").mkdir()
+    (tmp_path / "kamera" / "testbed").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(OSError, match=r"cannot be unpacked into .*gqa \(Not a directory\): .*XDG_CACHE_HOME"):
+        weights_dir.__wrapped__()
 
 
 def test_backbones_by_load_and_by_directory_share_an_archive():
