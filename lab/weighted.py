@@ -24,8 +24,8 @@ from kamera.ops.compress import (
     check_fit,
     code_columns,
     cost_of,
-    group_of,
-    most_of,
+    group_size,
+    most_paid,
     patch_of_ranks,
     pool_gains,
 )
@@ -133,10 +133,10 @@ def compress(
     found: dict[Bits | None, dict[Key, Candidates]] = {bits: {} for bits in choices}
     for _, name, layers, x in stacks(deltas):
         metrics = [readers.metric(i, name) for i in layers]
-        made = _candidates(x, metrics, most_of(x.shape[1:], budget, choices, dtype), choices, dtype)
+        made = _candidates(x, metrics, most_paid(x.shape[1:], budget, choices, dtype), choices, dtype)
         for bits, some in zip(choices, made, strict=True):
             found[bits].update(zip([(i, name) for i in layers], some, strict=True))
-    ranks = {bits: allot(some, budget, group_of(bits)) for bits, some in found.items()}
+    ranks = {bits: allot(some, budget, group_size(bits)) for bits, some in found.items()}
     lost = {bits: sum(found[bits][key].residual[k] for key, k in ranks[bits].items()) for bits in choices}
     best = min(choices, key=lambda bits: lost[bits])
     patch = patch_of_ranks(found[best], ranks[best], deltas.groups)
@@ -167,7 +167,7 @@ def _candidates(
             ]
         )
         residual = residuals(seen, lefts[0], shown, total).tolist()
-        gains, cost = pool_gains(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
+        gains, cost = pool_gains(best.values.square(), group_size(bits)), cost_of(x.shape[1:], bits, dtype)
         yield [
             Candidates((lefts[1], rights[1]), n, most, gain, cost, rest)
             for n, (most, gain, rest) in enumerate(zip(best.counts, gains, residual, strict=True))

@@ -85,15 +85,15 @@ class _Template(NamedTuple):
 def draw_scene(seed: int, index: int) -> ProbeScene:
     """The scene of number ``index``; templates take turns."""
     rng, template = np.random.default_rng([seed, index]), _TEMPLATES[index % len(_TEMPLATES)]
-    entries = _some(rng, template.entries, ENTRIES + _FILLED)
-    handles = _some(rng, template.handles, ENTRIES)
+    entries = _draw_words(rng, template.entries, ENTRIES + _FILLED)
+    handles = _draw_words(rng, template.handles, ENTRIES)
     others = entries[ENTRIES:]  # no question is about these
     stated: list[dict[str, str]] = []
     for numbers in _STATES:
         named = [entries[i] for i in numbers]
         # other values on every page: two pages that state the same entry disagree
         free = [v for v in template.values if v not in {v for page in stated for v in page.values()}]
-        values = _some(rng, free if len(free) >= len(named) else template.values, len(named))
+        values = _draw_words(rng, free if len(free) >= len(named) else template.values, len(named))
         stated.append(dict(zip(named, values, strict=True)))
     pages = []
     for number, facts in enumerate(stated):
@@ -101,7 +101,7 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
             pages.append(template.shown(rng, list(zip(handles, entries, strict=False))))
             continue
         spare = [v for v in template.values if v not in facts.values()]
-        filled = zip(others, _some(rng, spare, _FILLED - len(facts)), strict=False)
+        filled = zip(others, _draw_words(rng, spare, _FILLED - len(facts)), strict=False)
         lines = [template.says.format(e, v) for e, v in _shuffle(rng, [*facts.items(), *filled])]
         pages.append(_text(template.title, lines))
 
@@ -177,7 +177,7 @@ _TEMPLATES: tuple[_Template, ...] = (
 )
 
 
-def _some(rng: np.random.Generator, words: Sequence[str], count: int = ENTRIES) -> list[str]:
+def _draw_words(rng: np.random.Generator, words: Sequence[str], count: int = ENTRIES) -> list[str]:
     return [words[i] for i in rng.permutation(len(words))[:count]]
 
 

@@ -14,7 +14,7 @@ from kamera.certify.kv import KVComparison
 from kamera.certify.probe import PROBE_SEED, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
-from kamera.certify.verdict import QuestionOutcome, judge, overrule, unseen
+from kamera.certify.verdict import QuestionOutcome, doubt, judge, overrule
 from kamera.engines.hf import (
     Backbone,
     HfEngine,
@@ -153,7 +153,7 @@ class _Poll:
         for guarantee, outcomes in self.outcomes.items():
             found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
             bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or SABOTAGES[n].patch is None}
-            findings[guarantee] = overrule(unseen(found, bears), self.flaw)
+            findings[guarantee] = overrule(doubt(found, bears), self.flaw)
         return findings, wrong
 
     def _open_faults(self) -> list[str]:

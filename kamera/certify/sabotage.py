@@ -119,7 +119,7 @@ def _turn_by(theta: float, spec: LayerLayout) -> LayerLayout:
 
 def _wrong_patch(of: Material, kind: WrongPatch) -> Patch:
     if kind == "another":
-        return fit(of.another, of.patch)
+        return fit_rows(of.another, of.patch)
     if kind == "random":
         return random_like(of.patch, of.seed)
     if kind == "stale":
@@ -164,7 +164,7 @@ def _drop(layers: list[Mapping[str, LowRank]]) -> None:
         layers[min(counted, key=energies.__getitem__)] = {}
 
 
-def fit(patch: Patch, to: Patch) -> Patch:
+def fit_rows(patch: Patch, to: Patch) -> Patch:
     """``patch`` with as many tokens as ``to``: its rows repeat from the first when they run out."""
     layers = []
     for layer, model in zip(patch.layers, to.layers, strict=True):

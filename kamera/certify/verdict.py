@@ -13,7 +13,7 @@
   is not called safe, as other questions may bind where these did not.
 * Patched KV must restore most of the deficit in every channel (`kv.HALF`).
 * Every faulty build must come out unsafe by these rules, or the probe is blind to its fault and cannot tell
-  (`unseen`).
+  (`doubt`).
 
 Each rule errs on the side of not serving: the whole interval must be on the right side.
 """
@@ -105,7 +105,7 @@ def overrule(finding: Finding, flaw: str) -> Finding:
     return replace(finding, verdict="unsafe", reason=flaw) if flaw else finding
 
 
-def unseen(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
+def doubt(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
     """The finding, "cannot tell" instead of "safe" if the probe does not tell faulty builds from it.
 
     ``sabotages`` are the findings about those that apply to it: each must be unsafe. A finding that is not

@@ -77,11 +77,11 @@ def compress(
     choices: tuple[Bits | None, ...] = tuple(widths) or (None,)
     candidates: dict[Bits | None, dict[Key, Candidates]] = {bits: {} for bits in choices}
     for _, name, layers, x in stacks(deltas):
-        kept = most_of(x.shape[1:], budget, choices, dtype)
+        kept = most_paid(x.shape[1:], budget, choices, dtype)
         made = _candidates(x, kept if rank is None else min(kept, rank), choices, dtype)
         for bits, some in zip(choices, made, strict=True):
             candidates[bits].update(zip([(i, name) for i in layers], some, strict=True))
-    ranks = {bits: allot(some, budget, group_of(bits)) for bits, some in candidates.items()}
+    ranks = {bits: allot(some, budget, group_size(bits)) for bits, some in candidates.items()}
     lost = {
         bits: sum(candidates[bits][key].residual[k] for key, k in ranks[bits].items()) for bits in choices
     }
@@ -102,7 +102,7 @@ def check_fit(deltas: Deltas, layout: Layout, budget: int) -> None:
             raise ValueError(f"layer {layers[0]} has no deficit of channel {missing[0]}")
 
 
-def most_of(shape: Sequence[int], budget: int, choices: Sequence[Bits | None], dtype: torch.dtype) -> int:
+def most_paid(shape: Sequence[int], budget: int, choices: Sequence[Bits | None], dtype: torch.dtype) -> int:
     """Directions of a channel ``[tokens, features]`` that a budget could pay, at most."""
     return 2 * (budget // max(1, min(cost_of(shape, bits, dtype) for bits in choices)))
 
@@ -115,7 +115,7 @@ def _candidates(
     for bits in choices:
         lefts, rights = (code_columns(side.to(x.dtype), bits, dtype) for side in (best.left, best.right))
         residual = residuals(x, lefts[0], rights[0], total).tolist()
-        gains, cost = pool_gains(best.values.square(), group_of(bits)), cost_of(x.shape[1:], bits, dtype)
+        gains, cost = pool_gains(best.values.square(), group_size(bits)), cost_of(x.shape[1:], bits, dtype)
         yield [
             Candidates((lefts[1], rights[1]), n, most, gain, cost, rest)
             for n, (most, gain, rest) in enumerate(zip(best.counts, gains, residual, strict=True))
@@ -155,7 +155,7 @@ def patch_of_ranks(candidates: Mapping[Key, Candidates], ranks: Mapping[Key, int
     return Patch.of(out, groups)
 
 
-def group_of(bits: Bits | None) -> int:
+def group_size(bits: Bits | None) -> int:
     """Directions that are kept together: two columns of four bits share their bytes."""
     return 2 if bits == 4 else 1
 
@@ -164,7 +164,7 @@ def cost_of(shape: Sequence[int], bits: Bits | None, dtype: torch.dtype) -> int:
     """Bytes of one group of directions of a channel ``[tokens, features]``."""
     if bits is None:
         return sum(shape) * dtype.itemsize
-    return sum(coded_bytes(rows, group_of(bits), bits) for rows in shape)
+    return sum(coded_bytes(rows, group_size(bits), bits) for rows in shape)
 
 
 def pool_gains(energies: torch.Tensor, group: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from kamera.reuse.admission import Admission, Tier, admissions_of, as_placed
 from kamera.reuse.anchors import anchors_of
-from kamera.reuse.cuts import cut, resets
+from kamera.reuse.cuts import cut, fixed_cuts
 from kamera.reuse.discovery import Discovery, discovery_of
 from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prompt import Media, Prompt, Span
@@ -33,7 +33,7 @@ __all__ = [
     "as_placed",
     "cut",
     "discovery_of",
+    "fixed_cuts",
     "recut",
-    "resets",
     "strict",
 ]

@@ -22,7 +22,7 @@ def cut(
     further resets; spans that are ``kept``, apart and none across a reset, are segments as they are.
     """
     whole = {*(m.start for m in prompt.media), *(start for start, _ in kept)}
-    resetting = sorted({*resets(prompt, rule), *edges, *(edge for span in kept for edge in span)})
+    resetting = sorted({*fixed_cuts(prompt, rule), *edges, *(edge for span in kept for edge in span)})
     places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
     cuts = [0]
     for start, stop in pairwise(resetting):
@@ -32,7 +32,7 @@ def cut(
     return cuts
 
 
-def resets(prompt: Prompt, rule: CutRule) -> list[int]:
+def fixed_cuts(prompt: Prompt, rule: CutRule) -> list[int]:
     """The boundaries independent of content, in order: both ends, media, and the rule's resets."""
     total = len(prompt)
     places = {0, total}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kamera.content import Ids, gear
-from kamera.reuse.cuts import cut, resets
-from kamera.reuse.parts import Part, Text, divide, fill_gaps, most
+from kamera.reuse.cuts import cut, fixed_cuts
+from kamera.reuse.parts import Part, Text, choose_parts, divide, fill_gaps
 from kamera.reuse.paths import ROOT, Paths
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.radix import ids_of
@@ -94,11 +94,11 @@ class ContentIndex:
         them; fewer if they are whole segments.
         """
         text = Text(prompt)
-        path = self._paths.onward(text, ROOT, 0)
+        path = self._paths.longest_onward(text, ROOT, 0)
         prefix = path[-1].stop if path else 0
         parts = [*path, *(self._parts_behind(text, prefix) if prefix < len(prompt) else ())]
         self._use(parts)
-        parts = divide(parts, sorted({*resets(prompt, self.rule), *edges}))
+        parts = divide(parts, sorted({*fixed_cuts(prompt, self.rule), *edges}))
         kept = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
         spans = [(part.start, part.stop) for part in kept]
         cuts = cut(prompt, self.rule, spans, edges)
@@ -146,12 +146,12 @@ class ContentIndex:
             for node, offset in places if len(ends) < MOST else ():
                 if (node, stop - offset) in known:
                     continue
-                parts = self._paths.around(text, node, offset, stop, max(prefix, start - _BACK))
+                parts = self._paths.longest_around(text, node, offset, stop, max(prefix, start - _BACK))
                 if parts and parts[0].start <= start and stop <= parts[-1].stop:
                     found += parts
                     heapq.heappush(ends, parts[-1].stop)
                     known.update((part.node, part.start - part.offset) for part in parts)
-        whole = most([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
+        whole = choose_parts([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
         return fill_gaps(whole, found, prefix, len(text.prompt))
 
     def _whole(self, part: Part) -> bool:
@@ -196,10 +196,10 @@ class ContentIndex:
             if self.limit is not None and not self._paths[node].children:
                 heapq.heappush(self._leaves, (self._now, node))
                 if len(self._leaves) > 2 * len(self._paths) + WINDOW:
-                    self._leaves = [(used, n) for used, n in self._leaves if self._due(used, n)]
+                    self._leaves = [(used, n) for used, n in self._leaves if self._may_go(used, n)]
                     heapq.heapify(self._leaves)
 
-    def _due(self, used: int, node: int) -> bool:
+    def _may_go(self, used: int, node: int) -> bool:
         """True for a node that is there, has no children, and was not used since."""
         held = self._paths.get(node)
         return held is not None and not held.children and held.used == used
@@ -207,7 +207,7 @@ class ContentIndex:
     def _make_room(self) -> None:
         while self.limit is not None and self.nbytes > self.limit and self._leaves:
             used, node = heapq.heappop(self._leaves)
-            if not self._due(used, node):
+            if not self._may_go(used, node):
                 continue
             hashes, _ = self._windows(node)
             self._scan.remove(hashes, node)

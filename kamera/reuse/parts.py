@@ -68,7 +68,7 @@ class Text:
         return one.start, one.stop, Content(self.prompt.slice(one.start, one.stop), one.digest)
 
 
-def most(parts: Sequence[Part]) -> list[Part]:
+def choose_parts(parts: Sequence[Part]) -> list[Part]:
     """Those parts, none over another, that have the most tokens together, in order."""
     ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=_ends)
     stops = [p.stop for p in ordered]

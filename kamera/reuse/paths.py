@@ -92,7 +92,7 @@ class Paths:
             node = self._nodes[node].parent
         return found[len(found) - wanted :]
 
-    def onward(self, text: Text, node: int, at: int) -> list[Part]:
+    def longest_onward(self, text: Text, node: int, at: int) -> list[Part]:
         """The longest path below ``node`` that the prompt goes on along from token ``at``.
 
         The last part may be the head of its segment; of paths of one length, the one of most whole segments.
@@ -110,7 +110,7 @@ class Paths:
                 if child is not None:
                     ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
                 continue
-            along = self._nodes[node].texts.along(prompt.raw, at, text.border(at))
+            along = self._nodes[node].texts.strings_along(prompt.raw, at, text.border(at))
             for child in along.values:
                 stop = at + self.content(child).tokens
                 ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
@@ -119,7 +119,7 @@ class Paths:
                 found = link, Part(at, at + along.common, along.value, 0)
         return [*_unlink(found)][::-1]
 
-    def around(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
+    def longest_around(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
         """The longest part of a path through ``node`` that the prompt has around token ``at``.
 
         What ends before the segment's token ``offset`` ends before ``at``; nothing before ``first`` counts.
@@ -130,7 +130,7 @@ class Paths:
         if count:
             start, begin = (at, offset) if not parts else (parts[-1].start, parts[-1].offset)
             parts[-1:] = [Part(start, at + count, node, begin)]
-        return parts + (self.onward(text, node, at + count) if 4 * count == len(ids) else [])
+        return parts + (self.longest_onward(text, node, at + count) if 4 * count == len(ids) else [])
 
     def _backward(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
         """The parts before token ``at`` that equal the path before a node's token ``offset``, last first."""

@@ -34,7 +34,7 @@ class Pieces:
     again: tuple[str, ...] = ()
 
 
-def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
+def pieces_of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
     """Token ids cut where parts of them came before, the rest by the rule; the last segment is the question.
 
     Raises EmptyChunk without tokens, `ValueError` for ids outside the vocabulary or for media, whose pixels
@@ -56,11 +56,11 @@ def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) ->
     cuts, question = found.cuts, found.cuts[-2]
     inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
     chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
-    again = _again({(start, stop) for start, stop, *_ in found.hits}, inner, chunks)
+    again = _seen_ids({(start, stop) for start, stop, *_ in found.hits}, inner, chunks)
     return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, again)
 
 
-def of_messages(
+def pieces_of_messages(
     backbone: Engine,
     messages: Sequence[Message],
     tools: Sequence[Any] | None,
@@ -87,11 +87,11 @@ def of_messages(
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
     inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
     chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
-    again = _again(found.again, inner, chunks)
+    again = _seen_ids(found.again, inner, chunks)
     return Pieces(found.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, again)
 
 
-def _again(came: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+def _seen_ids(came: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """The ids of the chunks that came before behind other tokens."""
     return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in came))
 

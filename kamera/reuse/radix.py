@@ -61,7 +61,7 @@ class Radix:
                 return
             del above._below[node._edge[:4]]
 
-    def along(self, raw: bytes, start: int, stop: int) -> Along:
+    def strings_along(self, raw: bytes, start: int, stop: int) -> Along:
         """The strings along tokens ``start`` to ``stop`` of ``raw``."""
         node, at, end = self, 4 * start, 4 * stop
         values: list[int] = []
@@ -76,15 +76,15 @@ class Radix:
                 continue
             there = raw[at : min(end, at + len(child._edge))]
             common = common_head(ids_of(child._edge[: len(there)]), ids_of(there))
-            return Along(tuple(values), at // 4 - start + common, child._any())
-        return Along(tuple(values), at // 4 - start, node._any())
+            return Along(tuple(values), at // 4 - start + common, child._any_number())
+        return Along(tuple(values), at // 4 - start, node._any_number())
 
     def _split(self, at: int) -> None:
         rest = Radix(self._edge[at:], self._value)
         rest._below = self._below
         self._edge, self._value, self._below = self._edge[:at], None, {rest._edge[:4]: rest}
 
-    def _any(self) -> int | None:
+    def _any_number(self) -> int | None:
         """The number of a string that goes through here."""
         node = self
         while node._value is None and node._below:

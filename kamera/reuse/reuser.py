@@ -15,7 +15,7 @@ from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission, admissions_of, as_placed
 from kamera.reuse.discovery import Discovery
-from kamera.reuse.pieces import Pieces, of_ids, of_messages
+from kamera.reuse.pieces import Pieces, pieces_of_ids, pieces_of_messages
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
@@ -182,12 +182,12 @@ class Reuser:
         self, prompt: Sequence[Message] | torch.Tensor | Sequence[int] | Prompt, tools: Sequence[Any] | None
     ) -> ReusePlan:
         if not isinstance(prompt, Prompt) and _are_messages(prompt):
-            pieces = of_messages(
+            pieces = pieces_of_messages(
                 self.backbone, cast(Sequence[Message], prompt), tools, self._discovery, self.sink
             )
         else:
             given = prompt if isinstance(prompt, Prompt) else self._anchor(torch.as_tensor(prompt))
-            pieces = of_ids(self.backbone, given, self._discovery, self.sink)
+            pieces = pieces_of_ids(self.backbone, given, self._discovery, self.sink)
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
         order = (*window.slots[:kept], *pieces.chunks[kept:])

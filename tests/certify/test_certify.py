@@ -18,7 +18,7 @@ from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, READER, Order, Query, digest_of
 from kamera.certify.run import PROBES, scenes_of
 from kamera.certify.sabotage import SABOTAGES
-from kamera.certify.verdict import QuestionOutcome, judge, loss, unseen, wilson
+from kamera.certify.verdict import QuestionOutcome, doubt, judge, loss, wilson
 from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
@@ -276,17 +276,17 @@ def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
 def test_a_probe_that_does_not_tell_a_wrong_build_cannot_tell():
     safe, unsafe = judge(answers(100, blind=80), 0.1), judge(answers(100, blind=80, served=80), 0.1)
     undecided = judge(answers(20, blind=15), 0.1)
-    assert unseen(safe, {}) == safe
-    assert unseen(safe, {"no rotation": unsafe}) == safe
-    found = unseen(safe, {"no rotation": safe, "stale patch": safe, "random patch": undecided})
+    assert doubt(safe, {}) == safe
+    assert doubt(safe, {"no rotation": unsafe}) == safe
+    found = doubt(safe, {"no rotation": safe, "stale patch": safe, "random patch": undecided})
     assert found.verdict == "cannot tell"
     assert found.reason == "the probe does not see: no rotation, stale patch"
-    assert unseen(unsafe, {"no rotation": safe}) == unsafe, "what is harmful stays so"
+    assert doubt(unsafe, {"no rotation": safe}) == unsafe, "what is harmful stays so"
 
 
 def test_too_few_questions_to_tell_a_wrong_build_are_said_to_be():
     safe, undecided = judge(answers(100, blind=80), 0.1), judge(answers(20, blind=15), 0.1)
-    found = unseen(safe, {"stale patch": undecided})
+    found = doubt(safe, {"stale patch": undecided})
     assert found.verdict == "cannot tell"
     assert found.reason == "100 questions are too few to tell a sound build from: stale patch"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.reuse import RULES, ContentIndex, CutRule, Media, Prompt, resets, table
+from kamera.reuse import RULES, ContentIndex, CutRule, Media, Prompt, fixed_cuts, table
 from kamera.reuse.paths import Paths
 from kamera.reuse.scan import MOST
 
@@ -76,7 +76,7 @@ def test_index_equals_brute_force(seeds, seed):
     assert found.prefix == max(common(b.ids, asked.ids) for b in before)
     assert (found.cuts[0], found.cuts[-1]) == (0, len(asked))
     assert list(found.cuts) == sorted(set(found.cuts))
-    assert set(resets(asked, SMALL)) <= set(found.cuts)
+    assert set(fixed_cuts(asked, SMALL)) <= set(found.cuts)
     for hit in found.hits:
         content = index.content(hit.segment)
         assert asked.slice(hit.start, hit.stop) == content.ids[4 * hit.offset :][: 4 * (hit.stop - hit.start)]
@@ -130,8 +130,8 @@ def test_a_prompt_that_is_found_again_stays():
 @pytest.mark.parametrize("period", [1, 7, 40])
 def test_text_that_repeats_itself_is_compared_a_few_times_a_window(period, monkeypatch):
     calls = []
-    around = Paths.around
-    monkeypatch.setattr(Paths, "around", lambda *given: calls.append(0) or around(*given))
+    around = Paths.longest_around
+    monkeypatch.setattr(Paths, "longest_around", lambda *given: calls.append(0) or around(*given))
     repeating = np.tile(text(0, period), 4_000 // period)
     index = index_of(Prompt.of(repeating))
     found = index.find(Prompt.of(np.concatenate([text(1, 9), repeating])))

@@ -23,7 +23,7 @@ def test_a_radix_tree_equals_trying_every_string(added, removed, asked, start):
             tree.remove(ids(string).tobytes())
             del held[tuple(string)]
     text = ids([7] * start + asked + [7])
-    found = tree.along(text.tobytes(), start, start + len(asked))
+    found = tree.strings_along(text.tobytes(), start, start + len(asked))
     heads = {string: common_head(ids(string), ids(asked)) for string in held}
     whole = sorted((string for string in held if heads[string] == len(string)), key=len)
     assert found.values == tuple(held[string] for string in whole)

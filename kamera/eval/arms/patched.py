@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kamera.certify import fit, random_like
+from kamera.certify import fit_rows, random_like
 from kamera.eval.arms.plain import Blind
 from kamera.eval.desk import Desk
 from kamera.ops import Patch, form_patch
@@ -65,4 +65,4 @@ class OtherPatched(Patched):
         """That of the next unit; of the second one for the last."""
         true = super().patch_at(index)
         other = super().patch_at(index + 1 if index + 1 < len(self.order) else 1)
-        return None if true is None or other is None else fit(other, true)
+        return None if true is None or other is None else fit_rows(other, true)

@@ -44,7 +44,7 @@ def launches(given: Writing) -> Iterator[Launch]:
         yield _launch(stored, target, factors, turned, c.rotary_start if turned is not None else 0)
 
 
-def servable(given: Writing, dtypes: frozenset[torch.dtype]) -> bool:
+def can_launch(given: Writing, dtypes: frozenset[torch.dtype]) -> bool:
     """True if all targets are on one device with adjacent features, and all values are of ``dtypes``.
 
     A tensor of a class of its own (packed, wrapped) has no memory that a kernel could read.

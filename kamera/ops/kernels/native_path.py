@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kamera.ops.kernels import native
-from kamera.ops.kernels.launches import Launch, launches, servable
+from kamera.ops.kernels.launches import Launch, can_launch, launches
 from kamera.ops.kernels.native import native_library
 from kamera.ops.kernels.stored import Writing
 from kamera.ops.lowrank import floats
@@ -24,7 +24,7 @@ def can_write(given: Writing) -> bool:
     built = native_library()
     if built is None:
         return False
-    return servable(given, frozenset(_KINDS) - (set() if built.kamera_half() else {torch.float16}))
+    return can_launch(given, frozenset(_KINDS) - (set() if built.kamera_half() else {torch.float16}))
 
 
 def write(given: Writing) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from kamera.ops.kernels.launches import Launch, launches, servable
+from kamera.ops.kernels.launches import Launch, can_launch, launches
 from kamera.ops.kernels.stored import Writing
 from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.lowrank import floats
@@ -29,7 +29,7 @@ H200; with float32 factors it would need more shared memory than a GPU has."""
 
 def can_write(given: Writing) -> bool:
     """True if the kernel supports these dtypes and strides."""
-    return servable(given, _FLOATS)
+    return can_launch(given, _FLOATS)
 
 
 def write(given: Writing) -> None:
