@@ -22,12 +22,12 @@ from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, show_over
-from kamera.sessions.logprobs import check_logprobs
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
+from kamera.sessions.sampling import check_logprobs
 from kamera.sessions.showing import Options, Shown, State
 from kamera.sessions.stream import Stream
-from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
+from kamera.sessions.turn import Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
@@ -151,17 +151,18 @@ class ChatSession:
         of the window.
         """
         check_logprobs(logprobs, options)
-        watch = Stopwatch(stream or Stream(), self.backbone, logprobs)
-        options = answer_options(self._anchors, watch, options, seed, logprobs)
+        stream = stream or Stream()
+        stream.begin(self.backbone, logprobs)
+        options = answer_options(self._anchors, stream, options, seed, logprobs)
         with self._change() as seen:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(seen, history)
-            return self._answer(base, history, scratch, watch, options)
+            return self._answer(base, history, scratch, stream, options)
 
     def _answer(
-        self, base: State, history: History, scratch: Sequence[Message], watch: Stopwatch, options: Any
+        self, base: State, history: History, scratch: Sequence[Message], stream: Stream, options: Any
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
         shaped, tools = self._shape(history), self.manner.tools
@@ -172,22 +173,22 @@ class ChatSession:
                 branch, extra, text = self._show([*shaped, *scratch], state, options)
                 report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
-            if not self.manner.uncached or watch.steps:
+            if not self.manner.uncached or stream.steps:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
-        said = spoken(text, watch.stream, self._anchors.calls, tools)
+        said = spoken(text, stream, self._anchors.calls, tools)
         self._ahead.answered(base.messages, history)
         self.state = state = state.answered((*history, said.message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
-        report = replace(report, first_token=watch.seconds)
+        report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
-        usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
-        reason = watch.stream.finish_reason(options.get("max_new_tokens"))
-        ids = tuple(watch.stream.ids)
-        return Turn(*said[:3], report, usage, ids, reason, state.changes[-1], watch.logprobs)
+        usage = TurnUsage(prompt, prompt - report.prefilled, stream.steps)
+        reason = stream.finish_reason(options.get("max_new_tokens"))
+        ids = tuple(stream.ids)
+        return Turn(*said[:3], report, usage, ids, reason, state.changes[-1], stream.logprobs)
 
     def history(self, turn_id: str) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""

@@ -25,8 +25,10 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, anchor_segments, anchor_tokens, question_ids
 from kamera.sessions.modes import Manner, applied, choices
 from kamera.sessions.ordering import Orders
+from kamera.sessions.sampling import generate_options
 from kamera.sessions.showing import Options, Shown, State, media_of, shown, tokens_dropped
-from kamera.sessions.turn import Stopwatch, TurnReport
+from kamera.sessions.stream import Stream
+from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot
@@ -101,11 +103,11 @@ def check_own(anchors: Anchors, wanted: str) -> None:
 
 
 def answer_options(
-    anchors: Anchors, watch: Stopwatch, options: dict[str, Any], seed: int | None, logprobs: int | None
+    anchors: Anchors, stream: Stream, options: dict[str, Any], seed: int | None, logprobs: int | None
 ) -> dict[str, Any]:
-    """Options of an answer that ``watch`` follows. Raises UnsupportedByEngine for those that one lacks."""
+    """Options of an answer that ``stream`` follows. Raises UnsupportedByEngine for those that one lacks."""
     if not isinstance(anchors, EngineAnchors):
-        return watch.following(options, seed)
+        return generate_options(anchors.backbone, stream, options, seed)
     other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
     if other:
         raise UnsupportedByEngine(
@@ -114,9 +116,9 @@ def answer_options(
     draws = options.get("do_sample", seed is not None)
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
     drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
-    sampling = EngineSampling(temperature, stop=watch.stream.stop, **drawn)
+    sampling = EngineSampling(temperature, stop=stream.stop, **drawn)
     tokens = options.get("max_new_tokens") or ANSWER
-    return {"max_new_tokens": tokens, "watch": watch, "sampling": sampling}
+    return {"max_new_tokens": tokens, "stream": stream, "sampling": sampling}
 
 
 def show_over(
@@ -170,23 +172,23 @@ def show_over(
 def _answer(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = joined(_watch(window.engine.stream(prompt), options["watch"]))
+    done = joined(_watch(window.engine.stream(prompt), options["stream"]))
     for account in open_accounts():
         account.add(done.spent)
     return done
 
 
-def _watch(pieces: Iterator[EngineCompletion], watch: Stopwatch) -> Iterator[EngineCompletion]:
-    """The pieces of an answer, which ends where the stream of ``watch`` says so."""
+def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[EngineCompletion]:
+    """The pieces of an answer, which ends where ``stream`` says so."""
     ids: list[int] = []
     try:
         for piece in pieces:
             for token in piece.token_ids:
                 row = torch.tensor([ids], dtype=torch.int64)
-                watch(row, row)
+                stream.watch(row, row)
                 ids.append(token)
             yield piece
-            if piece.token_ids and bool(watch.stream(torch.tensor([ids]), None)):
+            if piece.token_ids and bool(stream(torch.tensor([ids]), None)):
                 return
     finally:
         if isinstance(pieces, Generator):  # an answer that nobody waits for ends
