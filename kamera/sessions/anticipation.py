@@ -26,7 +26,7 @@ from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, end_of, kept_prefix, known_part
 from kamera.sessions.modes import Manner
-from kamera.sessions.showing import State, chosen
+from kamera.sessions.showing import State, choose, media_of
 from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,8 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(before.prompt)
-    choice, _ = chosen(anchors, window, before, prompt, messages, [manner.mode], manner.reuse)
+    media = media_of(anchors, messages)
+    choice, _ = choose(anchors, window, before, prompt, media, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
 

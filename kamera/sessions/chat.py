@@ -21,14 +21,13 @@ from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import locked, read_document
-from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, show_over
+from kamera.sessions.engine_turns import EngineAnchors, Options, anchors_over, answer_options, check_own
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
 from kamera.sessions.sampling import check_logprobs
-from kamera.sessions.showing import Options, Shown, State
+from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn, TurnReport, TurnUsage, spoken
-from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
@@ -176,7 +175,7 @@ class ChatSession:
             if not self.manner.uncached or stream.steps:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=tools)
-            text, report = plain_answer(self.backbone, inputs, error, **options)
+            text, report = answer_plainly(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
         said = spoken(text, stream, self._anchors.calls, tools)
@@ -238,7 +237,7 @@ class ChatSession:
         """
         with self._account.now(self.backbone):
             if isinstance(self._anchors, EngineAnchors):
-                self._anchors.prepare(self.state)
+                self._anchors.prepare(self.state.window)
             else:
                 self._ahead.begin(self.state, self._anchors, self.manner)
 
@@ -332,7 +331,7 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old, modes = replace(old or self.state, ahead=self._ahead.take()), modes or [self.manner.mode]
         with self.backbone.identity.steady():
-            return show_over(old, shaped, modes, self._anchors, self.manner, options)
+            return show(old, shaped, modes, self._anchors, self.manner, options)
 
 
 def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:

@@ -54,7 +54,7 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
     return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
-def applied(on_leave: OnLeave) -> Applied:
+def mode_of(on_leave: OnLeave) -> Applied:
     """The mode by the name that sessions give it."""
     return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
 

@@ -66,7 +66,7 @@ class Stream:
         """
 
     def begin(self, engine: Engine, most: int | None = None) -> None:
-        """Follow a request that begins now. ``most``: the number of likeliest tokens to note at each place."""
+        """Follow a request that begins now, with ``most`` likeliest tokens noted at each place."""
         self._engine, self._most, self._started = engine, most, time.perf_counter()
 
     def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

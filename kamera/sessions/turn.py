@@ -129,15 +129,14 @@ def turn_report(
     window: KameraWindow,
     opening: Spent,
     prompt: int,
-    left: int,
     mode: Applied,
     admissions: tuple[Admission, ...] = (),
 ) -> TurnReport:
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
     ``opening`` is the work of prefilling the ``window``'s system prompt, whose tokens were kept if that is
-    none. ``left`` tokens were removed; those after the slots are prefilled with the question. A chunk that
-    arrived without a forward came from the store: its tokens count as turned.
+    none. Those after the slots are prefilled with the question. A chunk that arrived without a forward came
+    from the store: its tokens count as turned.
     """
     was, anchor = {slot.number: slot for slot in before}, former_of(window).anchor.length
     kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
@@ -159,7 +158,6 @@ def turn_report(
         patched=patched,
         sampled=sampled,
         prefilled=prefilled,
-        left=left,
         forwards=opening.forwards + report.forwards,
         tokens_recomputed=recomputed,
         vision_encodes=opening.vision_encodes + report.vision_encodes,
