@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.match import Candidate, candidate
-from kamera.sessions.owners import Tails
 
 
 @dataclass(eq=False)
 class Entry:
-    """A session, a flag that a request is writing it, and the tails of its history.
+    """A session, a flag that a request is writing it, and the tails that its last answer alone has.
 
-    ``named``: its client gave the id, and is known by it.
+    ``named``: its client gave the id, and is known by it, not by tails.
     """
 
     session: ChatSession
@@ -28,12 +27,12 @@ Entries = OrderedDict[tuple[str, str], Entry]
 """By tenant and id."""
 
 
-def candidates(entries: Entries, tenant: str, kind: str, tails: Tails) -> dict[str, Candidate]:
+def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]:
     """Sessions that a prompt with tools of ``kind`` may go to, the last used first."""
     found: dict[str, Candidate] = {}
     for (whose, name), entry in reversed(entries.items()):
         if whose == tenant and entry.session.manner.kind == kind:
-            held = candidate(entry.session, frozenset() if entry.named else tails.own(entry.tails))
+            held = candidate(entry.session, frozenset() if entry.named else entry.tails)
             found |= {} if held is None else {name: held}
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Literal
 
-from kamera.content import Rendered
+from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
@@ -132,14 +132,11 @@ def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[
 
     Of the window's prompt the segments before ``last`` count.
     """
-    first = anchor_segments(prompt)
+    segments, anchor = layout.prompt.segments, anchor_segments(prompt)
     last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
-    held = layout.prompt.segments[first:last]
-    shared, same = 0, True
-    for index, segment in enumerate(held, first):
-        same = same and index < len(prompt.segments) and prompt.segments[index].id == segment.id
-        shared += segment.num_tokens if same else 0
-    return shared, sum(segment.num_tokens for segment in held)
+    same = min(last, common_prefix(layout.prompt.segment_ids(), prompt.segment_ids()))
+    shared, whole = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
+    return shared, whole
 
 
 def _common(layout: Layout, prompt: Rendered) -> int:

@@ -8,8 +8,8 @@ answers, with their number and without. A tail that was given twice is nobody's.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from kamera.content import Message, text_of
@@ -23,9 +23,6 @@ Stores = ChunkStore | Callable[[str], ChunkStore]
 
 ANSWERS = 3
 """Last answers in a tail: some agents say one thing again and again."""
-
-HELD = 1 << 16
-"""Tails that are held as they are. Of older ones marks are left, which may be another's, too."""
 
 _MARKS = 1 << 23
 
@@ -62,24 +59,17 @@ def tails_of(
 
 
 class Tails:
-    """The tails of all answers of a pool. Not one that was given twice counts as given once."""
+    """Marks of the tails of all answers of a pool. Some tails share theirs, and count as given before."""
 
     def __init__(self) -> None:
-        self._given: OrderedDict[str, bool] = OrderedDict()  # whether it was given once
         self._marks = bytearray(_MARKS // 8)
 
-    def give(self, tails: Collection[str]) -> None:
-        """Note an answer's tails."""
-        for tail in tails:
-            self._given[tail] = tail not in self._given and not all(map(self._is_marked, _places(tail)))
-        while len(self._given) > HELD:
-            old, _ = self._given.popitem(last=False)
-            for at in _places(old):
-                self._marks[at // 8] |= 1 << at % 8
-
-    def own(self, tails: Collection[str]) -> frozenset[str]:
-        """Those that one answer alone has."""
-        return frozenset(tail for tail in tails if self._given.get(tail))
+    def give(self, tails: Collection[str]) -> frozenset[str]:
+        """Note an answer's tails; those of them that no answer had before."""
+        new = frozenset(tail for tail in tails if not all(map(self._is_marked, _places(tail))))
+        for at in chain.from_iterable(map(_places, new)):
+            self._marks[at // 8] |= 1 << at % 8
+        return new
 
     def _is_marked(self, at: int) -> bool:
         return bool(self._marks[at // 8] >> at % 8 & 1)

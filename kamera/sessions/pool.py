@@ -318,7 +318,7 @@ class SessionPool:
             return name, found
 
     def _match(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
-        sessions = candidates(self._entries, asked.tenant, asked.manner.kind, self._tails)
+        sessions = candidates(self._entries, asked.tenant, asked.manner.kind)
         if asked.after is None:
             match = best_match(prompt, sessions, self.min_tokens, tails)
         else:
@@ -340,7 +340,7 @@ class SessionPool:
         self._let_go(tenant, name)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held = candidates(self._entries, tenant, manner.kind, self._tails)
+            held = candidates(self._entries, tenant, manner.kind)
         if name in known:
             return None
         try:
@@ -382,8 +382,9 @@ class SessionPool:
             with self._lock:
                 entry.busy = False
                 if turn is not None:  # an edit of messages takes no answer back from its owner
-                    entry.tails = tails
-                    self._tails.give(tails)
+                    for other in self._entries.values():
+                        other.tails -= tails
+                    entry.tails = self._tails.give(tails)
                     self._counts.update(turn_counts(turn.report))
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)

@@ -140,7 +140,7 @@ def test_both_tables_are_written(tmp_path, capsys):
 def test_over_http_a_conversation_is_one_session_and_without_its_owner_it_is_not(
     tmp_path, capsys, monkeypatch, sabotage
 ):
-    monkeypatch.setattr(Tails, "own", Tails.own)  # the sabotage ends with the test
+    monkeypatch.setattr(Tails, "give", Tails.give)  # the sabotage ends with the test
     where = tmp_path / "http.json"
     given = ["--turns", "6", "--requests", "12", "--tokens", "16", "--layers", "1", "--ways", "amortize"]
     assert main(["http", *given, *(["--sabotage"] if sabotage else []), "--output", str(where)]) == 0
