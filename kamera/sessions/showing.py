@@ -22,7 +22,7 @@ from kamera.errors import (
     UnsupportedBackbone,
     WindowFull,
 )
-from kamera.reuse import Recut, admissions_of, as_placed, discovery_of, recut, strict
+from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.engine_turns import EngineAnchors, Options, engine_messages, show_by_engine
@@ -62,6 +62,7 @@ class State:
     ids: torch.Tensor | None = None
     layout: Layout | None = None
     window: SessionWindow | None = None
+    admissions: tuple[Admission, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
     borrowed: bool = False
@@ -153,8 +154,8 @@ def show(
         report = replace(report, left=tokens_dropped(old.layout, layout.prompt))
     if old.ahead is not None:
         report = replace(report, anticipated=anticipated)
-    made = replace(old, ids=prompt.ids, layout=layout, window=window, ahead=None, borrowed=False)
-    return Shown(made, report, answer)
+    made = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
+    return Shown(replace(made, ahead=None, borrowed=False), report, answer)
 
 
 def _carry_out(
