@@ -143,10 +143,9 @@ def show_by_engine(
     window.policy = policy = anchors.policy or window.policy
     slots, on_leave = window.slots, choices(modes, policy.minimum)[0]
     order = orders.under(on_leave)
-    items = [slots[item] if isinstance(item, int) else item for item in order.items]
-    pictures = {i.id: i.picture for i in items if isinstance(i, Chunk) and i.picture is not None}
+    pictures = {i.id: i.picture for i in order.items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
-    window.arrange(items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
+    window.arrange(order.items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
     done, answer, seconds = None, None, time.perf_counter() - started
     if options is not None:
         done = _answer(window, dialogue, options)

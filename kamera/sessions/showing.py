@@ -142,7 +142,7 @@ def show(
     if isinstance(window, DialogueWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
         layout, report, answer = show_by_engine(
-            anchors, window, Orders(anchors, prompt, before, media), modes, dialogue, options
+            anchors, window, Orders(anchors, prompt, before, window.slots, media), modes, dialogue, options
         )
     else:
         borrowed = old.borrowed
@@ -223,7 +223,7 @@ def choose(
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
     apart, samples = stands_apart(window, reuse), served.samples
-    orders = Orders(anchors, prompt, before, media, again, apart, samples)
+    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
     among = choices(modes, served.minimum, reuse)
     return cheapest(window, among, orders, policy), found
 
