@@ -11,11 +11,10 @@ from PIL import Image
 from torch import nn
 
 from kamera.content.chunk import TOKEN_TYPES, Chunk
-from kamera.content.items import as_turns, text_turns
+from kamera.content.items import Turn, as_messages, as_turns, make_turns, text_turns
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
-from kamera.content.turns import Turn, as_messages, make_turns
 from kamera.content.video import Clip, load_media
 from kamera.errors import (
     EmptyChunk,

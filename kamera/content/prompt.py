@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.content.items import Turn, check_role, make_turns, strings_in
 from kamera.content.prefix import common_prefix
 from kamera.content.template import ChatTemplate, dropped
-from kamera.content.turns import Turn, check_role, make_turns, strings_in
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
 
 _MARK = "KAMERAMARK"

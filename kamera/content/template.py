@@ -11,9 +11,8 @@ from PIL import Image
 
 from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
-from kamera.content.items import is_picture, kind_of, media_item, no_item
+from kamera.content.items import is_picture, kind_of, media_item, no_item, strings_in
 from kamera.content.plain import PlainText
-from kamera.content.turns import strings_in
 from kamera.content.vanishing import Vanishing
 from kamera.content.video import Clip, processor_media
 from kamera.errors import (

@@ -59,18 +59,23 @@ class Anticipation:
         # a session that is gone needs nothing prepared, and its window is not held for that
         mine, seen = weakref.ref(self), weakref.ref(state)
 
-        def made() -> Ready[State] | None:
+        def make() -> Ready[State] | None:
             found, here = seen(), mine()
             if found is None or here is None:
                 return None
             client = here._learn()
             del here
-            ready = _try(found, client, anchors, manner)
-            window = None if ready is None else ready.window
-            return None if ready is None or window is None else Ready(ready, anchors.memory(window).own)
+            try:
+                for coming in foreseen(found, client, manner.edit_policy):
+                    ready = prepare_window(found, coming, anchors, manner)
+                    if ready is not None:
+                        return Ready(ready, anchors.memory(ready.window).own)
+            except (KameraError, ValueError) as error:
+                logger.info("a session's next prompt was not prepared: %s", error)
+            return None
 
         anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
-        self._ahead.begin(made)
+        self._ahead.begin(make)
 
     def take(self) -> State | None:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
@@ -104,7 +109,7 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
             yield ruled
 
 
-def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
+def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
     """The state from which the next turn starts, its known part in place; None if nothing leaves or moves.
 
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
@@ -122,17 +127,6 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
     choice, _ = choose(anchors, window, before, prompt, media, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
-
-
-def _try(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:
-    """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
-    try:
-        coming = foreseen(state, client, manner.edit_policy)
-        made = (prepared(state, history, anchors, manner) for history in coming)
-        return next((one for one in made if one is not None), None)
-    except (KameraError, ValueError) as error:
-        logger.info("a session's next prompt was not prepared: %s", error)
-        return None
 
 
 def _stand_ins(history: Sequence[Message]) -> list[list[Message]]:

@@ -8,13 +8,19 @@ answers, with their number and without. A tail that was given twice is nobody's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from kamera.content import Message, text_of
-from kamera.errors import quote
+from kamera.content import Message, Rendered, text_of
+from kamera.errors import KameraError, quote
+from kamera.forks import lazy
 from kamera.ops import digest
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.branches import whole_history
+from kamera.sessions.layout import anchor_ids
+from kamera.sessions.modes import Manner
 from kamera.sessions.tool_calls import CallForm
 from kamera.store import ChunkStore
 
@@ -56,6 +62,49 @@ def tails_of(
     first = next((text_of(m) for m in messages if m.get("role") == "user"), "")
     parts = ("kamera.tail.v1", *owner, "", *anchor, "", first, *answers[-ANSWERS:])
     return frozenset((digest(*parts), digest(*parts, "", str(len(answers)))))
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """``messages`` of a tenant, for a session of its own choice, behind a turn, or found by content."""
+
+    anchors: Anchors
+    manner: Manner
+    messages: str | Message | Sequence[Message]
+    session_id: str | None = None
+    after: str | None = None
+    hint: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose request it is."""
+        return self.anchors.store.tenant
+
+    @lazy
+    def whole(self) -> Sequence[Message] | None:
+        """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
+        if self.after is not None:
+            return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
+        return None if isinstance(self.messages, str | Mapping) else self.messages
+
+    @lazy
+    def prompt(self) -> Rendered | None:
+        """The prompt of the history; None if it cannot be cut, an error that its session raises."""
+        if self.whole is None:
+            return None
+        try:
+            shaped = self.manner.shaped(self.whole, 0)
+            return self.anchors.conversations.render(shaped, tools=self.manner.tools)
+        except (KameraError, ValueError):
+            return None
+
+    @lazy
+    def tails(self) -> frozenset[str]:
+        """The tails of the history (`kamera.sessions.owners`)."""
+        if self.whole is None or self.prompt is None:
+            return frozenset()
+        owner = (self.tenant, self.manner.kind, self.hint)
+        return tails_of(owner, anchor_ids(self.prompt), self.whole, self.anchors.calls, self.manner.tools)
 
 
 class Tails:

@@ -21,13 +21,11 @@ from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
-from kamera.sessions.entries import Entries, Entry, candidates, trim
-from kamera.sessions.incoming import Incoming
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import Match, best_head, best_match
+from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, trim
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import Manner, SessionMode
-from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
+from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Telling, Traces, turn_of

@@ -15,8 +15,8 @@ from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
-from kamera.sessions.incoming import Incoming
 from kamera.sessions.match import best_match, candidate
+from kamera.sessions.owners import Incoming
 from kamera.trust import GUARANTEES
 from kamera.window import former_of
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
