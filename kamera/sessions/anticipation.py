@@ -19,12 +19,12 @@ from typing import Any
 
 from kamera import forks
 from kamera.content import Message
-from kamera.edits import Client, EditPolicy, Foreseen, edited
+from kamera.edits import Client, EditPolicy, Foreseen, apply_policy
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, end_of, kept_prefix, known_part
+from kamera.sessions.layout import anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.modes import Manner
 from kamera.sessions.showing import State, choose, media_of
 from kamera.window import KameraWindow
@@ -49,7 +49,7 @@ class Anticipation:
         self._told: deque[tuple[Sequence[Message], Sequence[Message]]] = deque(maxlen=_HELD)
         self._client = Client()
 
-    def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
+    def remember(self, before: Sequence[Message], given: Sequence[Message]) -> None:
         """Remember a turn: the history ``before`` it, and the one that the client gave."""
         with self._lock:
             self._told.append((before, given))
@@ -87,7 +87,7 @@ class Anticipation:
             told = [*self._told]
             self._told.clear()
         for before, given in told:  # later work is one thread: no other learns meanwhile
-            self._client = self._client.told(before, given)
+            self._client = self._client.learn(before, given)
         return self._client
 
 
@@ -98,7 +98,7 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
         return
     if policy is not None:
         for coming in _stand_ins(history):
-            messages = edited(policy, [*history, *coming], state.turn)
+            messages = apply_policy(policy, [*history, *coming], state.turn)
             tail = [message.get("role") for message in messages[-len(coming) :]]
             if tail == [message.get("role") for message in coming]:
                 yield Foreseen(messages, len(messages) - len(coming))
@@ -118,8 +118,10 @@ def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manne
     if not isinstance(state.window, KameraWindow) or before is None:
         return None
     messages = next_history.messages
-    prompt = known_part(anchors.conversations.render(messages, tools=manner.tools), next_history.known)
-    if anchor_ids(before.prompt) != anchor_ids(prompt) or kept_prefix(before, prompt) == end_of(before):
+    prompt = prompt_of_messages(
+        anchors.conversations.render(messages, tools=manner.tools), next_history.known
+    )
+    if anchor_ids(before.prompt) != anchor_ids(prompt) or prefix_tokens(before, prompt) == end_of(before):
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(before.prompt)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kamera import forks
-from kamera.content import Message, Rendered, copied
+from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy, Snap, edit_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
@@ -20,7 +20,7 @@ from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
-from kamera.sessions.document import locked, read_document
+from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, Options, anchors_over, answer_options, check_own
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
@@ -94,7 +94,7 @@ class ChatSession:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """A copy of the history, answers included, before the edit policy."""
-        return [copied(message) for message in self.state.messages]
+        return [copy_message(message) for message in self.state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -118,7 +118,7 @@ class ChatSession:
         """Wait for all later work of this session's backbone; raises as `KameraWindow.flush`."""
         later_of(self.backbone).flush()
 
-    def rendered(self) -> Rendered:
+    def render(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
         return self._conversations.render(self.state.messages, tools=self.manner.tools)
 
@@ -179,8 +179,8 @@ class ChatSession:
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
         said = spoken(text, stream, self._anchors.calls, tools)
-        self._ahead.answered(base.messages, history)
-        self.state = state = state.answered((*history, said.message))
+        self._ahead.remember(base.messages, history)
+        self.state = state = state.after_turn((*history, said.message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
@@ -191,7 +191,7 @@ class ChatSession:
 
     def history(self, turn_id: str) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
-        return [copied(message) for message in self._anchors.branches.history(turn_id)]
+        return [copy_message(message) for message in self._anchors.branches.history(turn_id)]
 
     def delete(self, turn_id: str) -> None:
         """Take a turn out of its conversation, from the middle, too; turns behind it stay, without it.
@@ -205,7 +205,7 @@ class ChatSession:
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
                     state = self._show(self._shape(left)).state
-                self.state = state.changed(messages=left)
+                self.state = state.after_change(messages=left)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -244,7 +244,7 @@ class ChatSession:
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
 
-        Their indices refer to `rendered` before any of them (see `edit_messages`). The strictest of
+        Their indices refer to `render` before any of them (see `edit_messages`). The strictest of
         several modes applies to all, because segments after one edit are also after the earlier ones.
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
@@ -254,7 +254,7 @@ class ChatSession:
             parts = self._conversations, self.state.messages, directives
             history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
-            self.state = state.changed(messages=tuple(history), last=None)
+            self.state = state.after_change(messages=tuple(history), last=None)
         return report
 
     def fork(self) -> ChatSession:
@@ -270,7 +270,7 @@ class ChatSession:
         files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
         check_own(self._anchors, "a saved session")
-        with locked(Path(path)):
+        with lock_folder(Path(path)):
             save_session(Path(path), self.state, self._anchors, self.manner, session_id)
 
     @classmethod
@@ -319,7 +319,7 @@ class ChatSession:
 
     def _shape(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
-        return self.manner.shaped(history, self.state.turn)
+        return self.manner.apply_policy(history, self.state.turn)
 
     def _show(
         self,

@@ -170,7 +170,7 @@ def is_document(folder: Folder) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
     """Hold the lock of the directory at ``path``, made if it is not there. Raises OSError."""
     while True:
         path.mkdir(parents=True, exist_ok=True)

@@ -82,7 +82,7 @@ def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
     return found
 
 
-def lent(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+def keep_head(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     """Leave in ``window`` what ``prompt`` begins with, as far as it knows nothing else; the layout of that.
 
     What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
@@ -118,7 +118,7 @@ def end_of(layout: Layout) -> int:
     return layout.prompt.segments[layout.runs[-1][1] - 1].stop if layout.runs else 0
 
 
-def kept_prefix(layout: Layout, prompt: Rendered) -> int:
+def prefix_tokens(layout: Layout, prompt: Rendered) -> int:
     """Of these tokens, those with which ``prompt`` begins: whole segments, and the head of a text."""
     prompt = prompt.cut_as(layout.prompt)
     pairs = list(zip(layout.prompt.segments, prompt.segments, strict=False))
@@ -130,7 +130,7 @@ def kept_prefix(layout: Layout, prompt: Rendered) -> int:
     return min(tokens, end_of(layout))
 
 
-def known_part(prompt: Rendered, messages: int) -> Rendered:
+def prompt_of_messages(prompt: Rendered, messages: int) -> Rendered:
     """``prompt`` as far as its first ``messages`` reach; the rest counts as the question."""
     last = len(prompt.segments)
     stop = next((i for i, segment in enumerate(prompt.segments) if segment.messages[1] > messages), last)

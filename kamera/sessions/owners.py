@@ -93,7 +93,7 @@ class Incoming:
         if self.whole is None:
             return None
         try:
-            shaped = self.manner.shaped(self.whole, 0)
+            shaped = self.manner.apply_policy(self.whole, 0)
             return self.anchors.conversations.render(shaped, tools=self.manner.tools)
         except (KameraError, ValueError):
             return None
@@ -130,7 +130,7 @@ def _places(tail: str) -> list[int]:
 
 def _text(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
     """An answer, whether its calls are text or apart, and their arguments a text or not."""
-    text, calls = form.parsed(text_of(message), tools)
+    text, calls = form.parse(text_of(message), tools)
     named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
     return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
 

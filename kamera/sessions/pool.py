@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import forks
-from kamera.content import Message, Rendered, copied
+from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
@@ -179,7 +179,7 @@ class SessionPool:
     def history(self, turn_id: str, tenant: str | None = None) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
         branches = self._anchors_of(tenant_of(self._store, tenant)).branches
-        return [copied(message) for message in branches.history(turn_id)]
+        return [copy_message(message) for message in branches.history(turn_id)]
 
     def delete(self, turn_id: str, tenant: str | None = None) -> None:
         """`ChatSession.delete` in all sessions in memory. Raises UnknownTurn, SessionConflict as `edit`."""
@@ -192,14 +192,14 @@ class SessionPool:
             raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
         branches.leave(turn_id)
         for name, _ in found:
-            with self._changed(name, whose) as session:
+            with self._change(name, whose) as session:
                 session.delete(turn_id)
 
     def edit(
         self, session_id: str, directives: Sequence[Directive], tenant: str | None = None, **options: Any
     ) -> TurnReport:
         """`ChatSession.edit` of a session. Raises UnknownSession, SessionConflict while it answers."""
-        with self._changed(session_id, tenant) as session:
+        with self._change(session_id, tenant) as session:
             return session.edit(directives, **options)
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
@@ -226,7 +226,7 @@ class SessionPool:
         """The model work of all sessions of this pool, now and later. After `flush` it equals hooks."""
         return self._account.usage
 
-    def saved(self, tenant: str | None = None) -> list[str]:
+    def list_saved(self, tenant: str | None = None) -> list[str]:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
         return [] if self._saved is None else self._saved.names(tenant_of(self._store, tenant))
 
@@ -258,7 +258,7 @@ class SessionPool:
         return self._tenants.setdefault(tenant, made)
 
     @contextmanager
-    def _changed(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
+    def _change(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
         whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
         with self._lock:
@@ -305,7 +305,7 @@ class SessionPool:
             if found is None or found.busy or lent or name != held:  # another session answers
                 state = None
                 if found is not None:
-                    state = found.session.state.lent() if lent else found.session.state
+                    state = found.session.state.lend() if lent else found.session.state
                     name = secrets.token_hex(8) if name == held else name
                     self._counts["forked"] += found.busy and not lent
                 self._counts["opened"] += found is None

@@ -33,9 +33,9 @@ from kamera.sessions.layout import (
     anchor_tokens,
     cut_at,
     cuts,
-    kept_prefix,
+    keep_head,
     last_said,
-    lent,
+    prefix_tokens,
     question_ids,
 )
 from kamera.sessions.modes import Manner, choices, mode_of
@@ -73,19 +73,19 @@ class State:
         ahead = self.ahead
         if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
             return self, 0
-        more = kept_prefix(ahead.layout, prompt) - kept_prefix(self.layout, prompt)
+        more = prefix_tokens(ahead.layout, prompt) - prefix_tokens(self.layout, prompt)
         return (ahead, more) if more > 0 else (self, 0)
 
-    def changed(self, **fields: Any) -> State:
+    def after_change(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
         return replace(self, changes=(*self.changes, secrets.token_hex(8)), **fields)
 
-    def answered(self, history: History) -> State:
+    def after_turn(self, history: History) -> State:
         """A state that goes on from this one by one turn, whose id is its last change."""
-        state = self.changed(messages=history, turn=self.turn + 1)
+        state = self.after_change(messages=history, turn=self.turn + 1)
         return replace(state, last=state.changes[-1])
 
-    def lent(self) -> State:
+    def lend(self) -> State:
         """A new conversation, which may use what its first prompt and this one's window begin with."""
         return State(layout=self.layout, window=self.window, borrowed=True)
 
@@ -219,7 +219,7 @@ def choose(
     found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
     prompt = prompt if found is None else found.rendered
     if before is not None:
-        before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
+        before = keep_head(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
     apart, samples = stands_apart(window, reuse), served.samples

@@ -116,7 +116,7 @@ def spoken(text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | Non
     Special tokens cannot be: calls that are written with them are given to the template.
     """
     text = stream.finish(text)
-    content, calls = form.parsed(stream.spoken(text, form), tools)
+    content, calls = form.parse(stream.spoken(text, form), tools)
     text, message = form.plain(text), {"role": "assistant"}
     if form.special and calls:
         return Spoken(text, content, calls, {**message, "content": content, "tool_calls": list(calls)})

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from kamera.content import Conversations
-from kamera.edits import edited
+from kamera.edits import apply_policy
 from kamera.engines.hf import HfEngine
 from kamera.sessions.owners import Tails
 from lab.price.__main__ import main
@@ -63,7 +63,7 @@ def test_a_script_has_the_forms_and_the_rule_of_the_recorded_agent(name):
     policy, (n,), options = held["rule"]
     assert policy == "keep_last_images" and options.get("batch", 1) == agent.batch
     full = agent.history(20, blank)
-    kept = edited(agent.rule(n, agent.batch), full, 20)
+    kept = apply_policy(agent.rule(n, agent.batch), full, 20)
     *_, last = held["requests"]
     for mine, theirs in ((full, last["full"]), (kept, last["kept"])):
         recorded = {form(held["messages"][i]) for i in theirs}
