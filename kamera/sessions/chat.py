@@ -21,10 +21,10 @@ from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
-from kamera.sessions.engine_turns import EngineAnchors, Options, anchors_over, answer_options, check_own
+from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.sampling import check_logprobs
+from kamera.sessions.sampling import Options, check_logprobs
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn, TurnReport, TurnUsage, spoken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.layout import Layout, anchor_segments
 from kamera.sessions.modes import choices, mode_of
 from kamera.sessions.ordering import Orders
-from kamera.sessions.sampling import generate_options
+from kamera.sessions.sampling import Options, generate_options
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore
@@ -34,9 +34,6 @@ from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot
 
 logger = logging.getLogger(__name__)
-
-Options = Mapping[str, Any]
-"""Options of an answer."""
 
 _TAKEN = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
 

@@ -12,6 +12,9 @@ from kamera.engines import Engine
 from kamera.errors import quote
 from kamera.sessions.stream import Stream
 
+Options = Mapping[str, Any]
+"""Options of an answer."""
+
 _LARGEST = 2**63
 
 

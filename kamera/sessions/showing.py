@@ -25,7 +25,7 @@ from kamera.errors import (
 from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
-from kamera.sessions.engine_turns import EngineAnchors, Options, engine_messages, show_by_engine
+from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
@@ -40,6 +40,7 @@ from kamera.sessions.layout import (
 )
 from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
+from kamera.sessions.sampling import Options
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import Dialogue, DialogueWindow, KameraWindow, cut, respond, terms_in_force
 
@@ -130,10 +131,8 @@ def show(
     prompt = anchors.conversations.render(messages, tools=manner.tools)
     start, anticipated = old.start_of(prompt)
     before, window, opening = start.layout, start.window, Spent()
-    borrowed = old.borrowed and isinstance(
-        anchors, EngineAnchors
-    )  # the engine shares what prompts begin with
-    if window is None or before is None or borrowed or anchor_ids(before.prompt) != anchor_ids(prompt):
+    anew = old.borrowed and isinstance(anchors, EngineAnchors)  # it shares by itself what prompts begin with
+    if window is None or before is None or anew or anchor_ids(before.prompt) != anchor_ids(prompt):
         before = None
         window, opening = anchors.open(anchor_tokens(prompt))
     else:
@@ -141,12 +140,11 @@ def show(
     media = media_of(anchors, messages)
     if isinstance(window, DialogueWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
-        layout, report, answer = show_by_engine(
-            anchors, window, Orders(anchors, prompt, before, window.slots, media), modes, dialogue, options
-        )
+        orders = Orders(anchors, prompt, before, window.slots, media)
+        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options)
     else:
-        borrowed = old.borrowed
-        choice, found = choose(anchors, window, before, prompt, media, modes, manner.reuse, borrowed)
+        given = (before, prompt, media, modes, manner.reuse, old.borrowed)
+        choice, found = choose(anchors, window, *given)
         layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
         if found is not None:
             discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
