@@ -24,10 +24,10 @@ from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.sampling import Options, check_logprobs
+from kamera.sessions.sampling import Options
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
-from kamera.sessions.turn import Turn, TurnReport, TurnUsage, spoken
+from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
@@ -149,7 +149,6 @@ class ChatSession:
         that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
         of the window.
         """
-        check_logprobs(logprobs, options)
         stream = stream or Stream()
         stream.begin(self.backbone, logprobs)
         options = answer_options(self._anchors, stream, options, seed, logprobs)
@@ -178,16 +177,16 @@ class ChatSession:
             text, report = answer_plainly(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
-        said = spoken(text, stream, self._anchors.calls, tools)
+        text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
         self._ahead.remember(base.messages, history)
-        self.state = state = state.after_turn((*history, said.message))
+        self.state = state = state.after_turn((*history, message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, stream.steps)
         reason = stream.finish_reason(options.get("max_new_tokens"))
         ids = tuple(stream.ids)
-        return Turn(*said[:3], report, usage, ids, reason, state.changes[-1], stream.logprobs)
+        return Turn(text, content, calls, report, usage, ids, reason, state.changes[-1], stream.logprobs)
 
     def history(self, turn_id: str) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""

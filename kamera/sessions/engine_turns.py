@@ -107,7 +107,7 @@ def answer_options(
 ) -> dict[str, Any]:
     """Options of an answer that ``stream`` follows. Raises UnsupportedByEngine for those that one lacks."""
     if not isinstance(anchors, EngineAnchors):
-        return generate_options(anchors.backbone, stream, options, seed)
+        return generate_options(anchors.backbone, stream, options, seed, logprobs)
     other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
     if other:
         raise UnsupportedByEngine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import Literal
 
 from kamera.content import Rendered, common_prefix
@@ -15,6 +15,8 @@ from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
+
+_saved = attrgetter("saved")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,43 +71,32 @@ def best_match(
     edited in a mode that would leave such KV. A sample counts as such KV. What such a session has of the
     prompt's beginning, in KV that knows nothing else, is lent to a new one, if that saves more.
     """
-    rendered = prompt
-    head = best_head(prompt, sessions)
-    prefixes: list[tuple[int, str]] = []
-    edits: list[tuple[int, str]] = []
-    alike: list[tuple[int, str]] = []
-    tainted = 0
+    head, least, tainted = best_head(prompt, sessions), max(min_tokens, 1), 0
+    best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved=-1))
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        prompt = rendered.cut_as(held.layout.prompt)
-        prefix, size = _prefix(held.layout, prompt)
+        there = prompt.cut_as(held.layout.prompt)
+        prefix, size = _prefix(held.layout, there)
         knows = held.guarantee not in OF_THE_PROMPT
         if knows or (prefix < size and held.on_leave == "keep"):
-            if tails & held.tails and _goes_on(held.layout.prompt, prompt):
+            if tails & held.tails and _goes_on(held.layout.prompt, there):
                 return Match(name, "by_owner")
             tainted += 1
-            continue
-        if prefix == size:
-            prefixes.append((prefix, name))
-        elif held.on_leave == "exact":
-            edits.append((prefix, name))
-            alike.append((_common(held.layout, prompt), name))
+        elif prefix == size:
+            best["prefix"] = max(best["prefix"], Match(name, "by_prefix", prefix), key=_saved)
         else:
-            edits.append((_common(held.layout, prompt), name))
-    least = max(min_tokens, 1)
-    how: Literal["by_prefix", "by_edit"]
-    for how, found, enough in (
-        ("by_prefix", prefixes, 1),
-        ("by_edit", edits, least),
-        ("by_edit", alike, least),
-    ):
-        saved, name = max(found, key=itemgetter(0), default=(-1, ""))
-        if saved >= max(enough, head.saved):
-            return Match(name, how, saved, tainted=tainted)
+            both = _common(held.layout, there)
+            edit = prefix if held.on_leave == "exact" else both
+            best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved)
+            best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved)
+    for way, enough in (("prefix", 1), ("edit", least), ("alike", least)):
+        if best[way].saved >= max(enough, head.saved):
+            return replace(best[way], tainted=tainted)
     if head.saved >= least:
         return replace(head, tainted=tainted)
-    return Match(too_little=int(bool(prefixes or edits)), tainted=tainted)
+    found = any(one.name is not None for one in best.values())
+    return Match(too_little=int(found), tainted=tainted)
 
 
 def best_head(prompt: Rendered, sessions: Mapping[str, Candidate]) -> Match:

@@ -41,29 +41,23 @@ class Seeded:
         return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
 
 
-def check_logprobs(most: int | None, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for a number of likeliest tokens that is none from 0 to 20.
-
-    Raises it also for ``options`` by which an answer is not made token by token.
-    """
-    if most is None:
-        return
-    if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST_LIKELY:
-        raise ValueError(f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}")
-    if int(options.get("num_beams") or 1) > 1 or options.get("assistant_model") is not None:
-        raise ValueError("logprobs are of an answer made token by token: use no beams and no assistant")
-
-
 def generate_options(
-    engine: Engine, stream: Stream, options: dict[str, Any], seed: int | None
+    engine: Engine, stream: Stream, options: dict[str, Any], seed: int | None, most: int | None
 ) -> dict[str, Any]:
     """Options of ``generate`` for an answer that is drawn with ``seed`` and followed by ``stream``.
 
-    Raises ValueError for options that an answer does not take.
+    ``most`` is the number of likeliest tokens to note. Raises ValueError for what an answer does not take.
     """
     engine.check_sampling(options)
     if int(options.get("num_return_sequences") or 1) > 1:
         raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
+    if most is not None:
+        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST_LIKELY:
+            raise ValueError(
+                f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}"
+            )
+        if int(options.get("num_beams") or 1) > 1 or options.get("assistant_model") is not None:
+            raise ValueError("logprobs are of an answer made token by token: use no beams and no assistant")
     if "stop_strings" in options:
         processor = engine.processor
         options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}

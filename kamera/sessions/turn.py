@@ -101,26 +101,18 @@ class Turn:
     session_id: str | None = None
 
 
-class Spoken(NamedTuple):
-    """An answer: its text, what of it is no tool call, and the calls; ``message`` is it in the history."""
+def read_answer(
+    text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None
+) -> tuple[str, str, Calls, dict[str, Any]]:
+    """The answer ``text`` up to a stop string, what of it is no tool call, the calls, and its message.
 
-    text: str
-    content: str
-    calls: Calls
-    message: dict[str, Any]
-
-
-def spoken(text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None) -> Spoken:
-    """The answer ``text``, up to a stop string. In the history it is as it was said.
-
-    Special tokens cannot be: calls that are written with them are given to the template.
+    In the history it is as it was said. Special tokens cannot be: the template is given calls with them.
     """
     text = stream.finish(text)
     content, calls = form.parse(stream.spoken(text, form), tools)
-    text, message = form.plain(text), {"role": "assistant"}
-    if form.special and calls:
-        return Spoken(text, content, calls, {**message, "content": content, "tool_calls": list(calls)})
-    return Spoken(text, content, calls, {**message, "content": text})
+    text = form.plain(text)
+    apart = {"content": content, "tool_calls": list(calls)} if form.special and calls else {"content": text}
+    return text, content, calls, {"role": "assistant", **apart}
 
 
 def turn_report(
