@@ -26,7 +26,6 @@ from kamera.window import (
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
-
 Piece = tuple[Run, int | None]
 """A run, and the index of its slot or None."""
 
@@ -132,10 +131,10 @@ class Orders:
         return out
 
     def _glue(self, pieces: list[Piece], *, again: int, longest: int) -> list[Piece]:
-        """Texts of at most ``longest`` tokens in one run with the text before, if both are new, or free.
+        """Texts of at most ``longest`` tokens in one run with the text before, if both are prefilled anyway.
 
-        That is glue of less than ``again`` tokens: there is nothing to serve it from. Runs have at most
-        `LONGEST` tokens.
+        A text in a slot is, if it has less than ``again`` tokens: there is nothing to serve it from. Runs have
+        at most `LONGEST` tokens.
         """
         out = list[Piece]()
         is_open = False  # whether what comes next may join the last run

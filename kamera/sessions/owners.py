@@ -30,7 +30,7 @@ Stores = ChunkStore | Callable[[str], ChunkStore]
 ANSWERS = 3
 """Last answers in a tail: some agents say one thing again and again."""
 
-_MARKS = 1 << 23
+_MARKS = 1 << 23  # bits, in one megabyte
 
 
 def tenant_of(stores: Stores, tenant: str | None) -> str:
