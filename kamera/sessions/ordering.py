@@ -133,7 +133,7 @@ class Orders:
     def _glue(self, pieces: list[Piece], *, again: int, longest: int) -> list[Piece]:
         """Texts of at most ``longest`` tokens in one run with the text before, if both are prefilled anyway.
 
-        A text in a slot is, if it has less than ``again`` tokens: there is nothing to serve it from. Runs have
+        A text in a slot is, if it has less than ``again`` tokens: nothing can serve it. Runs have
         at most `LONGEST` tokens.
         """
         out = list[Piece]()
