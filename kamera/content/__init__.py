@@ -13,7 +13,7 @@ from kamera.content.forms import (
     chat_logprobs,
     chat_message,
     chat_tool,
-    chosen,
+    choose_tools,
     content_of,
     fits,
     hint_of,
@@ -24,7 +24,7 @@ from kamera.content.forms import (
 )
 from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
-from kamera.content.items import kind_of, media_item, text_of, texts_of
+from kamera.content.items import as_messages, kind_of, media_item, text_of, texts_of
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import ProcessedMedia
@@ -35,11 +35,10 @@ from kamera.content.template import (
     Message,
     Seams,
     check_messages,
-    copied,
+    copy_message,
     media_items,
     tool_schema,
 )
-from kamera.content.turns import as_messages
 from kamera.content.video import Clip, load_media, read_video
 
 __all__ = [
@@ -76,10 +75,10 @@ __all__ = [
     "chat_message",
     "chat_tool",
     "check_messages",
-    "chosen",
+    "choose_tools",
     "common_prefix",
     "content_of",
-    "copied",
+    "copy_message",
     "exclusive_of",
     "fits",
     "gear",

@@ -21,7 +21,7 @@ class Arguments(NamedTuple):
     def of(cls, render: Callable[[Sequence[Mapping[str, Any]]], str]) -> Arguments:
         """Those of a template that ``render`` applies to messages."""
 
-        def written(arguments: Any) -> str:
+        def write(arguments: Any) -> str:
             function = {"name": "f", "arguments": arguments}
             call = {"id": "kamera000", "type": "function", "function": function}
             asked = {"role": "user", "content": "x"}
@@ -30,7 +30,7 @@ class Arguments(NamedTuple):
             except ModalityNotSupported:
                 return ""
 
-        as_object, as_text = written({_MARK: 1}), written(json.dumps({_MARK: 1}))
+        as_object, as_text = write({_MARK: 1}), write(json.dumps({_MARK: 1}))
         return cls(_MARK in as_object and f"'{_MARK}'" not in as_object, f'"{_MARK}": 1' in as_text)
 
     def of_call(self, call: Any) -> Any:

@@ -11,11 +11,10 @@ from PIL import Image
 from torch import nn
 
 from kamera.content.chunk import TOKEN_TYPES, Chunk
-from kamera.content.items import as_turns, text_turns
+from kamera.content.items import Turn, as_messages, as_turns, make_turns, text_turns
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
-from kamera.content.turns import Turn, as_messages, make_turns
 from kamera.content.video import Clip, load_media
 from kamera.errors import (
     EmptyChunk,
@@ -96,7 +95,7 @@ class ChunkBuilder:
         """
         messages = as_messages(question)
         if messages is None and not isinstance(question, str):
-            return self.checked_ids(question)
+            return self.check_ids(question)
         template = self._template_for(str(question))
         turns = make_turns("user", str(question)) if messages is None else text_turns(messages, "question")
         return template.token_ids(template.question(turns, tail))
@@ -108,7 +107,7 @@ class ChunkBuilder:
         """
         messages = None if system is None else as_messages(system)
         if system is not None and not isinstance(system, str) and messages is None:
-            return self.checked_ids(system)
+            return self.check_ids(system)
         if self.format is None and not system:
             return torch.empty(0, dtype=torch.int64)
         template = self._template_for(str(system))
@@ -121,7 +120,7 @@ class ChunkBuilder:
         """The chat template's text before the first chunk, after a question, and after an answer."""
         return Seams(system or "", "", "") if self.format is None else self.format.seams(system)
 
-    def checked_ids(self, given: Any) -> torch.Tensor:
+    def check_ids(self, given: Any) -> torch.Tensor:
         """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError unless they are ids of this model."""
         try:
             ids = torch.as_tensor(given)
@@ -150,7 +149,7 @@ class ChunkBuilder:
         picture: Image.Image | None = None,
     ) -> Chunk:
         """Build a chunk from token ids ``[tokens]`` (or ``[1, tokens]``) and the model's own inputs."""
-        ids = self.checked_ids(input_ids)
+        ids = self.check_ids(input_ids)
         if ids.numel() == 0:
             raise EmptyChunk("a chunk of no tokens: give at least one token id")
         tensors: dict[str, torch.Tensor] = {}
@@ -254,7 +253,7 @@ class ChunkBuilder:
         check_sizes(self.format.processor, items, inputs)
         ids = torch.as_tensor(inputs.pop("input_ids"))[0]
         if written.hidden:
-            ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
+            ids, inputs = self.format.plain.splice(ids, written.word, written.hidden, inputs)
         inputs = {name: value for name, value in inputs.items() if name in self.accepted}
         first = next(i for i in items if i["type"] != "text")
         picture = first["image"] if first["type"] == "image" else first["video"].frames[0]

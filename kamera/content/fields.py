@@ -58,7 +58,7 @@ def _no_number(name: str) -> None:
 
 
 class Fields:
-    """An object of a client. Each entry is read once, by name; `done` refuses what is left.
+    """An object of a client. Each entry is read once, by name; `finish` refuses what is left.
 
     An entry that is null counts as absent. ``at`` is the object's place in the body. Errors are
     InvalidRequest, with the entry's place.
@@ -146,7 +146,7 @@ class Fields:
         """The refusal of an entry."""
         return InvalidRequest(f"{self.place(name)} is {quote(value)}: give {wanted}", self.place(name))
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """Refuse an entry that was not read: it is not supported."""
         for name in self._left:
             place = self.place(name)[:200]

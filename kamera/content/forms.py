@@ -50,11 +50,11 @@ def chat_message(message: Fields) -> dict[str, Any]:
         one.only(type="function")
         function = one.inner("function")
         made.setdefault("tool_calls", []).append(_call(function, "arguments", one.need("id", str)))
-        function.done()
-        one.done()
+        function.finish()
+        one.finish()
     if role == "assistant":
         message.only(annotations=[], refusal="")
-    message.done()
+    message.finish()
     return made
 
 
@@ -80,7 +80,7 @@ def response_items(items: list[Fields]) -> Messages:
         else:
             raise item.wrong("type", kind, "message, function_call or function_call_output")
         item.take("id", str)
-        item.done()
+        item.finish()
     return made
 
 
@@ -91,7 +91,7 @@ def anthropic_messages(message: Fields) -> Messages:
         raise message.wrong("role", role, "user or assistant")
     text = message.text("content")
     blocks = [] if text is not None else message.objects("content", needed=True)
-    message.done()
+    message.finish()
     items: list[dict[str, Any]] = [] if text is None else [{"type": "text", "text": text}]
     calls: list[dict[str, Any]] = []
     results: Messages = []
@@ -122,7 +122,7 @@ def chat_tool(tool: Fields) -> dict[str, Any]:
     """A function that the model may call, in the form of OpenAI's chat."""
     tool.only(type="function")
     made = tool_of(tool.inner("function"), "parameters")
-    tool.done()
+    tool.finish()
     return made
 
 
@@ -141,7 +141,7 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
 
 
-def chosen(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def choose_tools(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The tools of a request of OpenAI's; none under ``tool_choice`` "none"."""
     choice = body.take("tool_choice", str, "auto")
     if choice not in ("auto", "none"):
@@ -163,7 +163,7 @@ def anthropic_tools(body: Fields) -> tuple[dict[str, Any], ...]:
     if kind not in ("auto", "none"):
         raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
     choice.only(disable_parallel_tool_use=False)
-    choice.done()
+    choice.finish()
     return () if kind == "none" else found
 
 
@@ -255,7 +255,7 @@ def _part(part: Fields, kind: str, pictures: bool) -> dict[str, Any]:
         source = part.inner("source")
         source.only(type="base64", media_type=tuple(f"image/{name.lower()}" for name in FORMATS))
         item = _picture(source.need("data", str), source.place("data"))
-        source.done()
+        source.finish()
     else:
         raise part.wrong("type", kind, "a text, or a picture in a message of the user or of a tool")
     _end(part)
@@ -266,14 +266,14 @@ def _end(part: Fields) -> None:
     """End a part; it may say that it be cached, as all is."""
     mark = part.inner("cache_control", absent=True)
     mark.only(type="ephemeral", ttl=("5m", "1h"))
-    mark.done()
-    part.done()
+    mark.finish()
+    part.finish()
 
 
 def _from_url(holder: Fields, name: str) -> dict[str, Any]:
     url, at = holder.need(name, str), holder.place(name)
     holder.only(detail=("auto", "high"))
-    holder.done()
+    holder.finish()
     head, comma, body = url.partition(",")
     if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):
         raise InvalidRequest(f"{at} is {quote(url)}: nothing is fetched, give a data: url in base64", at)

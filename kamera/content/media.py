@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kamera.content.naming import file_of
-from kamera.content.sizing import CELL, SIZES, Sizing
+from kamera.content.sizing import CELL, SIZES, resize, sizes_of
 from kamera.errors import UnreadableMedia, first_line, quote
 
 _SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
@@ -30,14 +30,14 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
     A ``data:`` url in base64 counts as the bytes that it holds, an open file (`io.BytesIO`) as its content
     from the beginning. An array is ``[height, width]`` (gray) or ``[height, width, 1, 3 or 4]``. An EXIF
     orientation (phones write one) is applied. Gray of 16 bits keeps its range: 65535 becomes 255; floats are
-    shares of white, 0 to 1. Alpha is dropped. A chat item may carry the sizes of `Sizing`, in cells of
+    shares of white, 0 to 1. Alpha is dropped. A chat item may carry `SIZES`, in cells of
     ``cell`` pixels. Raises UnreadableMedia, naming the source.
     """
     if isinstance(source, Mapping):
         check_options(source, "image", SIZES)
-        sizing = Sizing.of(source, "image")
+        sizes = sizes_of(source, "image")
         image = load_image(next((source[k] for k in _SOURCES["image"] if source.get(k) is not None), None))
-        return image if sizing is None else sizing.apply(image, cell)
+        return resize(image, sizes, "image", cell)
     if isinstance(source, Image.Image):
         return _open(source, "the picture")
     if isinstance(source, np.ndarray):

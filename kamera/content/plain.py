@@ -22,7 +22,7 @@ from kamera.forks import lazy
 class PlainText:
     """Tokenises untrusted text for one tokenizer.
 
-    ``guarded`` are the ids that text must not give: special tokens, media placeholders, and the added
+    ``guards`` are the ids that text must not give: special tokens, media placeholders, and the added
     tokens of ``wrapping`` (the chat template's own text around a user's message).
     """
 
@@ -34,7 +34,7 @@ class PlainText:
         self._exclusive = exclusive_of(tokenizer)
 
     @lazy
-    def guarded(self) -> dict[int, str]:
+    def guards(self) -> dict[int, str]:
         """Guarded ids and their spelling."""
         words = self._tokenizer
         added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
@@ -52,14 +52,14 @@ class PlainText:
 
     def is_plain(self, text: str) -> bool:
         """True if the tokenizer reads no part of ``text`` as a guarded token."""
-        return self.guarded.keys().isdisjoint(self.tokens(text))
+        return self.guards.keys().isdisjoint(self.tokens(text))
 
-    def escaped(self, text: str) -> list[int]:
+    def escape(self, text: str) -> list[int]:
         """Ids of ``text``, none of them guarded. Raises UnsafeText if the tokenizer has no such ids."""
         ids = self.tokens(text, split_special_tokens=True)
-        if not self.guarded.keys().isdisjoint(ids):
+        if not self.guards.keys().isdisjoint(ids):
             ids = [i for piece in self._pieces(text) for i in self.tokens(piece, split_special_tokens=True)]
-        found = [self.guarded[i] for i in ids if i in self.guarded]
+        found = [self.guards[i] for i in ids if i in self.guards]
         if found:
             raise UnsafeText(
                 f"the text {quote(text)} spells the special token {quote(found[0])}, which this tokenizer "
@@ -72,7 +72,7 @@ class PlainText:
         with self._exclusive:
             own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        for i, word in self.guarded.items():
+        for i, word in self.guards.items():
             token = added.get(i)
             eats = token is not None and (token.lstrip or token.rstrip)
             spare = i not in own and i not in self._media and not eats and word not in written
@@ -80,7 +80,7 @@ class PlainText:
                 return word
         raise UnsafeText("a text spells special tokens, and this tokenizer has none to spare: take them out")
 
-    def spliced(
+    def splice(
         self, ids: torch.Tensor, word: str, texts: Sequence[str], inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """``ids`` ``[tokens]`` with ``texts`` in the places of ``word``, and ``inputs`` to match."""
@@ -90,7 +90,7 @@ class PlainText:
             raise UnsafeText(f"the chat template keeps {len(places)} of {len(texts)} texts: take {word} out")
         pieces, kinds, start = [], [], 0
         for place, text in zip(places, texts, strict=True):
-            plain = torch.tensor(self.escaped(text), dtype=ids.dtype)
+            plain = torch.tensor(self.escape(text), dtype=ids.dtype)
             pieces += [ids[start:place], plain]
             kinds += [torch.arange(start, place), torch.full_like(plain, -1)]
             start = place + 1
@@ -104,6 +104,6 @@ class PlainText:
 
     def _pieces(self, text: str) -> list[str]:
         """``text`` cut inside of every guarded word."""
-        words = sorted(self.guarded.values(), key=len, reverse=True)
+        words = sorted(self.guards.values(), key=len, reverse=True)
         cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, words)), text)]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]

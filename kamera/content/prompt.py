@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.content.items import Turn, check_role, make_turns, strings_in
 from kamera.content.prefix import common_prefix
-from kamera.content.template import ChatTemplate, dropped
-from kamera.content.turns import Turn, check_role, make_turns, strings_in
+from kamera.content.template import ChatTemplate, missing_text_error
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
 
 _MARK = "KAMERAMARK"
@@ -70,7 +70,7 @@ class PromptFormat(ChatTemplate):
     def token_ids(self, written: PromptText, *, special: bool = False) -> torch.Tensor:
         """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
         ids = torch.tensor(self.ids(written.text, special=special), dtype=torch.int64)
-        return self.plain.spliced(ids, written.word, written.hidden, {})[0] if written.hidden else ids
+        return self.plain.splice(ids, written.word, written.hidden, {})[0] if written.hidden else ids
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class PromptFormat(ChatTemplate):
         # media alone (LLaVA, SmolVLM): render both.
         text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
         if after != self.seams(None).tail:
-            raise _torn_error()
+            raise _split_error()
         return text
 
     def _question_text(self, turns: list[Turn]) -> str:
@@ -108,7 +108,7 @@ class PromptFormat(ChatTemplate):
         whole = self.render(_with_mark(turns, _MARK), generation=True)
         before, found, _ = whole.partition(_MARK)
         if not found:
-            raise dropped()
+            raise missing_text_error()
         return before
 
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
@@ -120,7 +120,7 @@ class PromptFormat(ChatTemplate):
             return self._behind_prefix(before), after
         _, found, text = before.partition(_START)
         if not found:
-            raise dropped()
+            raise missing_text_error()
         return text, after
 
     def _behind_prefix(self, rendered: str) -> str:
@@ -128,7 +128,7 @@ class PromptFormat(ChatTemplate):
         prefix = self.seams(None).prefix
         shared = common_prefix(rendered, prefix)
         if prefix[shared:].strip():  # whitespace may differ
-            raise _torn_error()
+            raise _split_error()
         return rendered[shared:]
 
     def _is_bare(self, turns: Sequence[Turn], role: str) -> bool:
@@ -153,15 +153,15 @@ class PromptFormat(ChatTemplate):
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""
 
-        def rendered(by: str) -> str:
+        def render_as(by: str) -> str:
             return self.render([*make_turns("user", "a"), *make_turns(by, _MARK)], generation=False)
 
         try:
-            written = rendered(role)
+            written = render_as(role)
         except RoleNotSupported:
             return  # the template refuses this probe: the message itself decides
         try:
-            same = written == rendered("user")
+            same = written == render_as("user")
         except RoleNotSupported:
             same = False
         if same or _MARK not in written:
@@ -171,7 +171,7 @@ class PromptFormat(ChatTemplate):
             )
 
 
-def _torn_error() -> ModalityNotSupported:
+def _split_error() -> ModalityNotSupported:
     return ModalityNotSupported(
         "the chat template does not keep a user's media and text in one piece: build the chunk with "
         "chunk_from_tensors"

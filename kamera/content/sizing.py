@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
@@ -27,55 +26,44 @@ _MOST = {"image": 16384, "video": 768}
 _LONGEST = 200  # times the shorter side
 
 
-@dataclass(frozen=True)
-class Sizing:
-    """The size that an item requests for its picture, or for each of its frames."""
+def sizes_of(item: Mapping[str, Any], kind: str) -> dict[str, int]:
+    """The sizes that an item requests, by option. Raises UnreadableMedia for those that contradict."""
+    given = {name: item[name] for name in SIZES if item.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise UnreadableMedia(f"{name} is {quote(value)}: give a positive whole number of pixels")
+    sides = {"resized_height", "resized_width"} & given.keys()
+    if sides and set(given) != {"resized_height", "resized_width"}:
+        raise UnreadableMedia(
+            f"{', '.join(sorted(given))}: give resized_height and resized_width together, or pixels alone"
+        )
+    low, high = bounds(given, kind, 1)
+    if low > high:
+        raise UnreadableMedia(f"min_pixels is {low}, more than max_pixels {high}: swap them")
+    return given
 
-    kind: str  # "image" or "video"
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    resized_height: int | None = None
-    resized_width: int | None = None
 
-    @classmethod
-    def of(cls, item: Mapping[str, Any], kind: str) -> Sizing | None:
-        """The sizing of an item, or None. Raises UnreadableMedia for contradictory or invalid sizes."""
-        given = {name: item[name] for name in SIZES if item.get(name) is not None}
-        if not given:
-            return None
-        for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-                raise UnreadableMedia(f"{name} is {quote(value)}: give a positive whole number of pixels")
-        sides = {"resized_height", "resized_width"} & given.keys()
-        if sides and set(given) != {"resized_height", "resized_width"}:
-            raise UnreadableMedia(
-                f"{', '.join(sorted(given))}: give resized_height and resized_width together, or pixels alone"
-            )
-        sizing = cls(kind, **given)
-        if sizing.bounds(1)[0] > sizing.bounds(1)[1]:
-            raise UnreadableMedia(
-                f"min_pixels is {sizing.min_pixels}, more than max_pixels {sizing.max_pixels}: swap them"
-            )
-        return sizing
+def bounds(sizes: Mapping[str, int], kind: str, cell: int) -> tuple[int, int]:
+    """Fewest and most pixels. A given bound also moves the default of the other if they would cross."""
+    low = sizes.get("min_pixels", _LEAST[kind] * cell**2)
+    high = sizes.get("max_pixels", _MOST[kind] * cell**2)
+    if "min_pixels" not in sizes:
+        low = min(low, high)
+    if "max_pixels" not in sizes:
+        high = max(low, high)
+    return low, high
 
-    def bounds(self, cell: int) -> tuple[int, int]:
-        """Fewest and most pixels. A given bound also moves the default of the other if they would cross."""
-        low = self.min_pixels or _LEAST[self.kind] * cell**2
-        high = self.max_pixels or _MOST[self.kind] * cell**2
-        if self.min_pixels is None:
-            low = min(low, high)
-        if self.max_pixels is None:
-            high = max(low, high)
-        return low, high
 
-    def apply(self, image: Image.Image, cell: int = CELL) -> Image.Image:
-        """The picture in the requested size."""
-        if self.resized_height and self.resized_width:
-            sides = (self.resized_height, self.resized_width)
-            height, width = (max(cell, round(side / cell) * cell) for side in sides)
-        else:
-            height, width = fit(image.height, image.width, cell, *self.bounds(cell))
-        return image.resize((width, height))
+def resize(image: Image.Image, sizes: Mapping[str, int], kind: str, cell: int = CELL) -> Image.Image:
+    """The picture, or a clip's frame, in the size that its item requests."""
+    if not sizes:
+        return image
+    if "resized_height" in sizes:
+        sides = (sizes["resized_height"], sizes["resized_width"])
+        height, width = (max(cell, round(side / cell) * cell) for side in sides)
+    else:
+        height, width = fit(image.height, image.width, cell, *bounds(sizes, kind, cell))
+    return image.resize((width, height))
 
 
 def fit(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:

@@ -11,9 +11,8 @@ from PIL import Image
 
 from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
-from kamera.content.items import is_picture, kind_of, media_item, no_item
+from kamera.content.items import is_picture, kind_of, media_item, no_item, strings_in
 from kamera.content.plain import PlainText
-from kamera.content.turns import strings_in
 from kamera.content.vanishing import Vanishing
 from kamera.content.video import Clip, processor_media
 from kamera.errors import (
@@ -183,7 +182,7 @@ class ChatTemplate:
         if not added:
             return None
         first = self.ids(added)[0]
-        return first if first in set(self.tokenizer.all_special_ids) | set(self._added_ids()) else None
+        return first if first in set(self.tokenizer.all_special_ids) | set(self._special_ids()) else None
 
     def seams(self, system: str | None) -> Seams:
         """The beginning of a window under this system prompt, the end of a question, and of an answer."""
@@ -194,7 +193,7 @@ class ChatTemplate:
         once = self.render([*opening, {"role": "user", "content": _MARK}], generation=True)
         prefix, mark, tail = once.partition(_MARK)
         if not mark:
-            raise dropped()
+            raise missing_text_error()
         dialogue = self.render([*opening, first, answer, next_], generation=False)
         _, found, rest = dialogue.partition(answer["content"])
         reopen, closed, _ = rest.partition(next_["content"])
@@ -268,12 +267,12 @@ class ChatTemplate:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
 
-    def _added_ids(self) -> list[int]:
+    def _special_ids(self) -> list[int]:
         decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
         return [i for i, token in decoder.items() if token.special]
 
 
-def dropped() -> ProcessorRequired:
+def missing_text_error() -> ProcessorRequired:
     """The error for a template that leaves out what the user says."""
     return ProcessorRequired(
         "the chat template drops the user's text: Kamera cannot find where chunks and questions go; build "
@@ -299,7 +298,7 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def copied(message: Message) -> dict[str, Any]:
+def copy_message(message: Message) -> dict[str, Any]:
     """A copy of a message, of its dicts and lists down to the media, which are not copied."""
     return {name: _copy(value) for name, value in message.items()}
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from kamera.content.media import check_options, load_image, local_path
-from kamera.content.sizing import CELL, SIZES, Sizing, cell_of
+from kamera.content.sizing import CELL, SIZES, cell_of, resize, sizes_of
 from kamera.errors import UnreadableMedia, first_line, quote
 
 _SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
@@ -153,17 +153,17 @@ def load_clip(item: Any, cell: int = CELL) -> Clip:
     """A clip from a chat item, a path, a `Clip`, or a sequence of pictures.
 
     A chat item may carry ``fps``, ``nframes`` / ``num_frames``, ``max_frames``, ``video_start`` and
-    ``video_end`` (seconds), and the sizes of `Sizing`, for each frame, in cells of ``cell`` pixels. For a
+    ``video_end`` (seconds), and `SIZES`, for each frame, in cells of ``cell`` pixels. For a
     list of pictures ``fps`` is their frame rate (default 2, as in qwen-vl-utils). Raises UnreadableMedia,
     for any other option too, and ValueError for invalid numbers.
     """
     if not isinstance(item, Mapping):
         return _clip(item, {})
     check_options(item, "video", (*_SAMPLING, *SIZES))
-    sizing = Sizing.of(item, "video")
+    sizes = sizes_of(item, "video")
     source = next((item[k] for k in ("video", "path", "url") if item.get(k) is not None), None)
     clip = _clip(source, {name: item[name] for name in _SAMPLING if item.get(name) is not None})
-    return clip if sizing is None else replace(clip, frames=tuple(sizing.apply(f, cell) for f in clip.frames))
+    return replace(clip, frames=tuple(resize(frame, sizes, "video", cell) for frame in clip.frames))
 
 
 def load_media(item: Mapping[str, Any], processor: Any) -> Image.Image | Clip:

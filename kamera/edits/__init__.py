@@ -6,7 +6,7 @@ from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edit_messages
-from kamera.edits.policy import EditPolicy, edited, same
+from kamera.edits.policy import EditPolicy, apply_policy, same
 
 __all__ = [
     "Clearing",
@@ -19,10 +19,10 @@ __all__ = [
     "Mode",
     "Snap",
     "Unit",
+    "apply_policy",
     "clearing_of",
     "difference",
     "edit_messages",
-    "edited",
     "policies",
     "resolve",
     "same",

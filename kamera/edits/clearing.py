@@ -23,7 +23,7 @@ class Clearing:
     trigger: int
     at_least: int
 
-    def applied(
+    def apply(
         self, messages: list[Message], conversations: Conversations, tools: Sequence[Any] | None
     ) -> tuple[list[Message], dict[str, Any] | None]:
         """The messages after the edit, and the edit as it was applied; None if it was not.
@@ -45,7 +45,7 @@ class Clearing:
 def clearing_of(management: Fields) -> Clearing | None:
     """The edit of ``context_management``; None without one. Raises InvalidRequest."""
     edits = management.objects("edits")
-    management.done()
+    management.finish()
     if not edits:
         return None
     if len(edits) > 1:
@@ -59,7 +59,7 @@ def clearing_of(management: Fields) -> Clearing | None:
     trigger = _amount(edit, "trigger", "input_tokens", 100_000)
     at_least = _amount(edit, "clear_at_least", "input_tokens", 0)
     edit.only(clear_tool_inputs=False)
-    edit.done()
+    edit.finish()
     return Clearing(clear_tool_results(keep, exclude=excluded), trigger, at_least)
 
 
@@ -67,5 +67,5 @@ def _amount(edit: Fields, name: str, unit: str, default: int) -> int:
     given = edit.inner(name, absent=True)
     given.only(type=unit)
     value = given.count("value", 0)
-    given.done()
+    given.finish()
     return default if value is None else value

@@ -17,7 +17,7 @@ from kamera.content import Message, text_of, texts_of
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
 from kamera.edits.policies.calls import is_result
 from kamera.edits.policies.images import Counted, Removed, count_images
-from kamera.edits.policy import PLAIN, EditPolicy, edited, same
+from kamera.edits.policy import PLAIN, EditPolicy, apply_policy, same
 from kamera.errors import EditPolicyFailed
 
 _PLACEHOLDERS = 3
@@ -50,7 +50,7 @@ class Client:
     media: Mapping[_Medium, Any] = field(default_factory=dict)
     repeats: bool = False
 
-    def told(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
+    def learn(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
         """With one more turn: the history ``before`` it, which ends with an answer, and the one ``given``.
 
         A turn that no rule explains begins anew, with what was given.
@@ -78,7 +78,7 @@ class Client:
         """
         if self.rule is None:
             return None
-        ruled = edited(self.rule, [*self.unedited, answer, *coming], 0)
+        ruled = apply_policy(self.rule, [*self.unedited, answer, *coming], 0)
         known = len(ruled) - len(coming)
         if known < 0 or [m.get("role") for m in ruled[known:]] != [m.get("role") for m in coming]:
             return None
@@ -100,7 +100,7 @@ def _media_if_made(
 ) -> dict[_Medium, Any] | None:
     """The media of ``given`` if the rule makes it of ``unedited``, else None."""
     try:
-        return _media(unedited if rule is None else edited(rule, unedited, 0), given)
+        return _media(unedited if rule is None else apply_policy(rule, unedited, 0), given)
     except EditPolicyFailed:  # messages of a form that the policy does not take
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kamera.content import Message, copied
+from kamera.content import Message, copy_message
 from kamera.errors import EditPolicyFailed, first_line, quote
 
 EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
@@ -15,14 +15,14 @@ PLAIN = (str, int, float, bool, type(None))
 """Types of the values in a message that are no media."""
 
 
-def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
     """The messages after ``policy``; the caller's own are not changed.
 
     Raises EditPolicyFailed, naming the policy, if it raises, returns anything but messages, modifies its
     arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
-    given = [copied(m) for m in messages]
+    given = [copy_message(m) for m in messages]
     first = _ask(policy, given, turn, name)
     if not same(given, messages):
         raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")

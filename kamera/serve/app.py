@@ -92,7 +92,7 @@ class Front(Page):
 
     def seen(self, request: Request) -> Lives:
         """The lives of the tenant's sessions."""
-        return self.service.seen(self._keys.tenant(request))
+        return self.service.lives_of(self._keys.tenant(request))
 
     def close(self) -> str:
         """Finish what runs and waits, save, and say so."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, chosen, hint_of
+from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, choose_tools, hint_of
 from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 
 
@@ -19,11 +19,11 @@ class Chat(Dialect):
         options = body.inner("stream_options", absent=True)
         self._with_usage = options.take("include_usage", bool, False)
         options.only(include_obfuscation=False)
-        options.done()
+        options.finish()
         tokens = [body.count(name) for name in ("max_completion_tokens", "max_tokens")]
         asked = Asked(
             messages=[chat_message(m) for m in body.objects("messages", needed=True)],
-            tools=chosen(body, [chat_tool(t) for t in body.objects("tools")]),
+            tools=choose_tools(body, [chat_tool(t) for t in body.objects("tools")]),
             max_tokens=tokens[1] if tokens[0] is None else tokens[0],
             top_k=body.count("top_k", 0),
             seed=body.count("seed", -(2**63), 2**63 - 1),

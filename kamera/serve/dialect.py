@@ -89,7 +89,7 @@ class Dialect:
 
     def __init__(self, body: Fields, asked: Asked) -> None:
         self.model = body.need("model", str)
-        body.done()
+        body.finish()
         self.asked = asked
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
@@ -110,7 +110,7 @@ def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
     """
     own = body.inner("kamera", absent=True)
     minimum, named, after = (own.take(name, str) for name in ("minimum", "session_id", "after"))
-    own.done()
+    own.finish()
     if minimum is not None and minimum not in GUARANTEES:
         raise own.wrong("minimum", minimum, f"one of {', '.join(GUARANTEES)}")
     session = named or body.take("session_id", str) or header

@@ -35,7 +35,7 @@ class Messages(Dialect):
             clearing=clearing_of(body.inner("context_management", absent=True)),
             **common(body, session, 1),
         )
-        user.done()
+        user.finish()
         body.only(thinking={"type": "disabled"}, service_tier=("auto", "standard_only"))
         super().__init__(body, asked)
         if asked.max_tokens is None and not counts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, Message, chosen, hint_of, response_items, response_logprobs, tool_of
+from kamera.content import Fields, Message, choose_tools, hint_of, response_items, response_logprobs, tool_of
 from kamera.errors import InvalidRequest, UnknownTurn, quote
 from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
 from kamera.serve.refusal import Refusal
@@ -49,7 +49,7 @@ class Responses(Dialect):
             shared |= self._behind(self._before, instructions)
         asked = Asked(
             messages=[*system, *new],
-            tools=chosen(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
+            tools=choose_tools(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
             max_tokens=body.count("max_output_tokens"),
             logprobs=response_logprobs(body),
             hint=hint_of(body),

@@ -68,7 +68,7 @@ class Service:
                 mode="auto" if name else mode,
                 max_bytes=share,
                 save=None if store is None or engine else store / f"sessions{name}",
-                trace=None if engine else self.seen,
+                trace=None if engine else self.lives_of,
                 branches=self._branches,
                 engine=engine,
             )
@@ -109,7 +109,7 @@ class Service:
         counted = {f.name: sum(getattr(m, f.name) for m in pools) for f in fields(pools[0])}
         return {**counted, "sessions": sum(map(len, self._pools.values()))}
 
-    def seen(self, tenant: str) -> Lives:
+    def lives_of(self, tenant: str) -> Lives:
         """What the windows of a tenant's sessions did."""
         with self._opening:
             return self._lives[tenant]
@@ -119,7 +119,7 @@ class Service:
         try:
             for pool in self._pools.values():
                 pool.flush()
-            return sum(len(pool.saved(t)) for pool in self._pools.values() for t in self._stores)
+            return sum(len(pool.list_saved(t)) for pool in self._pools.values() for t in self._stores)
         finally:
             for store in self._stores.values():
                 store.close()
@@ -143,7 +143,7 @@ class Service:
         """The messages after the request's own edit, and that edit."""
         if asked.clearing is None:
             return asked.messages, None
-        return asked.clearing.applied(asked.messages, self._conversations, asked.tools or None)
+        return asked.clearing.apply(asked.messages, self._conversations, asked.tools or None)
 
     def _options(self, asked: Asked) -> dict[str, Any]:
         """Options of ``generate``. Each request draws from a seed of its own."""

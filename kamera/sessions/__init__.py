@@ -2,11 +2,10 @@
 
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.logprobs import Logprob
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
-from kamera.sessions.stream import Stream
+from kamera.sessions.stream import Logprob, Stream
 from kamera.sessions.tool_calls import CallForm, call_form
 from kamera.sessions.turn import Turn, TurnReport
 

@@ -72,7 +72,7 @@ class Anchors:
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
-    def open(self, ids: torch.Tensor) -> tuple[KameraWindow, Spent]:
+    def open(self, ids: torch.Tensor) -> tuple[SessionWindow, Spent]:
         """A window without chunks whose anchor is ``ids`` ``[tokens]``, and the work of prefilling them.
 
         That is none if they were at hand.

@@ -19,14 +19,14 @@ from typing import Any
 
 from kamera import forks
 from kamera.content import Message
-from kamera.edits import Client, EditPolicy, Foreseen, edited
+from kamera.edits import Client, EditPolicy, Foreseen, apply_policy
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, end_of, kept_prefix, known_part
+from kamera.sessions.layout import anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.modes import Manner
-from kamera.sessions.showing import State, chosen
+from kamera.sessions.showing import State, choose, media_of
 from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Anticipation:
         self._told: deque[tuple[Sequence[Message], Sequence[Message]]] = deque(maxlen=_HELD)
         self._client = Client()
 
-    def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
+    def remember(self, before: Sequence[Message], given: Sequence[Message]) -> None:
         """Remember a turn: the history ``before`` it, and the one that the client gave."""
         with self._lock:
             self._told.append((before, given))
@@ -59,18 +59,23 @@ class Anticipation:
         # a session that is gone needs nothing prepared, and its window is not held for that
         mine, seen = weakref.ref(self), weakref.ref(state)
 
-        def made() -> Ready[State] | None:
+        def make() -> Ready[State] | None:
             found, here = seen(), mine()
             if found is None or here is None:
                 return None
             client = here._learn()
             del here
-            ready = _try(found, client, anchors, manner)
-            window = None if ready is None else ready.window
-            return None if ready is None or window is None else Ready(ready, anchors.memory(window).own)
+            try:
+                for coming in foreseen(found, client, manner.edit_policy):
+                    ready = prepare_window(found, coming, anchors, manner)
+                    if ready is not None:
+                        return Ready(ready, anchors.memory(ready.window).own)
+            except (KameraError, ValueError) as error:
+                logger.info("a session's next prompt was not prepared: %s", error)
+            return None
 
         anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
-        self._ahead.begin(made)
+        self._ahead.begin(make)
 
     def take(self) -> State | None:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
@@ -82,7 +87,7 @@ class Anticipation:
             told = [*self._told]
             self._told.clear()
         for before, given in told:  # later work is one thread: no other learns meanwhile
-            self._client = self._client.told(before, given)
+            self._client = self._client.learn(before, given)
         return self._client
 
 
@@ -93,7 +98,7 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
         return
     if policy is not None:
         for coming in _stand_ins(history):
-            messages = edited(policy, [*history, *coming], state.turn)
+            messages = apply_policy(policy, [*history, *coming], state.turn)
             tail = [message.get("role") for message in messages[-len(coming) :]]
             if tail == [message.get("role") for message in coming]:
                 yield Foreseen(messages, len(messages) - len(coming))
@@ -104,7 +109,7 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
             yield ruled
 
 
-def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
+def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
     """The state from which the next turn starts, its known part in place; None if nothing leaves or moves.
 
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
@@ -113,25 +118,17 @@ def prepared(state: State, next_history: Foreseen, anchors: Anchors, manner: Man
     if not isinstance(state.window, KameraWindow) or before is None:
         return None
     messages = next_history.messages
-    prompt = known_part(anchors.conversations.render(messages, tools=manner.tools), next_history.known)
-    if anchor_ids(before.prompt) != anchor_ids(prompt) or kept_prefix(before, prompt) == end_of(before):
+    prompt = prompt_of_messages(
+        anchors.conversations.render(messages, tools=manner.tools), next_history.known
+    )
+    if anchor_ids(before.prompt) != anchor_ids(prompt) or prefix_tokens(before, prompt) == end_of(before):
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(before.prompt)
-    choice, _ = chosen(anchors, window, before, prompt, messages, [manner.mode], manner.reuse)
+    media = media_of(anchors, messages)
+    choice, _ = choose(anchors, window, before, prompt, media, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
-
-
-def _try(state: State, client: Client, anchors: Anchors, manner: Manner) -> State | None:
-    """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
-    try:
-        coming = foreseen(state, client, manner.edit_policy)
-        made = (prepared(state, history, anchors, manner) for history in coming)
-        return next((one for one in made if one is not None), None)
-    except (KameraError, ValueError) as error:
-        logger.info("a session's next prompt was not prepared: %s", error)
-        return None
 
 
 def _stand_ins(history: Sequence[Message]) -> list[list[Message]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kamera import forks
-from kamera.content import Message, check_messages, copied
+from kamera.content import Message, check_messages, copy_message
 from kamera.edits import same
 from kamera.errors import UnknownTurn, quote
 
@@ -135,9 +135,9 @@ def whole_history(
         return (*before, {"role": "user", "content": messages})
     if isinstance(messages, Mapping):
         check_messages([messages])
-        return (*before, copied(messages))
+        return (*before, copy_message(messages))
     check_messages(messages)
-    given = tuple(copied(message) for message in messages)
+    given = tuple(copy_message(message) for message in messages)
     if branches and given and given[0]["role"] == "system":
         own = int(bool(before) and before[0]["role"] == "system")
         return (given[0], *before[own:], *given[1:])

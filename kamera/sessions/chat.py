@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kamera import forks
-from kamera.content import Message, Rendered, copied
+from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy, Snap, edit_messages
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError
@@ -20,15 +20,14 @@ from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
-from kamera.sessions.document import locked, read_document
-from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own, show_over
-from kamera.sessions.logprobs import check_logprobs
+from kamera.sessions.document import lock_folder, read_document
+from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.showing import Options, Shown, State
+from kamera.sessions.sampling import Options
+from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
-from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
-from kamera.sessions.uncached import UNCACHEABLE, plain_answer
+from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
@@ -95,7 +94,7 @@ class ChatSession:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """A copy of the history, answers included, before the edit policy."""
-        return [copied(message) for message in self.state.messages]
+        return [copy_message(message) for message in self.state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -119,7 +118,7 @@ class ChatSession:
         """Wait for all later work of this session's backbone; raises as `KameraWindow.flush`."""
         later_of(self.backbone).flush()
 
-    def rendered(self) -> Rendered:
+    def render(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
         return self._conversations.render(self.state.messages, tools=self.manner.tools)
 
@@ -150,18 +149,18 @@ class ChatSession:
         that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
         of the window.
         """
-        check_logprobs(logprobs, options)
-        watch = Stopwatch(stream or Stream(), self.backbone, logprobs)
-        options = answer_options(self._anchors, watch, options, seed, logprobs)
+        stream = stream or Stream()
+        stream.begin(self.backbone, logprobs)
+        options = answer_options(self._anchors, stream, options, seed, logprobs)
         with self._change() as seen:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(seen, history)
-            return self._answer(base, history, scratch, watch, options)
+            return self._answer(base, history, scratch, stream, options)
 
     def _answer(
-        self, base: State, history: History, scratch: Sequence[Message], watch: Stopwatch, options: Any
+        self, base: State, history: History, scratch: Sequence[Message], stream: Stream, options: Any
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
         shaped, tools = self._shape(history), self.manner.tools
@@ -172,26 +171,26 @@ class ChatSession:
                 branch, extra, text = self._show([*shaped, *scratch], state, options)
                 report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
-            if not self.manner.uncached or watch.steps:
+            if not self.manner.uncached or stream.steps:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=tools)
-            text, report = plain_answer(self.backbone, inputs, error, **options)
+            text, report = answer_plainly(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
-        said = spoken(text, watch.stream, self._anchors.calls, tools)
-        self._ahead.answered(base.messages, history)
-        self.state = state = state.answered((*history, said.message))
+        text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
+        self._ahead.remember(base.messages, history)
+        self.state = state = state.after_turn((*history, message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
-        report = replace(report, first_token=watch.seconds)
+        report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
-        usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
-        reason = watch.stream.finish_reason(options.get("max_new_tokens"))
-        ids = tuple(watch.stream.ids)
-        return Turn(*said[:3], report, usage, ids, reason, state.changes[-1], watch.logprobs)
+        usage = TurnUsage(prompt, prompt - report.prefilled, stream.steps)
+        reason = stream.finish_reason(options.get("max_new_tokens"))
+        ids = tuple(stream.ids)
+        return Turn(text, content, calls, report, usage, ids, reason, state.changes[-1], stream.logprobs)
 
     def history(self, turn_id: str) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
-        return [copied(message) for message in self._anchors.branches.history(turn_id)]
+        return [copy_message(message) for message in self._anchors.branches.history(turn_id)]
 
     def delete(self, turn_id: str) -> None:
         """Take a turn out of its conversation, from the middle, too; turns behind it stay, without it.
@@ -205,7 +204,7 @@ class ChatSession:
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
                     state = self._show(self._shape(left)).state
-                self.state = state.changed(messages=left)
+                self.state = state.after_change(messages=left)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -237,14 +236,14 @@ class ChatSession:
         """
         with self._account.now(self.backbone):
             if isinstance(self._anchors, EngineAnchors):
-                self._anchors.prepare(self.state)
+                self._anchors.prepare(self.state.window)
             else:
                 self._ahead.begin(self.state, self._anchors, self.manner)
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
 
-        Their indices refer to `rendered` before any of them (see `edit_messages`). The strictest of
+        Their indices refer to `render` before any of them (see `edit_messages`). The strictest of
         several modes applies to all, because segments after one edit are also after the earlier ones.
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
@@ -254,7 +253,7 @@ class ChatSession:
             parts = self._conversations, self.state.messages, directives
             history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
-            self.state = state.changed(messages=tuple(history), last=None)
+            self.state = state.after_change(messages=tuple(history), last=None)
         return report
 
     def fork(self) -> ChatSession:
@@ -270,7 +269,7 @@ class ChatSession:
         files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
         check_own(self._anchors, "a saved session")
-        with locked(Path(path)):
+        with lock_folder(Path(path)):
             save_session(Path(path), self.state, self._anchors, self.manner, session_id)
 
     @classmethod
@@ -319,7 +318,7 @@ class ChatSession:
 
     def _shape(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
-        return self.manner.shaped(history, self.state.turn)
+        return self.manner.apply_policy(history, self.state.turn)
 
     def _show(
         self,
@@ -331,7 +330,7 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old, modes = replace(old or self.state, ahead=self._ahead.take()), modes or [self.manner.mode]
         with self.backbone.identity.steady():
-            return show_over(old, shaped, modes, self._anchors, self.manner, options)
+            return show(old, shaped, modes, self._anchors, self.manner, options)
 
 
 def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:

@@ -61,12 +61,6 @@ class SavedWindow:
         if stops[-1] > prompt.num_tokens or not all(0 <= a < b < len(stops) for a, b in runs):
             raise ValueError("a window's runs are segments of its prompt")
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens in each of its slots."""
-        segments = self.layout.prompt.segments
-        return [segments[last - 1].stop - segments[first].start for first, last in self.layout.runs]
-
 
 @dataclass(frozen=True, eq=False)
 class Document:
@@ -170,7 +164,7 @@ def is_document(folder: Folder) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
     """Hold the lock of the directory at ``path``, made if it is not there. Raises OSError."""
     while True:
         path.mkdir(parents=True, exist_ok=True)

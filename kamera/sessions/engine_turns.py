@@ -16,17 +16,19 @@ from kamera.engines import (
     Engine,
     EngineCompletion,
     EngineSampling,
+    Spent,
     joined,
     open_accounts,
 )
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
-from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, anchor_segments, anchor_tokens, question_ids
-from kamera.sessions.modes import Manner, applied, choices
+from kamera.sessions.anchors import Anchors, SessionWindow
+from kamera.sessions.layout import Layout, anchor_segments
+from kamera.sessions.modes import choices, mode_of
 from kamera.sessions.ordering import Orders
-from kamera.sessions.showing import Options, Shown, State, media_of, shown, tokens_dropped
-from kamera.sessions.turn import Stopwatch, TurnReport
+from kamera.sessions.sampling import Options, generate_options
+from kamera.sessions.stream import Stream
+from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot
@@ -66,18 +68,18 @@ class EngineAnchors(Anchors):
         self.engine, self.conversations = engine, Opening(backbone.processor)
         if options.get("listener") is not None:
             check_own(self, "a trace")
-        self.begin(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
+        self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
 
-    def begin(self, ids: torch.Tensor) -> DialogueWindow:
+    def open(self, ids: torch.Tensor) -> tuple[DialogueWindow, Spent]:
         """A window without chunks, whose anchor the engine computes with the first prompt."""
         given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens}
-        return DialogueWindow(self.engine, self.backbone, self.store, ids, **given)
+        return DialogueWindow(self.engine, self.backbone, self.store, ids, **given), Spent()
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, window: SessionWindow | None) -> None:
         """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
-        if not isinstance(state.window, DialogueWindow):
+        if not isinstance(window, DialogueWindow):
             return
-        branch = self.fork(state.window)
+        branch = self.fork(window)
 
         def work() -> None:
             branch.keep()
@@ -101,11 +103,11 @@ def check_own(anchors: Anchors, wanted: str) -> None:
 
 
 def answer_options(
-    anchors: Anchors, watch: Stopwatch, options: dict[str, Any], seed: int | None, logprobs: int | None
+    anchors: Anchors, stream: Stream, options: dict[str, Any], seed: int | None, logprobs: int | None
 ) -> dict[str, Any]:
-    """Options of an answer that ``watch`` follows. Raises UnsupportedByEngine for those that one lacks."""
+    """Options of an answer that ``stream`` follows. Raises UnsupportedByEngine for those that one lacks."""
     if not isinstance(anchors, EngineAnchors):
-        return watch.following(options, seed)
+        return generate_options(anchors.backbone, stream, options, seed, logprobs)
     other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
     if other:
         raise UnsupportedByEngine(
@@ -114,79 +116,61 @@ def answer_options(
     draws = options.get("do_sample", seed is not None)
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
     drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
-    sampling = EngineSampling(temperature, stop=watch.stream.stop, **drawn)
+    sampling = EngineSampling(temperature, stop=stream.stop, **drawn)
     tokens = options.get("max_new_tokens") or ANSWER
-    return {"max_new_tokens": tokens, "watch": watch, "sampling": sampling}
+    return {"max_new_tokens": tokens, "stream": stream, "sampling": sampling}
 
 
-def show_over(
-    old: State,
-    shaped: Sequence[Message],
-    modes: Sequence[str],
+def show_by_engine(
     anchors: Anchors,
-    manner: Manner,
-    options: Options | None = None,
-) -> Shown:
-    """As `shown`; over an engine by rows alone, and with ``options`` the engine answers.
+    window: DialogueWindow,
+    orders: Orders,
+    modes: Sequence[str],
+    dialogue: Dialogue,
+    options: Options | None,
+) -> tuple[Layout, TurnReport, str | None]:
+    """Bring an engine's window to a prompt, by rows alone; with ``options`` the engine answers.
 
-    The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises the errors
-    of `Conversations.render`, WindowFull, UnsupportedByEngine for clips, and EngineFailed.
+    The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises WindowFull,
+    UnsupportedByEngine for clips, and EngineFailed.
     """
-    if not isinstance(anchors, EngineAnchors):
-        return shown(old, shaped, modes, anchors, manner, options)
     started = time.perf_counter()
-    prompt, before = anchors.conversations.render(shaped, tools=manner.tools), old.layout
-    if (
-        not isinstance(old.window, DialogueWindow)
-        or before is None
-        or old.borrowed
-        or anchor_ids(before.prompt) != anchor_ids(prompt)
-    ):
-        before, window = None, anchors.begin(anchor_tokens(prompt))
-    else:
-        window, prompt = anchors.fork(old.window), prompt.cut_as(before.prompt)
-    slots, media = window.slots, media_of(anchors, shaped)
-    if any(m.kind != "image" for m in media.values()):
+    if any(m.kind != "image" for m in orders.media.values()):
         raise UnsupportedByEngine("a clip: an engine is shown pictures and text alone")
     window.policy = policy = anchors.policy or window.policy
-    on_leave = choices(modes, policy.minimum)[0]
-    orders = Orders(anchors, prompt, before, media)
+    slots, on_leave = window.slots, choices(modes, policy.minimum)[0]
     order = orders.under(on_leave)
-    items = [slots[item] if isinstance(item, int) else item for item in order.items]
-    pictures = {i.id: i.picture for i in items if isinstance(i, Chunk) and i.picture is not None}
+    pictures = {i.id: i.picture for i in order.items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
-    window.arrange(items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
+    window.arrange(order.items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
     done, answer, seconds = None, None, time.perf_counter() - started
     if options is not None:
-        dialogue = Dialogue(question_ids(prompt), _messages(shaped), manner.tools or ())
         done = _answer(window, dialogue, options)
         answer = anchors.backbone.builder.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
-    left = 0 if before is None or old.layout is None else tokens_dropped(old.layout, prompt)
-    report = _report(slots, window, prompt, done, left=left, seconds=seconds, mode=applied(on_leave))
-    state = replace(old, ids=prompt.ids, layout=order.layout, window=window, ahead=None, borrowed=False)
-    return Shown(state, report, answer)
+    report = _report(slots, window, orders.prompt, done, seconds=seconds, mode=mode_of(on_leave))
+    return order.layout, report, answer
 
 
 def _answer(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = joined(_watch(window.engine.stream(prompt), options["watch"]))
+    done = joined(_watch(window.engine.stream(prompt), options["stream"]))
     for account in open_accounts():
         account.add(done.spent)
     return done
 
 
-def _watch(pieces: Iterator[EngineCompletion], watch: Stopwatch) -> Iterator[EngineCompletion]:
-    """The pieces of an answer, which ends where the stream of ``watch`` says so."""
+def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[EngineCompletion]:
+    """The pieces of an answer, which ends where ``stream`` says so."""
     ids: list[int] = []
     try:
         for piece in pieces:
             for token in piece.token_ids:
                 row = torch.tensor([ids], dtype=torch.int64)
-                watch(row, row)
+                stream.watch(row, row)
                 ids.append(token)
             yield piece
-            if piece.token_ids and bool(watch.stream(torch.tensor([ids]), None)):
+            if piece.token_ids and bool(stream(torch.tensor([ids]), None)):
                 return
     finally:
         if isinstance(pieces, Generator):  # an answer that nobody waits for ends
@@ -229,7 +213,7 @@ def _report(
     )
 
 
-def _messages(shaped: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+def engine_messages(shaped: Sequence[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as an engine takes them, their pictures apart."""
     return tuple({**message, "content": _content(message.get("content"))} for message in shaped)
 

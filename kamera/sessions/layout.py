@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 
-from kamera.content import LONGEST, Extent, Rendered, Segment, common_prefix
+from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.modes import first_that_knows_more
-from kamera.trust import OnLeave
-from kamera.window import GLUE, SHORTEST_KEPT, Arrange, KameraWindow, cut
+from kamera.window import Arrange, KameraWindow, cut
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
-
-Piece = tuple[Run, int | None]
-"""A run, and its slot or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,40 +65,6 @@ def last_said(prompt: Rendered) -> set[str]:
     return {s.id for s in said if s.messages == said[-1].messages}
 
 
-def lay_out(
-    prompt: Rendered,
-    before: Layout | None,
-    on_leave: OnLeave,
-    *,
-    apart: bool,
-    again: Collection[Extent] = (),
-    samples: bool = False,
-) -> list[Piece]:
-    """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
-
-    A turn's closing tag behind a new text is one run with it: one forward, and never KV from before the text.
-    A text that came before (an extent of ``again``) stands without its tag, as the chunk that it was.
-    New glue is one run with the new text before it, unless each segment is to stand ``apart``.
-
-    Where a window prefills texts anyway, one forward and one slot replace several: under "exact" all adjacent
-    texts after the first change form runs of at most `LONGEST` tokens without a slot, under "repair" glue, or
-    what of it is too short for a window that ``samples``.
-    """
-    first, stop = anchor_segments(prompt), question(prompt)
-    standing = {} if before is None else _standing(before, prompt)
-    out: list[Piece] = []
-    index = first
-    while index < len(prompt.segments) and prompt.segments[index].start < stop:
-        slot, last = standing.get(index, (None, index + 1))
-        out.append(((index, last), slot))
-        index = last
-    if on_leave == "exact":
-        return _join(prompt.segments, out)
-    closed = _close(prompt, out, again)
-    least = 0 if on_leave != "repair" else SHORTEST_KEPT if samples else GLUE
-    return closed if apart else _glue(prompt.segments, closed, again=least)
-
-
 def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
     """Tokens before which the chunk in a slot is to be cut, so that parts of it stand in ``prompt``."""
     old = before.prompt.segments
@@ -120,7 +82,7 @@ def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
     return found
 
 
-def lent(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+def keep_head(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
     """Leave in ``window`` what ``prompt`` begins with, as far as it knows nothing else; the layout of that.
 
     What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
@@ -156,7 +118,7 @@ def end_of(layout: Layout) -> int:
     return layout.prompt.segments[layout.runs[-1][1] - 1].stop if layout.runs else 0
 
 
-def kept_prefix(layout: Layout, prompt: Rendered) -> int:
+def prefix_tokens(layout: Layout, prompt: Rendered) -> int:
     """Of these tokens, those with which ``prompt`` begins: whole segments, and the head of a text."""
     prompt = prompt.cut_as(layout.prompt)
     pairs = list(zip(layout.prompt.segments, prompt.segments, strict=False))
@@ -168,7 +130,7 @@ def kept_prefix(layout: Layout, prompt: Rendered) -> int:
     return min(tokens, end_of(layout))
 
 
-def known_part(prompt: Rendered, messages: int) -> Rendered:
+def prompt_of_messages(prompt: Rendered, messages: int) -> Rendered:
     """``prompt`` as far as its first ``messages`` reach; the rest counts as the question."""
     last = len(prompt.segments)
     stop = next((i for i, segment in enumerate(prompt.segments) if segment.messages[1] > messages), last)
@@ -194,68 +156,11 @@ def _equal(before: Layout, prompt: Rendered, run: Run, there: int | None) -> int
     return common_prefix([s.id for s in old], [s.id for s in new[: len(old)]])
 
 
-def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
-    """Slot and end of each run, by its first segment in the new prompt."""
+def standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
+    """Slot and end of each run that stands in ``prompt`` too, by its first segment there."""
     there, found = _there(before, prompt), {}
     for slot, run in enumerate(before.runs):
         at = there.get(run[0])
         if at is not None and _equal(before, prompt, run, at) == run[1] - run[0]:
             found[at] = (slot, at + run[1] - run[0])
     return found
-
-
-def _close(prompt: Rendered, pieces: list[Piece], again: Collection[Extent]) -> list[Piece]:
-    """Closing tags in one run with a new text before them, or without a slot behind one of ``again``."""
-    opened = {start for start, _ in prompt.turns}
-    tags = {(start, stop) for start, stop in prompt.tags if start not in opened}
-    out: list[Piece] = []
-    for (start, stop), slot in pieces:
-        segment = prompt.segments[start]
-        is_tag = stop == start + 1 and (segment.start, segment.stop) in tags
-        if is_tag and out and out[-1][1] is None and prompt.segments[start - 1].media is None:
-            text = prompt.segments[start - 1]
-            came = (text.start, text.stop) in again
-            out[-1:] = [out[-1], ((start, stop), None)] if came else [((out[-1][0][0], stop), None)]
-        else:
-            out.append(((start, stop), slot))
-    return out
-
-
-def _glue(
-    segments: Sequence[Segment], pieces: list[Piece], *, again: int, longest_glue: int = GLUE - 1
-) -> list[Piece]:
-    """Glue in one run with the text before it, if both are new, or are prefilled again.
-
-    That is glue of less than ``again`` tokens behind the first change: there is nothing to serve it from.
-    Glue has at most ``longest_glue`` tokens, runs have at most `LONGEST`.
-    """
-    same = _count_unchanged(pieces)
-    out = pieces[:same]
-    open_run = False  # whether what comes next may join the last run
-    for (start, stop), slot in pieces[same:]:
-        text = all(s.media is None for s in segments[start:stop])
-        tokens = segments[stop - 1].stop - segments[start].start
-        glue = text and tokens <= longest_glue
-        free = text and (slot is None or tokens < again)
-        begin = out[-1][0][0] if open_run else start
-        if open_run and glue and free and segments[stop - 1].stop - segments[begin].start <= LONGEST:
-            out[-1] = ((begin, stop), None)
-        else:
-            out.append(((start, stop), slot))
-        open_run = free
-    return out
-
-
-def _count_unchanged(pieces: list[Piece]) -> int:
-    """Number of pieces in front of the first change."""
-    return next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
-
-
-def _join(segments: Sequence[Segment], pieces: list[Piece]) -> list[Piece]:
-    """Adjacent texts behind the first change in one run, none of them in its slot."""
-    same = _count_unchanged(pieces)
-    parts = pieces[:same]
-    for (start, stop), slot in pieces[same:]:
-        shown = any(s.media is not None for s in segments[start:stop])
-        parts += [((start, stop), slot)] if shown else [((i, i + 1), None) for i in range(start, stop)]
-    return _glue(segments, parts, again=0, longest_glue=LONGEST)

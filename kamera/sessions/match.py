@@ -1,19 +1,22 @@
-"""Choice of the cheapest session for a prompt."""
+"""The sessions of a pool in memory, and the choice of the cheapest for a prompt."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import Literal
 
-from kamera.content import Rendered
+from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
+
+_saved = attrgetter("saved")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,43 +71,32 @@ def best_match(
     edited in a mode that would leave such KV. A sample counts as such KV. What such a session has of the
     prompt's beginning, in KV that knows nothing else, is lent to a new one, if that saves more.
     """
-    rendered = prompt
-    head = best_head(prompt, sessions)
-    prefixes: list[tuple[int, str]] = []
-    edits: list[tuple[int, str]] = []
-    alike: list[tuple[int, str]] = []
-    tainted = 0
+    head, least, tainted = best_head(prompt, sessions), max(min_tokens, 1), 0
+    best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved=-1))
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        prompt = rendered.cut_as(held.layout.prompt)
-        prefix, size = _prefix(held.layout, prompt)
+        there = prompt.cut_as(held.layout.prompt)
+        prefix, size = _prefix(held.layout, there)
         knows = held.guarantee not in OF_THE_PROMPT
         if knows or (prefix < size and held.on_leave == "keep"):
-            if tails & held.tails and _goes_on(held.layout.prompt, prompt):
+            if tails & held.tails and _goes_on(held.layout.prompt, there):
                 return Match(name, "by_owner")
             tainted += 1
-            continue
-        if prefix == size:
-            prefixes.append((prefix, name))
-        elif held.on_leave == "exact":
-            edits.append((prefix, name))
-            alike.append((_common(held.layout, prompt), name))
+        elif prefix == size:
+            best["prefix"] = max(best["prefix"], Match(name, "by_prefix", prefix), key=_saved)
         else:
-            edits.append((_common(held.layout, prompt), name))
-    least = max(min_tokens, 1)
-    how: Literal["by_prefix", "by_edit"]
-    for how, found, enough in (
-        ("by_prefix", prefixes, 1),
-        ("by_edit", edits, least),
-        ("by_edit", alike, least),
-    ):
-        saved, name = max(found, key=itemgetter(0), default=(-1, ""))
-        if saved >= max(enough, head.saved):
-            return Match(name, how, saved, tainted=tainted)
+            both = _common(held.layout, there)
+            edit = prefix if held.on_leave == "exact" else both
+            best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved)
+            best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved)
+    for way, enough in (("prefix", 1), ("edit", least), ("alike", least)):
+        if best[way].saved >= max(enough, head.saved):
+            return replace(best[way], tainted=tainted)
     if head.saved >= least:
         return replace(head, tainted=tainted)
-    return Match(too_little=int(bool(prefixes or edits)), tainted=tainted)
+    found = any(one.name is not None for one in best.values())
+    return Match(too_little=int(found), tainted=tainted)
 
 
 def best_head(prompt: Rendered, sessions: Mapping[str, Candidate]) -> Match:
@@ -132,14 +124,11 @@ def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[
 
     Of the window's prompt the segments before ``last`` count.
     """
-    first = anchor_segments(prompt)
+    segments, anchor = layout.prompt.segments, anchor_segments(prompt)
     last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
-    held = layout.prompt.segments[first:last]
-    shared, same = 0, True
-    for index, segment in enumerate(held, first):
-        same = same and index < len(prompt.segments) and prompt.segments[index].id == segment.id
-        shared += segment.num_tokens if same else 0
-    return shared, sum(segment.num_tokens for segment in held)
+    same = min(last, common_prefix(layout.prompt.segment_ids(), prompt.segment_ids()))
+    shared, whole = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
+    return shared, whole
 
 
 def _common(layout: Layout, prompt: Rendered) -> int:
@@ -148,3 +137,47 @@ def _common(layout: Layout, prompt: Rendered) -> int:
     first = anchor_segments(prompt)
     both = [j for _, j in (*change.kept, *change.moved) if j >= first]
     return sum(prompt.segments[j].num_tokens for j in both)
+
+
+# -- in memory -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Entry:
+    """A session, a flag that a request is writing it, and the tails that its last answer alone has.
+
+    ``named``: its client gave the id, and is known by it, not by tails.
+    """
+
+    session: ChatSession
+    busy: bool = False
+    bytes: int = 0
+    tails: frozenset[str] = frozenset()
+    named: bool = False
+
+
+Entries = OrderedDict[tuple[str, str], Entry]
+"""By tenant and id."""
+
+
+def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]:
+    """Sessions that a prompt with tools of ``kind`` may go to, the last used first."""
+    found: dict[str, Candidate] = {}
+    for (whose, name), entry in reversed(entries.items()):
+        if whose == tenant and entry.session.manner.kind == kind:
+            held = candidate(entry.session, frozenset() if entry.named else entry.tails)
+            found |= {} if held is None else {name: held}
+    return found
+
+
+def trim(entries: Entries, most: int, most_bytes: int | None) -> dict[str, int]:
+    """Evict the least recently used sessions that are not busy, down to both limits; how many for which."""
+    counts = {"evicted_count": 0, "evicted_bytes": 0}
+    size = sum(entry.bytes for entry in entries.values())
+    for key in [key for key, entry in entries.items() if not entry.busy]:
+        too_many = len(entries) > most
+        if not too_many and (most_bytes is None or size <= most_bytes):
+            break
+        counts["evicted_count" if too_many else "evicted_bytes"] += 1
+        size -= entries.pop(key).bytes
+    return counts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kamera.content import Message, tool_schema
-from kamera.edits import EditPolicy, Mode, edited
+from kamera.edits import EditPolicy, Mode, apply_policy
 from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
@@ -43,9 +43,9 @@ class Manner:
         """The digest of the tools."""
         return tools_digest(self.tools)
 
-    def shaped(self, history: Sequence[Message], turn: int) -> list[Message]:
+    def apply_policy(self, history: Sequence[Message], turn: int) -> list[Message]:
         """The history after the edit policy. Raises EditPolicyFailed."""
-        return [*(history if self.edit_policy is None else edited(self.edit_policy, history, turn))]
+        return [*(history if self.edit_policy is None else apply_policy(self.edit_policy, history, turn))]
 
 
 def tools_digest(tools: Sequence[Any] | None) -> str:
@@ -54,7 +54,7 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
     return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
 
 
-def applied(on_leave: OnLeave) -> Applied:
+def mode_of(on_leave: OnLeave) -> Applied:
     """The mode by the name that sessions give it."""
     return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
 

@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kamera.content import Chunk, Extent, ProcessedMedia, Rendered
+from kamera.content import LONGEST, Chunk, Extent, ProcessedMedia, Rendered
 from kamera.errors import PolicyRefused
+from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Run, lay_out
+from kamera.sessions.layout import Layout, Run, anchor_segments, question, standing
 from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import Arrange, KameraWindow, Plan, terms_in_force
+from kamera.window import (
+    GLUE,
+    SHORTEST_KEPT,
+    Arrange,
+    EngineSlot,
+    KameraWindow,
+    Plan,
+    Slot,
+    terms_in_force,
+)
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 
+Piece = tuple[Run, int | None]
+"""A run, and the index of its slot or None."""
+
 
 class Order(NamedTuple):
-    """What a window shall hold: slots by their indices, and new chunks; ids of those that came before."""
+    """What a window shall hold: slots of its own, and new chunks; ids of those that came before."""
 
-    items: Sequence[int | Chunk]
+    items: list[Any]
     recurring: tuple[str, ...]
     layout: Layout
 
@@ -35,15 +48,17 @@ class Choice(NamedTuple):
 
 @dataclass
 class Orders:
-    """The orders of a ``prompt`` in a window whose layout was ``before``.
+    """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``before``.
 
-    ``media`` are its pictures and clips, by digest, ``again`` the extents that came before
-    elsewhere; ``apart`` and ``samples`` as in `lay_out`. A new chunk is made once.
+    ``media`` are the prompt's pictures and clips, by digest. Each segment is to stand ``apart``, or glue is
+    one run with a text. A text that came before (an extent of ``again``) stands as the chunk that it was. The
+    window ``samples``. A new chunk is made once.
     """
 
     anchors: Anchors
     prompt: Rendered
     before: Layout | None
+    slots: Sequence[Slot | EngineSlot]
     media: Mapping[str, ProcessedMedia]
     again: Collection[Extent] = ()
     apart: bool = False
@@ -52,18 +67,94 @@ class Orders:
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
-        pieces = lay_out(
-            self.prompt, self.before, on_leave, apart=self.apart, again=self.again, samples=self.samples
-        )
+        pieces = self._pieces(on_leave)
         new = [run for run, slot in pieces if slot is None]
         for run in new:
             if run not in self._made:
                 self._made[run] = self._chunk(run)
         recurring = dict.fromkeys(self._made[run].id for run in new if self._extent(run) in self.again)
-        items = [self._made[run] if slot is None else slot for run, slot in pieces]
+        items = [self._made[run] if slot is None else self.slots[slot] for run, slot in pieces]
         return Order(items, tuple(recurring), Layout(self.prompt, tuple([run for run, _ in pieces])))
 
     # -- inside --------------------------------------------------------------------------------
+
+    @lazy
+    def _standing(self) -> dict[int, tuple[int, int]]:
+        return {} if self.before is None else standing(self.before, self.prompt)
+
+    def _pieces(self, on_leave: OnLeave) -> list[Piece]:
+        """The runs between anchor and question.
+
+        Where a window prefills texts anyway, one forward and one slot replace several: under "exact" all
+        adjacent texts behind the first change, else a closing tag behind a new text and, unless all stands
+        apart, glue.
+        """
+        segments, stop = self.prompt.segments, question(self.prompt)
+        pieces, index = list[Piece](), anchor_segments(self.prompt)
+        while index < len(segments) and segments[index].start < stop:
+            slot, last = self._standing.get(index, (None, index + 1))
+            pieces.append(((index, last), slot))
+            index = last
+        same = next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
+        front, pieces = pieces[:same], pieces[same:]
+        if on_leave == "exact":
+            return [*front, *self._glue(self._split(pieces), again=0, longest=LONGEST)]
+        pieces = self._close(pieces)
+        if not self.apart:
+            again = 0 if on_leave != "repair" else SHORTEST_KEPT if self.samples else GLUE
+            pieces = self._glue(pieces, again=again, longest=GLUE - 1)
+        return [*front, *pieces]
+
+    def _split(self, pieces: list[Piece]) -> list[Piece]:
+        """The segments of texts apart, none of them in its slot."""
+        out = list[Piece]()
+        for (start, stop), slot in pieces:
+            text = self._is_text((start, stop))
+            out += [((i, i + 1), None) for i in range(start, stop)] if text else [((start, stop), slot)]
+        return out
+
+    def _close(self, pieces: list[Piece]) -> list[Piece]:
+        """Closing tags in one run with a new text before them: one forward, never KV from before the text.
+
+        Behind a text that came before they have no slot either.
+        """
+        opened = {start for start, _ in self.prompt.turns}
+        tags = {(start, stop) for start, stop in self.prompt.tags if start not in opened}
+        out = list[Piece]()
+        for (start, stop), slot in pieces:
+            is_tag = stop == start + 1 and self._extent((start, stop)) in tags
+            if is_tag and out and out[-1][1] is None and self._is_text((start - 1, start)):
+                came = self._extent((start - 1, start)) in self.again
+                begin = start if came else out.pop()[0][0]
+                slot, start = None, begin
+            out.append(((start, stop), slot))
+        return out
+
+    def _glue(self, pieces: list[Piece], *, again: int, longest: int) -> list[Piece]:
+        """Texts of at most ``longest`` tokens in one run with the text before, if both are prefilled anyway.
+
+        A text in a slot is, if it has less than ``again`` tokens: nothing can serve it. Runs have
+        at most `LONGEST` tokens.
+        """
+        out = list[Piece]()
+        is_open = False  # whether what comes next may join the last run
+        for run, slot in pieces:
+            tokens, text = self._tokens(run), self._is_text(run)
+            free = text and (slot is None or tokens < again)
+            whole = (out[-1][0][0], run[1]) if is_open else run
+            if is_open and free and tokens <= longest and self._tokens(whole) <= LONGEST:
+                out[-1] = (whole, None)
+            else:
+                out.append((run, slot))
+            is_open = free
+        return out
+
+    def _is_text(self, run: Run) -> bool:
+        return all(s.media is None for s in self.prompt.segments[slice(*run)])
+
+    def _tokens(self, run: Run) -> int:
+        start, stop = self._extent(run)
+        return stop - start
 
     def _extent(self, run: Run) -> Extent:
         return self.prompt.segments[run[0]].start, self.prompt.segments[run[1] - 1].stop
@@ -92,19 +183,17 @@ def cheapest(
     are finer than those of "exact". Where chunks are appended only, no treatment applies, and one plan is
     made. Raises PolicyRefused if no treatment can be carried out.
     """
-    slots = window.slots
     found: list[tuple[tuple[int, int, int], Choice]] = []
     refusal: PolicyRefused | None = None
     for on_leave in sorted(among, key=_TIES.index):
         order = orders.under(on_leave)
         try:
-            items = [slots[item] if isinstance(item, int) else item for item in order.items]
-            request = Arrange(items, on_leave, archive=False, recurring=order.recurring)
+            request = Arrange(order.items, on_leave, archive=False, recurring=order.recurring)
             plan = window.plan(request, policy=policy)
         except PolicyRefused as error:
             refusal = error
             continue
-        if len(among) == 1 or list(order.items[: len(slots)]) == list(range(len(slots))):
+        if len(among) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, terms_in_force(window).served.minimum):

@@ -8,13 +8,19 @@ answers, with their number and without. A tail that was given twice is nobody's.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from kamera.content import Message, text_of
-from kamera.errors import quote
+from kamera.content import Message, Rendered, text_of
+from kamera.errors import KameraError, quote
+from kamera.forks import lazy
 from kamera.ops import digest
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.branches import whole_history
+from kamera.sessions.layout import anchor_ids
+from kamera.sessions.modes import Manner
 from kamera.sessions.tool_calls import CallForm
 from kamera.store import ChunkStore
 
@@ -24,10 +30,7 @@ Stores = ChunkStore | Callable[[str], ChunkStore]
 ANSWERS = 3
 """Last answers in a tail: some agents say one thing again and again."""
 
-HELD = 1 << 16
-"""Tails that are held as they are. Of older ones marks are left, which may be another's, too."""
-
-_MARKS = 1 << 23
+_MARKS = 1 << 23  # bits, in one megabyte
 
 
 def tenant_of(stores: Stores, tenant: str | None) -> str:
@@ -61,25 +64,61 @@ def tails_of(
     return frozenset((digest(*parts), digest(*parts, "", str(len(answers)))))
 
 
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """``messages`` of a tenant, for a session of its own choice, behind a turn, or found by content."""
+
+    anchors: Anchors
+    manner: Manner
+    messages: str | Message | Sequence[Message]
+    session_id: str | None = None
+    after: str | None = None
+    hint: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose request it is."""
+        return self.anchors.store.tenant
+
+    @lazy
+    def whole(self) -> Sequence[Message] | None:
+        """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
+        if self.after is not None:
+            return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
+        return None if isinstance(self.messages, str | Mapping) else self.messages
+
+    @lazy
+    def prompt(self) -> Rendered | None:
+        """The prompt of the history; None if it cannot be cut, an error that its session raises."""
+        if self.whole is None:
+            return None
+        try:
+            shaped = self.manner.apply_policy(self.whole, 0)
+            return self.anchors.conversations.render(shaped, tools=self.manner.tools)
+        except (KameraError, ValueError):
+            return None
+
+    @lazy
+    def tails(self) -> frozenset[str]:
+        """The tails of the history (`kamera.sessions.owners`)."""
+        if self.whole is None or self.prompt is None:
+            return frozenset()
+        owner = (self.tenant, self.manner.kind, self.hint)
+        return tails_of(owner, anchor_ids(self.prompt), self.whole, self.anchors.calls, self.manner.tools)
+
+
 class Tails:
-    """The tails of all answers of a pool. Not one that was given twice counts as given once."""
+    """Marks of the tails of all answers of a pool. Some tails share theirs, and count as given before."""
 
     def __init__(self) -> None:
-        self._given: OrderedDict[str, bool] = OrderedDict()  # whether it was given once
         self._marks = bytearray(_MARKS // 8)
 
-    def give(self, tails: Collection[str]) -> None:
-        """Note an answer's tails."""
-        for tail in tails:
-            self._given[tail] = tail not in self._given and not all(map(self._is_marked, _places(tail)))
-        while len(self._given) > HELD:
-            old, _ = self._given.popitem(last=False)
-            for at in _places(old):
-                self._marks[at // 8] |= 1 << at % 8
-
-    def own(self, tails: Collection[str]) -> frozenset[str]:
-        """Those that one answer alone has."""
-        return frozenset(tail for tail in tails if self._given.get(tail))
+    def give(self, tails: Collection[str]) -> frozenset[str]:
+        """Note an answer's tails; those of them that no answer had before."""
+        new = frozenset(tail for tail in tails if not all(map(self._is_marked, _places(tail))))
+        for at in chain.from_iterable(map(_places, new)):
+            self._marks[at // 8] |= 1 << at % 8
+        return new
 
     def _is_marked(self, at: int) -> bool:
         return bool(self._marks[at // 8] >> at % 8 & 1)
@@ -91,7 +130,7 @@ def _places(tail: str) -> list[int]:
 
 def _text(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
     """An answer, whether its calls are text or apart, and their arguments a text or not."""
-    text, calls = form.parsed(text_of(message), tools)
+    text, calls = form.parse(text_of(message), tools)
     named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
     return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
 

@@ -114,7 +114,9 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     if saved is None:
         return state
     window = KameraWindow.load(path / saved.folder, backbone, store, digest=saved.sha256)
-    if saved.lengths != [slot.length for slot in window.slots]:
+    segments = saved.layout.prompt.segments
+    lengths = [segments[last - 1].stop - segments[first].start for first, last in saved.layout.runs]
+    if lengths != [slot.length for slot in window.slots]:
         raise CorruptChunk(f"{str(path / FILE)!r} and its window are of different sessions")
     anchors.hear(window)
     return replace(state, layout=saved.layout, window=window)

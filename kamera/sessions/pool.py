@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import forks
-from kamera.content import Message, Rendered, copied
+from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
@@ -21,13 +21,11 @@ from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
-from kamera.sessions.entries import Entries, Entry, candidates, trim
-from kamera.sessions.incoming import Incoming
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import Match, best_head, best_match
+from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, trim
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import Manner, SessionMode
-from kamera.sessions.owners import Stores, Tails, tails_of, tenant_of
+from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Telling, Traces, turn_of
@@ -181,7 +179,7 @@ class SessionPool:
     def history(self, turn_id: str, tenant: str | None = None) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
         branches = self._anchors_of(tenant_of(self._store, tenant)).branches
-        return [copied(message) for message in branches.history(turn_id)]
+        return [copy_message(message) for message in branches.history(turn_id)]
 
     def delete(self, turn_id: str, tenant: str | None = None) -> None:
         """`ChatSession.delete` in all sessions in memory. Raises UnknownTurn, SessionConflict as `edit`."""
@@ -194,14 +192,14 @@ class SessionPool:
             raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
         branches.leave(turn_id)
         for name, _ in found:
-            with self._changed(name, whose) as session:
+            with self._change(name, whose) as session:
                 session.delete(turn_id)
 
     def edit(
         self, session_id: str, directives: Sequence[Directive], tenant: str | None = None, **options: Any
     ) -> TurnReport:
         """`ChatSession.edit` of a session. Raises UnknownSession, SessionConflict while it answers."""
-        with self._changed(session_id, tenant) as session:
+        with self._change(session_id, tenant) as session:
             return session.edit(directives, **options)
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
@@ -228,7 +226,7 @@ class SessionPool:
         """The model work of all sessions of this pool, now and later. After `flush` it equals hooks."""
         return self._account.usage
 
-    def saved(self, tenant: str | None = None) -> list[str]:
+    def list_saved(self, tenant: str | None = None) -> list[str]:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
         return [] if self._saved is None else self._saved.names(tenant_of(self._store, tenant))
 
@@ -260,7 +258,7 @@ class SessionPool:
         return self._tenants.setdefault(tenant, made)
 
     @contextmanager
-    def _changed(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
+    def _change(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
         whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
         with self._lock:
@@ -307,7 +305,7 @@ class SessionPool:
             if found is None or found.busy or lent or name != held:  # another session answers
                 state = None
                 if found is not None:
-                    state = found.session.state.lent() if lent else found.session.state
+                    state = found.session.state.lend() if lent else found.session.state
                     name = secrets.token_hex(8) if name == held else name
                     self._counts["forked"] += found.busy and not lent
                 self._counts["opened"] += found is None
@@ -318,7 +316,7 @@ class SessionPool:
             return name, found
 
     def _match(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
-        sessions = candidates(self._entries, asked.tenant, asked.manner.kind, self._tails)
+        sessions = candidates(self._entries, asked.tenant, asked.manner.kind)
         if asked.after is None:
             match = best_match(prompt, sessions, self.min_tokens, tails)
         else:
@@ -340,7 +338,7 @@ class SessionPool:
         self._let_go(tenant, name)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held = candidates(self._entries, tenant, manner.kind, self._tails)
+            held = candidates(self._entries, tenant, manner.kind)
         if name in known:
             return None
         try:
@@ -382,8 +380,9 @@ class SessionPool:
             with self._lock:
                 entry.busy = False
                 if turn is not None:  # an edit of messages takes no answer back from its owner
-                    entry.tails = tails
-                    self._tails.give(tails)
+                    for other in self._entries.values():
+                        other.tails -= tails
+                    entry.tails = self._tails.give(tails)
                     self._counts.update(turn_counts(turn.report))
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)

@@ -1,12 +1,19 @@
-"""Sampling with a seed of its own: no other thread's draws come between."""
+"""Options of an answer. One with a seed draws by itself: no other thread's draws come between."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from kamera.content import MOST_LIKELY
+from kamera.engines import Engine
 from kamera.errors import quote
+from kamera.sessions.stream import Stream
+
+Options = Mapping[str, Any]
+"""Options of an answer."""
 
 _LARGEST = 2**63
 
@@ -32,6 +39,34 @@ class Seeded:
             kept = kept.masked_fill(torch.zeros_like(late).scatter(-1, places, late), -torch.inf)
         drawn = torch.multinomial(kept.softmax(-1), 1, generator=self._draws).to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+
+
+def generate_options(
+    engine: Engine, stream: Stream, options: dict[str, Any], seed: int | None, most: int | None
+) -> dict[str, Any]:
+    """Options of ``generate`` for an answer that is drawn with ``seed`` and followed by ``stream``.
+
+    ``most`` is the number of likeliest tokens to note. Raises ValueError for what an answer does not take.
+    """
+    engine.check_sampling(options)
+    if int(options.get("num_return_sequences") or 1) > 1:
+        raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
+    if most is not None:
+        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST_LIKELY:
+            raise ValueError(
+                f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}"
+            )
+        if int(options.get("num_beams") or 1) > 1 or options.get("assistant_model") is not None:
+            raise ValueError("logprobs are of an answer made token by token: use no beams and no assistant")
+    if "stop_strings" in options:
+        processor = engine.processor
+        options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}
+    options = with_seed(options, seed)
+    return {
+        **options,
+        "logits_processor": [stream.watch, *(options.get("logits_processor") or ())],
+        "stopping_criteria": [*(options.get("stopping_criteria") or ()), stream],
+    }
 
 
 def with_seed(options: dict[str, Any], seed: int | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreErr
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, open_session
-from kamera.sessions.document import FILE, Document, locked, read_document
+from kamera.sessions.document import FILE, Document, lock_folder, read_document
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import Manner, laxest
 from kamera.sessions.persist import load_session, save_session
@@ -101,7 +101,7 @@ class SavedSessions:
 
     def names(self, tenant: str) -> list[str]:
         """Ids of a tenant's sessions on the disk, in order."""
-        return sorted(h.id for h in self._known() if h.tenant == tenant and h.id is not None)
+        return sorted(h.id for h in self._read_headers() if h.tenant == tenant and h.id is not None)
 
     def candidates(self, anchors: Anchors, manner: Manner) -> dict[str, Candidate]:
         """Saved sessions of the ``manner``'s tools, by id, that `load` would give a window."""
@@ -109,7 +109,7 @@ class SavedSessions:
         own = (anchors.backbone.fingerprint, store.tenant, anchors.policy, anchors.max_tokens, kind)
         samples = anchors.policy is not None and anchors.policy.samples
         found = {}
-        for one in self._known():
+        for one in self._read_headers():
             same = (one.fingerprint, one.tenant, one.policy, one.max_tokens, one.kind) == own
             if same and one.id is not None and one.window is not None:
                 on_leave = laxest(manner.mode, one.window.minimum, samples)
@@ -156,7 +156,7 @@ class SavedSessions:
 
     def _write(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
-            with locked(path):
+            with lock_folder(path):
                 saved = save_session(path, session.state, anchors, session.manner, name, apart=True)
                 self._note_header(path, _stamp(path / FILE), saved)
             self._trim(path)
@@ -188,7 +188,7 @@ class SavedSessions:
                         self.counts["evicted_saved"] += 1
                 total -= size
 
-    def _known(self) -> list[Document]:
+    def _read_headers(self) -> list[Document]:
         """Headers of all readable sessions; a document is parsed again only if its file has changed."""
         if not self.root.is_dir():
             return []

@@ -1,8 +1,9 @@
-"""Bring a session's window to a prompt."""
+"""Bring a session's window to a prompt, or let the plain model answer one that no window holds."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,11 +12,20 @@ import torch
 
 from kamera.content import Message, ProcessedMedia, Rendered, media_items
 from kamera.edits import difference, same
-from kamera.engines import Spent
-from kamera.errors import SessionConflict, WindowFull
+from kamera.engines import Engine, Spent
+from kamera.errors import (
+    NotRelocatable,
+    NotSegmentable,
+    PolicyRefused,
+    SessionConflict,
+    UnsafeText,
+    UnsupportedBackbone,
+    WindowFull,
+)
 from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
+from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
@@ -23,18 +33,16 @@ from kamera.sessions.layout import (
     anchor_tokens,
     cut_at,
     cuts,
-    kept_prefix,
+    keep_head,
     last_said,
-    lent,
+    prefix_tokens,
     question_ids,
 )
-from kamera.sessions.modes import Manner, applied, choices
+from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
+from kamera.sessions.sampling import Options
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, cut, respond, terms_in_force
-
-Options = Mapping[str, Any]
-"""Options of an answer."""
+from kamera.window import Dialogue, DialogueWindow, KameraWindow, cut, respond, terms_in_force
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +74,19 @@ class State:
         ahead = self.ahead
         if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
             return self, 0
-        more = kept_prefix(ahead.layout, prompt) - kept_prefix(self.layout, prompt)
+        more = prefix_tokens(ahead.layout, prompt) - prefix_tokens(self.layout, prompt)
         return (ahead, more) if more > 0 else (self, 0)
 
-    def changed(self, **fields: Any) -> State:
+    def after_change(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
         return replace(self, changes=(*self.changes, secrets.token_hex(8)), **fields)
 
-    def answered(self, history: History) -> State:
+    def after_turn(self, history: History) -> State:
         """A state that goes on from this one by one turn, whose id is its last change."""
-        state = self.changed(messages=history, turn=self.turn + 1)
+        state = self.after_change(messages=history, turn=self.turn + 1)
         return replace(state, last=state.changes[-1])
 
-    def lent(self) -> State:
+    def lend(self) -> State:
         """A new conversation, which may use what its first prompt and this one's window begin with."""
         return State(layout=self.layout, window=self.window, borrowed=True)
 
@@ -107,65 +115,98 @@ class Shown(NamedTuple):
     answer: str | None
 
 
-def shown(
+def show(
     old: State,
-    shaped: Sequence[Message],
+    messages: Sequence[Message],
     modes: Sequence[str],
     anchors: Anchors,
     manner: Manner,
     options: Options | None = None,
 ) -> Shown:
-    """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
+    """A state whose window holds the prompt of ``messages``; ``old`` is unchanged.
 
     With ``options`` the prompt is answered. The strictest of ``modes`` applies to segments after a change.
     Raises the errors of `Conversations.render` and of the window.
     """
-    prompt, reuse = anchors.conversations.render(shaped, tools=manner.tools), manner.reuse
+    prompt = anchors.conversations.render(messages, tools=manner.tools)
     start, anticipated = old.start_of(prompt)
-    before = start.layout
-    if (
-        not isinstance(start.window, KameraWindow)
-        or before is None
-        or anchor_ids(before.prompt) != anchor_ids(prompt)
-    ):
+    before, window, opening = start.layout, start.window, Spent()
+    anew = old.borrowed and isinstance(anchors, EngineAnchors)  # it shares by itself what prompts begin with
+    if window is None or before is None or anew or anchor_ids(before.prompt) != anchor_ids(prompt):
         before = None
         window, opening = anchors.open(anchor_tokens(prompt))
     else:
-        window, opening = anchors.fork(start.window), Spent()
-        prompt = prompt.cut_as(before.prompt)
-    choice, found = chosen(anchors, window, before, prompt, shaped, modes, reuse, old.borrowed)
-    layout, slots = choice.order.layout, window.slots
-    prompt = layout.prompt
-    admissions = admissions_of(window, choice.plan, choice.order.recurring) if reuse else ()
-    answer = None
-    if options is None:
-        report = window.run(choice.plan)
+        window, prompt = anchors.fork(window), prompt.cut_as(before.prompt)
+    media = media_of(anchors, messages)
+    if isinstance(window, DialogueWindow):
+        dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
+        orders = Orders(anchors, prompt, before, window.slots, media)
+        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options)
     else:
-        said, report = respond(window, question_ids(prompt), choice.plan, **options)
-        answer = str(said)
-    admissions = as_placed(admissions, choice.plan, window.slots) if reuse else ()
-    if found is not None:
-        discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
-    left = 0 if before is None or old.layout is None or old.borrowed else tokens_dropped(old.layout, prompt)
-    mode = applied(choice.on_leave)
-    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, mode, admissions)
+        given = (before, prompt, media, modes, manner.reuse, old.borrowed)
+        choice, found = choose(anchors, window, *given)
+        layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
+        if found is not None:
+            discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
+    if before is not None and old.layout is not None and not old.borrowed:
+        report = replace(report, left=tokens_dropped(old.layout, layout.prompt))
     if old.ahead is not None:
-        total = replace(total, anticipated=anticipated)
-    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
-    return Shown(replace(state, ahead=None, borrowed=False), total, answer)
+        report = replace(report, anticipated=anticipated)
+    made = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
+    return Shown(replace(made, ahead=None, borrowed=False), report, answer)
 
 
-def chosen(
+def _carry_out(
+    window: KameraWindow, choice: Choice, opening: Spent, options: Options | None, reuse: bool
+) -> tuple[Layout, TurnReport, str | None]:
+    """Run the plan of a choice, and answer with ``options``; ``opening`` prefilled the system prompt."""
+    slots, (order, plan), answer = window.slots, choice[1:], None
+    admissions = admissions_of(window, plan, order.recurring) if reuse else ()
+    if options is None:
+        report = window.run(plan)
+    else:
+        said, report = respond(window, question_ids(order.layout.prompt), plan, **options)
+        answer = str(said)
+    admissions = as_placed(admissions, plan, window.slots) if reuse else ()
+    tokens, mode = order.layout.prompt.num_tokens, mode_of(choice.on_leave)
+    return order.layout, turn_report(slots, report, window, opening, tokens, mode, admissions), answer
+
+
+UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused, UnsupportedBackbone)
+"""Errors for prompts that the model itself accepts, and for a model of which no KV can be used again."""
+
+
+def answer_plainly(
+    backbone: Engine, inputs: Mapping[str, torch.Tensor], reason: Exception, **options: Any
+) -> tuple[str, TurnReport]:
+    """The plain model's answer to a whole prompt that no window holds; the report is of both together."""
+    started = time.perf_counter()
+    with backbone.measure() as work:
+        tokens = backbone.plain.generate(inputs, **options)[0]
+    report = TurnReport(
+        prefilled=int(inputs["input_ids"].shape[1]),
+        forwards=work.forwards,
+        tokens_recomputed=work.tokens,
+        vision_encodes=work.vision_encodes,
+        seconds=time.perf_counter() - started,
+        guarantee="exact",
+        mode="forget",
+        uncached=f"{type(reason).__name__}: {reason}",
+    )
+    return backbone.builder.detokenize(tokens) or "", report
+
+
+def choose(
     anchors: Anchors,
     window: KameraWindow,
     before: Layout | None,
     prompt: Rendered,
-    messages: Sequence[Message],
+    media: Mapping[str, ProcessedMedia],
     modes: Sequence[str],
     reuse: bool,
     borrowed: bool = False,
 ) -> tuple[Choice, Recut | None]:
-    """The cheapest way from the layout ``before`` of a window to the prompt of ``messages``.
+    """The cheapest way from the layout ``before`` of a window to a prompt with this ``media``, by digest.
 
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
     their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
@@ -176,12 +217,11 @@ def chosen(
     found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
     prompt = prompt if found is None else found.rendered
     if before is not None:
-        before = lent(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
-    media = media_of(anchors, messages)
+        before = keep_head(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
     _check_length(anchors, prompt, media)
     again = () if found is None else found.again
     apart, samples = stands_apart(window, reuse), served.samples
-    orders = Orders(anchors, prompt, before, media, again, apart, samples)
+    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
     among = choices(modes, served.minimum, reuse)
     return cheapest(window, among, orders, policy), found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,6 +17,18 @@ FinishReason = Literal["stop", "length"]
 _BROKEN = "�"
 
 
+class Logprob(NamedTuple):
+    """A token of an answer, and the ``likeliest`` ones at its place, the likeliest first.
+
+    Logarithms (natural) are of the model's own probabilities: of its logits, after penalties that its
+    settings ask for, before temperature, ``top_k`` and ``top_p``.
+    """
+
+    token_id: int
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+
 class Stream:
     """Follows one answer of `ChatSession.send`; a stopping criterion of ``generate``.
 
@@ -23,7 +36,8 @@ class Stream:
     ``stopped`` is that one. With ``calls``, the form of tool calls, text from a call on is not told, nor
     white space before it: ``told`` is the number of characters that were, and `Turn.content` has the rest. A
     subclass overrides `tell`. Each answer takes a stream of its own. Beam search tells its text at the end,
-    and no tokens.
+    and no tokens. ``steps`` counts the tokens, and ``seconds`` are those from the request to the first one's
+    logits.
     """
 
     def __init__(self, stop: Sequence[str] = (), calls: CallForm | None = None) -> None:
@@ -37,8 +51,13 @@ class Stream:
         self.told = 0
         self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
         self._searched = 0
+        self.steps = 0
+        self.seconds: float | None = None
         self._engine: Engine | None = None
-        self._prompt = 0
+        self._started, self._prompt = 0.0, 0
+        self._most: int | None = None
+        self._noted: list[Logprob] = []
+        self._next: torch.Tensor | None = None  # log probabilities of the token that comes
 
     def tell(self, text: str) -> None:
         """Take the next piece of text, "" where a token completes none; called once a token and at the end.
@@ -46,9 +65,26 @@ class Stream:
         An error ends the answer and leaves the session as it was.
         """
 
-    def begin(self, engine: Engine, prompt: int) -> None:
-        """Follow the answer behind a prompt of ``prompt`` tokens."""
-        self._engine, self._prompt = engine, prompt
+    def begin(self, engine: Engine, most: int | None = None) -> None:
+        """Follow a request that begins now, with ``most`` likeliest tokens noted at each place."""
+        self._engine, self._most, self._started = engine, most, time.perf_counter()
+
+    def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """``scores`` as they are: a logits processor, in front of all that changes them."""
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - self._started
+            self._prompt = input_ids.shape[1]
+        self.steps += 1
+        if self._most is not None:
+            self._note(input_ids[0, -1:].tolist())
+            self._next = scores[0].float().log_softmax(-1)
+        return scores
+
+    @property
+    def logprobs(self) -> tuple[Logprob, ...] | None:
+        """Those of the answer, which has ended, one for each token; None if they were not asked for."""
+        self._note(self.ids[-1:])
+        return None if self._most is None else tuple(self._noted)
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         """True if a stop string has come, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
@@ -84,6 +120,13 @@ class Stream:
         return "stop" if self.ids[-1] == closing else "length"
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _note(self, last: Sequence[int]) -> None:
+        if self._next is not None and last:
+            values, places = self._next.topk(self._most or 0)
+            likeliest = tuple(zip(places.tolist(), values.tolist(), strict=True))
+            self._noted.append(Logprob(last[0], float(self._next[last[0]]), likeliest))
+            self._next = None
 
     def _decode(self, ids: Sequence[int]) -> str:
         assert self._engine is not None, "begun"

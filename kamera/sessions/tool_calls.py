@@ -33,14 +33,14 @@ class CallForm:
     """How a family writes calls; this one: between ``<tool_call>`` tags, as JSON (Hermes, Qwen).
 
     ``marks`` are what a call begins with, ``inner`` others that it has. Those that are special tokens, by id,
-    are ``special``: they are no part of an answer's text. A subclass overrides `found`.
+    are ``special``: they are no part of an answer's text. A subclass overrides `find`.
     """
 
     marks: tuple[str, ...] = ("<tool_call>",)
     inner: tuple[str, ...] = ("</tool_call>",)
     special: Mapping[int, str] = field(default_factory=dict)
 
-    def found(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         """The calls of a text, in order; ``types`` are the schemas of tools' parameters, by tool and name."""
         for match in re.finditer(r"\s*<tool_call>(.*?)</tool_call>", text, re.DOTALL):
             for call in _objects(match[1]):
@@ -50,10 +50,10 @@ class CallForm:
         """An id that no other call has."""
         return f"call_{secrets.token_hex(12)}"
 
-    def parsed(self, text: str, tools: Sequence[Any] | None = None) -> tuple[str, Calls]:
+    def parse(self, text: str, tools: Sequence[Any] | None = None) -> tuple[str, Calls]:
         """The text outside of calls, and the calls. What is no whole call stays text."""
         rest, calls, end = "", list[dict[str, Any]](), 0
-        for start, stop, name, arguments in self.found(text, _types(tools)):
+        for start, stop, name, arguments in self.find(text, _types(tools)):
             given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             function = {"name": name, "arguments": given}
             calls.append({"id": self.new_id(), "type": "function", "function": function})
@@ -88,7 +88,7 @@ class CallForm:
 class _Tagged(CallForm):
     """``<function=name><parameter=key>value</parameter></function>`` (Qwen3-Coder)."""
 
-    def found(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         whole = r"\s*(?:<tool_call>\s*)?<function=([^>\s]+)>(.*?)</function>(?:\s*</tool_call>)?"
         one = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
         for match in re.finditer(whole, text, re.DOTALL):
@@ -100,7 +100,7 @@ class _Tagged(CallForm):
 class _Bare(CallForm):
     """JSON objects that are the whole answer, with ``;`` between them (Llama 3)."""
 
-    def found(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         before, mark, body = text.partition(self.marks[0])
         before, body = (before.rstrip(), body) if mark else ("", text)
         at, calls, rest = 0, [], ""
@@ -121,7 +121,7 @@ class _Bare(CallForm):
 class _Listed(CallForm):
     """Behind ``[TOOL_CALLS]``: a list of objects, or a name and its arguments (Mistral)."""
 
-    def found(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         for match in re.finditer(r"\s*\[TOOL_CALLS\]\s*", text):
             named = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*").match(text, match.end())
             at = named.end() if named else match.end()
@@ -139,7 +139,7 @@ class _Listed(CallForm):
 class _Fenced(CallForm):
     """Between ``<｜tool▁calls▁begin｜>`` and its end; arguments in a fence, or bare (DeepSeek)."""
 
-    def found(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         first, begin = self.marks
         sep, end, last = self.inner
         whole = rf"\s*(?:{first}\s*)?{begin}(.*?){sep}(.*?){end}(?:\s*{last})?"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
-from kamera.engines import Engine, Spent
+from kamera.engines import Spent
 from kamera.reuse import Admission
-from kamera.sessions.logprobs import Logprob
 from kamera.sessions.modes import Applied
-from kamera.sessions.sampling import with_seed
-from kamera.sessions.stream import FinishReason, Stream
+from kamera.sessions.stream import FinishReason, Logprob, Stream
 from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.trust import Guarantee, weakest
 from kamera.window import KameraWindow, Report, Slot, former_of
@@ -76,65 +71,6 @@ class TurnReport:
         )
 
 
-class Stopwatch:
-    """A logits processor that changes nothing, and notes when it was called first, and how often.
-
-    ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer. Its
-    ``stream`` begins behind the prompt. Of one sequence it notes how likely each token was, with the ``most``
-    likeliest ones at its place; None: it does not.
-    """
-
-    def __init__(self, stream: Stream, engine: Engine, most: int | None = None) -> None:
-        self.stream, self._engine, self._most = stream, engine, most
-        self._started = time.perf_counter()
-        self.seconds: float | None = None
-        self.steps = 0
-        self._noted: list[Logprob] = []
-        self._next: torch.Tensor | None = None  # log probabilities of the token that comes
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """``scores`` as they are."""
-        self.steps += 1
-        if self.seconds is None:
-            self.seconds = time.perf_counter() - self._started
-            self.stream.begin(self._engine, input_ids.shape[1])
-        if self._most is not None:
-            self._note(input_ids[0, -1:].tolist())
-            self._next = scores[0].float().log_softmax(-1)
-        return scores
-
-    def following(self, options: dict[str, Any], seed: int | None) -> dict[str, Any]:
-        """Options of an answer drawn with ``seed``, that is followed in front of all that changes its scores.
-
-        Raises ValueError for options that an answer does not take.
-        """
-        self._engine.check_sampling(options)
-        if int(options.get("num_return_sequences") or 1) > 1:
-            raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
-        if "stop_strings" in options:
-            processor = self._engine.processor
-            options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}
-        options = with_seed(options, seed)
-        watched = {
-            "logits_processor": [self, *(options.get("logits_processor") or ())],
-            "stopping_criteria": [*(options.get("stopping_criteria") or ()), self.stream],
-        }
-        return {**options, **watched}
-
-    @property
-    def logprobs(self) -> tuple[Logprob, ...] | None:
-        """Those of the answer, which has ended, one for each token; None if they were not asked for."""
-        self._note(self.stream.ids[-1:])
-        return None if self._most is None else tuple(self._noted)
-
-    def _note(self, last: Sequence[int]) -> None:
-        if self._next is not None and last:
-            values, places = self._next.topk(self._most or 0)
-            likeliest = tuple(zip(places.tolist(), values.tolist(), strict=True))
-            self._noted.append(Logprob(last[0], float(self._next[last[0]]), likeliest))
-            self._next = None
-
-
 class TurnUsage(NamedTuple):
     """Tokens of a turn: its prompt, the part of it whose KV was at hand, and the answer."""
 
@@ -165,26 +101,18 @@ class Turn:
     session_id: str | None = None
 
 
-class Spoken(NamedTuple):
-    """An answer: its text, what of it is no tool call, and the calls; ``message`` is it in the history."""
+def read_answer(
+    text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None
+) -> tuple[str, str, Calls, dict[str, Any]]:
+    """The answer ``text`` up to a stop string, what of it is no tool call, the calls, and its message.
 
-    text: str
-    content: str
-    calls: Calls
-    message: dict[str, Any]
-
-
-def spoken(text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None) -> Spoken:
-    """The answer ``text``, up to a stop string. In the history it is as it was said.
-
-    Special tokens cannot be: calls that are written with them are given to the template.
+    In the history it is as it was said. Special tokens cannot be: the template is given calls with them.
     """
     text = stream.finish(text)
-    content, calls = form.parsed(stream.spoken(text, form), tools)
-    text, message = form.plain(text), {"role": "assistant"}
-    if form.special and calls:
-        return Spoken(text, content, calls, {**message, "content": content, "tool_calls": list(calls)})
-    return Spoken(text, content, calls, {**message, "content": text})
+    content, calls = form.parse(stream.spoken(text, form), tools)
+    text = form.plain(text)
+    apart = {"content": content, "tool_calls": list(calls)} if form.special and calls else {"content": text}
+    return text, content, calls, {"role": "assistant", **apart}
 
 
 def turn_report(
@@ -193,15 +121,14 @@ def turn_report(
     window: KameraWindow,
     opening: Spent,
     prompt: int,
-    left: int,
     mode: Applied,
     admissions: tuple[Admission, ...] = (),
 ) -> TurnReport:
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
     ``opening`` is the work of prefilling the ``window``'s system prompt, whose tokens were kept if that is
-    none. ``left`` tokens were removed; those after the slots are prefilled with the question. A chunk that
-    arrived without a forward came from the store: its tokens count as turned.
+    none. Those after the slots are prefilled with the question. A chunk that arrived without a forward came
+    from the store: its tokens count as turned.
     """
     was, anchor = {slot.number: slot for slot in before}, former_of(window).anchor.length
     kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
@@ -223,7 +150,6 @@ def turn_report(
         patched=patched,
         sampled=sampled,
         prefilled=prefilled,
-        left=left,
         forwards=opening.forwards + report.forwards,
         tokens_recomputed=recomputed,
         vision_encodes=opening.vision_encodes + report.vision_encodes,

@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Conversations
-from kamera.edits import edited
+from kamera.edits import apply_policy
 from kamera.engines.hf import HfEngine
 from lab.price.counting import Dictated, named, shared, watching
 from lab.price.scripts import AGENTS, Agent, Message
@@ -88,7 +88,7 @@ def requests(backbone: HfEngine, conversations: Conversations, asked: Session) -
     cached: list[list[Hashable]] = [[], [], []]
     for turn in range(asked.turns):
         history = agent.history(turn, shot)
-        sent = [history if rule is None else edited(rule, history, turn) for rule in rules]
+        sent = [history if rule is None else apply_policy(rule, history, turn) for rule in rules]
         said = _said(conversations, sent[0], agent.said(turn))
         prompts = [named(conversations.render(m), placeholder) for m in sent]
         run = [len(p) - shared(c, p) for c, p in zip(cached, prompts, strict=True)]

@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if options.sabotage:
-        Tails.own = lambda self, tails: frozenset()  # type: ignore[method-assign]
+        Tails.give = lambda self, tails: frozenset()  # type: ignore[method-assign]
     given = {k: getattr(options, k) for k in ("turns", "requests", "tokens", "layers", "sabotage")}
     document: dict[str, Any] = {
         "commit": commit(),

@@ -12,7 +12,7 @@ import torch
 from kamera import ChatSession, ChunkStore, ReusePolicy
 from kamera.certify import kl
 from kamera.content import Conversations, Message, Rendered
-from kamera.edits import EditPolicy, difference, edited
+from kamera.edits import EditPolicy, apply_policy, difference
 from kamera.engines.hf import HfEngine
 from lab.replay.counted import Cost, counted, imc, nothing, prefix, spc
 from lab.replay.scripts import Agent
@@ -34,12 +34,12 @@ def replay_turns(
 ) -> dict[str, dict[str, Any]]:
     """The costs of a session's requests, by arm; ``batched`` is the same rule as a prefix cache wants it."""
     conversations = Conversations(backbone.processor)
-    shaped = [edited(rule, m, i) for i, m in enumerate(turns)]
+    shaped = [apply_policy(rule, m, i) for i, m in enumerate(turns)]
     ruled = [conversations.render(m) for m in shaped]
     wanted = [backbone.plain.logits(conversations.whole(m)).float() for m in shaped]
     costs = {name: counted(ruled, reuse) for name, reuse in COUNTED.items()}
     if batched is not None:
-        late = [conversations.render(edited(batched, m, i)) for i, m in enumerate(turns)]
+        late = [conversations.render(apply_policy(batched, m, i)) for i, m in enumerate(turns)]
         costs["prefix cache, batched"] = counted(late, prefix)
     for name, mode in MODES.items():
         costs[name] = _kamera(backbone, rule, turns, mode, wanted)

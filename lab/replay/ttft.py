@@ -25,7 +25,7 @@ import torch
 
 from kamera import ChatSession
 from kamera.content import Chunk, Conversations, Message, Rendered, Segment, media_items
-from kamera.edits import edited, policies
+from kamera.edits import apply_policy, policies
 from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.encode import decoder_arguments, with_batch
 from lab.replay.counted import Reuse, imc, nothing, prefix
@@ -115,7 +115,9 @@ def first_tokens(
         dict.fromkeys((n for n in BARE if "batched" in n), batched_rule),
     )
     bare = Bare(backbone, conversations)
-    shaped_to = {name: [edited(rules.get(name, rule), m, i) for i, m in enumerate(turns)] for name in BARE}
+    shaped_to = {
+        name: [apply_policy(rules.get(name, rule), m, i) for i, m in enumerate(turns)] for name in BARE
+    }
     prompts = {name: [conversations.render(m) for m in held] for name, held in shaped_to.items()}
     chats = {name: way.session(backbone, rule) for name, way in KAMERA.items() if name in arms}
     for name, chat in chats.items():

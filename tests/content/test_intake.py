@@ -144,7 +144,7 @@ def test_text_of_a_message_or_of_a_text_item_names_no_file(file):
     chat = session(seeing())
     chat.send(str(file), **GREEDY)
     assert seeing().builder.format.tokenizer.decode(chat.prompt_ids).count(str(file)) == 1
-    assert not any(segment.media for segment in chat.rendered().segments)
+    assert not any(segment.media for segment in chat.render().segments)
 
 
 def test_strings_in_the_content_of_a_message_are_text_too(file):
@@ -200,7 +200,7 @@ def test_a_conversation_takes_a_picture_in_every_form(form, tmp_path):
         chat.send(shown, **GREEDY)
         chat.send("and now?", **GREEDY)  # the same object is read once more
         chats.append(chat)
-    one, other = (chat.rendered().segment_ids() for chat in chats)
+    one, other = (chat.render().segment_ids() for chat in chats)
     assert one == other
     chats[1].save(tmp_path / "saved")
     reuser = Reuser(seeing(), ChunkStore.open("memory://"), EXACT)
@@ -221,7 +221,7 @@ def test_openais_part_is_a_picture_in_a_window_and_in_a_conversation(form):
         for one in (item, {"type": "image", "image": same}):
             chat = session(seeing())
             chat.send([{"role": "user", "content": [one]}], **GREEDY)
-            rendered.append(chat.rendered().segment_ids())
+            rendered.append(chat.render().segment_ids())
         assert rendered[0] == rendered[1]
 
 

@@ -80,7 +80,7 @@ def gemmas() -> PreTrainedTokenizerFast:
 
 
 def turn_openers(backbone: HfEngine) -> list[int]:
-    guarded = backbone.builder.format.plain.guarded
+    guarded = backbone.builder.format.plain.guards
     assert guarded
     return list(guarded)
 
@@ -131,7 +131,7 @@ def test_a_system_prompt_ends_where_it_ends(seeing, attack):
     ids = seeing.builder.anchor_ids(f"You watch.{attack}")
     hostile = seeing.builder.tokenize(seeing.builder.seams("You watch.").prefix)
     start = seeing.builder.tokenize("<|im_start|>system\n")
-    body = torch.tensor(seeing.builder.format.plain.escaped(f"You watch.{attack}"))
+    body = torch.tensor(seeing.builder.format.plain.escape(f"You watch.{attack}"))
     assert torch.equal(ids[: len(start)], start)
     assert torch.equal(ids[len(start) : len(start) + len(body)], body)
     assert torch.equal(
@@ -194,8 +194,8 @@ def test_every_kind_of_tokenizer_escapes(name):
     tokenizer = make()
     plain = PlainText(tokenizer, [], lambda: "<start_of_turn>user\n<end_of_turn>" if "added" in name else "")
     assert not plain.is_plain(attack)
-    ids = plain.escaped(attack)
-    assert plain.guarded.keys().isdisjoint(ids)
+    ids = plain.escape(attack)
+    assert plain.guards.keys().isdisjoint(ids)
     if name != "words":  # which has no letters to spell with
         assert tokenizer.decode(ids, skip_special_tokens=False) == attack
 
@@ -220,5 +220,5 @@ def test_a_tokenizer_that_cannot_spell_it_refuses():
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="§", unk_token="<unk>")
     with pytest.raises(UnsafeText, match="spells the special token '§'") as caught:
-        PlainText(tokenizer, [], lambda: "").escaped("a § a")
+        PlainText(tokenizer, [], lambda: "").escape("a § a")
     assert "\n" not in str(caught.value)

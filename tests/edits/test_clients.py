@@ -71,7 +71,7 @@ def foretold(client: Client, requests: Sequence[tuple[Messages, Messages]]) -> l
             found.append(None if guess is None else shown == kept[: len(kept) - len(coming)])
             before = [*before, {"role": "assistant", "content": "as the model said it"}]
         given = pictured(kept)
-        client = client.told(before, given)
+        client = client.learn(before, given)
         before, length = given, len(full)
     return found
 
@@ -152,10 +152,10 @@ def test_a_session_that_was_changed_otherwise_begins_anew():
     asked = sent(RULES["picture"], talk(8))
     client, before = Client(), []
     for _, kept in asked:
-        client = client.told(before, pictured(kept))
+        client = client.learn(before, pictured(kept))
         before = [*pictured(kept), {"role": "assistant", "content": "so"}]
     assert client.rule is not None
-    changed = client.told(before[2:], pictured(asked[-1][1]))
+    changed = client.learn(before[2:], pictured(asked[-1][1]))
     assert (changed.rule, len(changed.unedited)) == (None, len(asked[-1][1]))
 
 
@@ -166,7 +166,7 @@ def test_no_picture_is_kept_that_left():
         given = pictured(kept, Picture)  # decoded anew for each request
         items = [item for message in given for item in message["content"] if isinstance(item, dict)]
         seen += [weakref.ref(item["image"]) for item in items if "image" in item]
-        client = client.told(before, given)
+        client = client.learn(before, given)
         before = [*given, {"role": "assistant", "content": "so"}]
     del given, before, items
     gc.collect()
@@ -197,7 +197,7 @@ def test_a_server_that_reads_texts_alone_as_one_text_foretells_as_the_client_sen
     known: list[bool] = []
     client, before = Client(), []
     for given, answer in read:
-        client = client.told([*before], given)
+        client = client.learn([*before], given)
         before = [*given, answer]
         known.append(client.rule is not None)
     assert known == [False, False, True, True, True, True]

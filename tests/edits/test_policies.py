@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kamera.content import Conversations
-from kamera.edits import difference, edited, policies
+from kamera.edits import apply_policy, difference, policies
 from kamera.errors import EditPolicyFailed
 from tests.content import templates
 from tests.content.templates import AGENT, screens
@@ -21,25 +21,25 @@ def _images(messages) -> list:
 
 def test_the_last_images_stay_and_the_oldest_leave():
     messages = screens(5)
-    out = edited(policies.keep_last_images(2), messages, 0)
+    out = apply_policy(policies.keep_last_images(2), messages, 0)
     assert _images(out) == _images(messages)[3:]
     assert len(out) == len(messages) and out[1]["content"] == [{"type": "text", "text": "step 0"}]
 
 
 def test_a_placeholder_stands_where_a_picture_stood():
-    out = edited(policies.keep_last_images(0, "[omitted]"), screens(1), 0)
+    out = apply_policy(policies.keep_last_images(0, "[omitted]"), screens(1), 0)
     assert out[1]["content"][1] == {"type": "text", "text": "[omitted]"}
 
 
 def test_a_message_of_nothing_but_a_picture_goes_whole():
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x.png"}}]}
-    out = edited(policies.keep_last_images(0), [message, {"role": "user", "content": "hi"}], 0)
+    out = apply_policy(policies.keep_last_images(0), [message, {"role": "user", "content": "hi"}], 0)
     assert out == [{"role": "user", "content": "hi"}]
 
 
 def test_batched_eviction_waits_until_a_batch_can_go():
     policy = policies.keep_last_images(1, batch=3)
-    assert [len(_images(edited(policy, screens(n), 0))) for n in (2, 3, 4, 5)] == [2, 3, 1, 2]
+    assert [len(_images(apply_policy(policy, screens(n), 0))) for n in (2, 3, 4, 5)] == [2, 3, 1, 2]
 
 
 def _call(name: str, text: str = "") -> dict:
@@ -61,16 +61,19 @@ _PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/p
 
 def test_messages_leave_with_their_pictures_and_their_calls():
     messages = [*screens(1)[:2], _call("c0"), _shown("c0", 7), *screens(3)[3:]]
-    out = edited(policies.keep_last_images(2, removes="call"), messages, 0)
+    out = apply_policy(policies.keep_last_images(2, removes="call"), messages, 0)
     assert out == [messages[0], *messages[4:]]
-    assert edited(policies.keep_last_images(3, removes="call"), messages, 0) == [messages[0], *messages[2:]]
+    assert apply_policy(policies.keep_last_images(3, removes="call"), messages, 0) == [
+        messages[0],
+        *messages[2:],
+    ]
 
 
 def test_text_beside_a_call_is_its_reasoning_if_steps_leave():
     task = {"role": "user", "content": "look"}
     messages = [task, _call("a", "I look."), _shown("a", 0), _call("b", "Again."), _shown("b", 1)]
-    steps = edited(policies.keep_last_images(1, removes="step"), messages, 0)
-    calls = edited(policies.keep_last_images(1, removes="call"), messages, 0)
+    steps = apply_policy(policies.keep_last_images(1, removes="step"), messages, 0)
+    calls = apply_policy(policies.keep_last_images(1, removes="call"), messages, 0)
     assert steps == [task, *messages[3:]]
     assert calls == [task, {"role": "assistant", "content": "I look."}, *messages[3:]]
 
@@ -78,30 +81,30 @@ def test_text_beside_a_call_is_its_reasoning_if_steps_leave():
 def test_a_result_answers_the_latest_call_of_its_id():
     task = {"role": "user", "content": "look"}
     messages = [task, *(m for i in range(4) for m in (_call("call_0", f"look {i}"), _shown("call_0", i)))]
-    out = edited(policies.keep_last_images(2, removes="step"), messages, 0)
+    out = apply_policy(policies.keep_last_images(2, removes="step"), messages, 0)
     assert out == [task, *messages[5:]]
 
 
 def test_of_parallel_calls_only_the_answered_one_leaves():
     both = {**_call("a"), "tool_calls": [*_call("a")["tool_calls"], *_call("b")["tool_calls"]]}
     messages = [{"role": "user", "content": "look"}, both, _shown("a", 0), _shown("b", 1)]
-    out = edited(policies.keep_last_images(1, removes="step"), messages, 0)
+    out = apply_policy(policies.keep_last_images(1, removes="step"), messages, 0)
     assert out[1:] == [_call("b"), messages[3]]
 
 
 def test_a_reply_without_its_pictures_stays_if_it_is_a_tools_result():
     own = {"role": "user", "content": [{"type": "image", "image": "x.png"}]}
     messages = [_call("a"), _shown("a", 0), own]
-    out = edited(policies.keep_last_images(0), messages, 0)
+    out = apply_policy(policies.keep_last_images(0), messages, 0)
     assert out == [_call("a"), {"role": "tool", "tool_call_id": "a", "content": []}]
 
 
 def test_a_picture_in_a_block_of_results_leaves_the_block():
     text = {"type": "text", "text": "done"}
     messages = [_block("a", text, _PICTURE), _block("b", _PICTURE), _block("c", _PICTURE)]
-    out = edited(policies.keep_last_images(1), messages, 0)
+    out = apply_policy(policies.keep_last_images(1), messages, 0)
     assert out == [_block("a", text), _block("b"), messages[2]]
-    noted = edited(policies.keep_last_images(2, "[gone]"), messages, 0)
+    noted = apply_policy(policies.keep_last_images(2, "[gone]"), messages, 0)
     assert noted[0] == _block("a", text, {"type": "text", "text": "[gone]"})
 
 
@@ -109,7 +112,7 @@ def test_pictures_of_results_alone_are_counted():
     own = {"role": "user", "content": [{"type": "text", "text": "this one"}, dict(_PICTURE)]}
     after = {"role": "user", "content": [dict(_PICTURE)]}
     messages = [own, _call("a"), _shown("a", 0), after, own]
-    out = edited(policies.keep_last_images(1, of="results"), messages, 0)
+    out = apply_policy(policies.keep_last_images(1, of="results"), messages, 0)
     assert out[2] == {"role": "tool", "tool_call_id": "a", "content": []}
     assert [out[0], *out[3:]] == [own, after, own]
 
@@ -121,24 +124,24 @@ def test_a_policy_that_writes_into_a_block_is_caught():
 
     messages = [_block("a", _PICTURE)]
     with pytest.raises(EditPolicyFailed, match="modified the messages"):
-        edited(writes, messages, 0)
+        apply_policy(writes, messages, 0)
     assert messages == [_block("a", _PICTURE)]
 
 
 def test_old_tool_results_keep_their_head_and_tail():
     messages = [{"role": "tool", "content": f"{i}" + "x" * 300 + "end"} for i in range(3)]
-    out = edited(policies.truncate_tool_results(1, head=4, tail=5), messages, 0)
+    out = apply_policy(policies.truncate_tool_results(1, head=4, tail=5), messages, 0)
     assert out[0]["content"] == "0xxx\n[295 characters cut]\nxxend" and out[2] == messages[2]
     assert len({len(m["content"]) for m in out[:2]}) == 1
     short = [{"role": "tool", "content": "short"}, messages[0]]
-    assert edited(policies.truncate_tool_results(1, head=1, tail=1), short, 0) == short
+    assert apply_policy(policies.truncate_tool_results(1, head=1, tail=1), short, 0) == short
 
 
 def test_a_sliding_window_of_images_is_one_removal_a_turn():
     conversations, policy = Conversations(templates.seeing()), policies.keep_last_images(3)
     for turn in range(4, 8):
-        before = conversations.render(edited(policy, screens(turn), turn))
-        after = conversations.render(edited(policy, screens(turn + 1), turn + 1))
+        before = conversations.render(apply_policy(policy, screens(turn), turn))
+        after = conversations.render(apply_policy(policy, screens(turn + 1), turn + 1))
         change = difference(before, after)
         gone = [before.segments[i] for i in change.removed]
         assert [s.kind for s in gone if s.media] == ["image"]
@@ -146,7 +149,7 @@ def test_a_sliding_window_of_images_is_one_removal_a_turn():
 
 
 def test_old_tool_results_are_cleared_but_the_latest():
-    out = edited(policies.clear_tool_results(1, placeholder="-"), AGENT, 0)
+    out = apply_policy(policies.clear_tool_results(1, placeholder="-"), AGENT, 0)
     assert [m["content"] for m in out if m["role"] == "tool"] == ["-", AGENT[3]["content"]]
     assert out[1] == AGENT[1]
 
@@ -156,16 +159,16 @@ def test_tool_results_stay_below_the_trigger_and_when_excluded():
         policies.clear_tool_results(0, trigger=10_000),
         policies.clear_tool_results(1, exclude={"read"}),
     ):
-        out = edited(policy, AGENT, 0)
+        out = apply_policy(policy, AGENT, 0)
         assert out[2] == AGENT[2]
 
 
 def test_thinking_leaves_text_and_fields():
     messages = [*AGENT, {"role": "assistant", "content": "ok", "reasoning_content": "hm"}]
-    out = edited(policies.strip_thinking(), messages, 0)
+    out = apply_policy(policies.strip_thinking(), messages, 0)
     assert out[1]["content"] == "I read it." and out[4]["content"] == "Done."
     assert "reasoning_content" not in out[-1]
-    assert edited(policies.strip_thinking(keep_last=1), messages, 0)[-1] == messages[-1]
+    assert apply_policy(policies.strip_thinking(keep_last=1), messages, 0)[-1] == messages[-1]
 
 
 def test_a_failed_call_is_removed_after_a_later_success():
@@ -181,25 +184,27 @@ def test_a_failed_call_is_removed_after_a_later_success():
     )
     start = {"role": "user", "content": "go"}
     policy = policies.drop_failed_tool_calls()
-    assert edited(policy, [start, call("1"), failed, call("2"), good], 0) == [start, call("2"), good]
-    assert edited(policy, [start, call("1"), failed], 0) == [start, call("1"), failed]
+    assert apply_policy(policy, [start, call("1"), failed, call("2"), good], 0) == [start, call("2"), good]
+    assert apply_policy(policy, [start, call("1"), failed], 0) == [start, call("1"), failed]
     whole = [start, call("1"), failed, call("2"), good]
-    assert edited(policies.drop_failed_tool_calls(keep_last=3), whole, 0) == whole, "of two calls three stay"
+    assert apply_policy(policies.drop_failed_tool_calls(keep_last=3), whole, 0) == whole, (
+        "of two calls three stay"
+    )
 
 
 def test_ends_stay_and_results_go_with_their_calls():
-    out = edited(policies.keep_ends(0, 3), AGENT, 0)
+    out = apply_policy(policies.keep_ends(0, 3), AGENT, 0)
     assert [m["role"] for m in out] == ["assistant", "tool", "tool", "assistant", "user"]
-    assert edited(policies.keep_ends(0, 2), AGENT, 0) == AGENT[4:]
+    assert apply_policy(policies.keep_ends(0, 2), AGENT, 0) == AGENT[4:]
 
 
 def test_a_summary_stands_where_the_middle_stood():
-    out = edited(policies.summarise(1, 1, lambda gone: f"{len(gone)} went"), AGENT, 0)
+    out = apply_policy(policies.summarise(1, 1, lambda gone: f"{len(gone)} went"), AGENT, 0)
     assert out == [AGENT[0], {"role": "user", "content": "4 went"}, AGENT[5]]
 
 
 def test_keeping_all_changes_nothing():
-    assert edited(policies.keep_all(), AGENT, 3) == AGENT
+    assert apply_policy(policies.keep_all(), AGENT, 3) == AGENT
 
 
 def _raises(messages, turn):
@@ -231,7 +236,7 @@ def test_a_bad_policy_is_named_and_changes_nothing(policy, says):
     messages = screens(1)
     before = [dict(m) for m in messages]
     with pytest.raises(EditPolicyFailed, match=says):
-        edited(policy, messages, 0)
+        apply_policy(policy, messages, 0)
     assert messages == before
 
 

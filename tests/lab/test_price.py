@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from kamera.content import Conversations
-from kamera.edits import edited
+from kamera.edits import apply_policy
 from kamera.engines.hf import HfEngine
 from kamera.sessions.owners import Tails
 from lab.price.__main__ import main
@@ -63,7 +63,7 @@ def test_a_script_has_the_forms_and_the_rule_of_the_recorded_agent(name):
     policy, (n,), options = held["rule"]
     assert policy == "keep_last_images" and options.get("batch", 1) == agent.batch
     full = agent.history(20, blank)
-    kept = edited(agent.rule(n, agent.batch), full, 20)
+    kept = apply_policy(agent.rule(n, agent.batch), full, 20)
     *_, last = held["requests"]
     for mine, theirs in ((full, last["full"]), (kept, last["kept"])):
         recorded = {form(held["messages"][i]) for i in theirs}
@@ -140,7 +140,7 @@ def test_both_tables_are_written(tmp_path, capsys):
 def test_over_http_a_conversation_is_one_session_and_without_its_owner_it_is_not(
     tmp_path, capsys, monkeypatch, sabotage
 ):
-    monkeypatch.setattr(Tails, "own", Tails.own)  # the sabotage ends with the test
+    monkeypatch.setattr(Tails, "give", Tails.give)  # the sabotage ends with the test
     where = tmp_path / "http.json"
     given = ["--turns", "6", "--requests", "12", "--tokens", "16", "--layers", "1", "--ways", "amortize"]
     assert main(["http", *given, *(["--sabotage"] if sabotage else []), "--output", str(where)]) == 0

@@ -121,7 +121,7 @@ def test_a_policy_that_fails_later_leaves_the_session_as_it_was():
 def test_tokens_that_do_not_tokenise_again_are_refused():
     chat = session(speaking("headers"))
     chat.send(LONG_TALK, **GREEDY)
-    tokenizer, rendered = chat.backbone.processor, chat.rendered()
+    tokenizer, rendered = chat.backbone.processor, chat.render()
     i, n = (tokenizer.convert_tokens_to_ids(letter) for letter in "in")
     assert tokenizer("in", add_special_tokens=False)["input_ids"] not in ([i, n], [n, i])
     body = rendered.tags[0][1]

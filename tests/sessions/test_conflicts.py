@@ -36,7 +36,7 @@ def test_a_turn_goes_on_from_what_another_pool_has_saved(tmp_path):
     for pool in (one, two, opened(tmp_path)):
         assert _said(pool.session("s").messages) == ["hello", "second", "third", "fourth"]
         _agrees(pool.session("s"))
-    assert one.saved() == ["s"] and one.metrics().unsaved == two.metrics().unsaved == 0
+    assert one.list_saved() == ["s"] and one.metrics().unsaved == two.metrics().unsaved == 0
 
 
 def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(tmp_path):
@@ -51,7 +51,7 @@ def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(t
     with pytest.raises(SessionConflict, match="continued elsewhere"):
         two.flush()
     two.flush()  # told once
-    assert (two.metrics().unsaved, two.saved()) == (1, ["s"])
+    assert (two.metrics().unsaved, two.list_saved()) == (1, ["s"])
     assert two.send("and two?", "s", **GREEDY).report.kept > 0
     with pytest.raises(SessionConflict):
         two.flush()
@@ -61,7 +61,7 @@ def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(t
     _agrees(two.session("s"))
     assert _said(opened(tmp_path).session("s").messages) == ["hello", "from one", "and one?"]
     two.drop("s")  # here and on the disk
-    assert two.saved() == opened(tmp_path).saved() == []
+    assert two.list_saved() == opened(tmp_path).list_saved() == []
 
 
 def test_of_two_pools_that_open_one_id_at_once_the_first_saved_stays(tmp_path):

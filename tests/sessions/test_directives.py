@@ -30,7 +30,7 @@ def _agrees(chat) -> None:
 
 
 def _media(chat) -> list[int]:
-    return [i for i, s in enumerate(chat.rendered().segments) if s.media is not None]
+    return [i for i, s in enumerate(chat.render().segments) if s.media is not None]
 
 
 def test_messages_leave_and_the_next_answer_never_saw_them():
@@ -64,18 +64,18 @@ def test_a_picture_is_a_segment_and_leaves_by_its_index():
 
 def test_tokens_inside_of_a_text_leave_it():
     chat = _shown(LONG_TALK, speaking("headers"))
-    rendered, wanted = chat.rendered(), chat.rendered().ids.tolist()
+    rendered, wanted = chat.render(), chat.render().ids.tolist()
     inside = [s for s in rendered.segments if s.messages == (3, 4)]
     start, stop = inside[1].start + 4, inside[2].start + 9
     chat.edit([Directive(start, stop, "NOTE", mode="forget")])
     wanted[start:stop] = chat.backbone.processor("NOTE", add_special_tokens=False)["input_ids"]
-    assert chat.rendered().ids.tolist() == wanted and "NOTE" in chat.messages[3]["content"]
+    assert chat.render().ids.tolist() == wanted and "NOTE" in chat.messages[3]["content"]
     _agrees(chat)
 
 
 def test_a_word_that_stands_there_often_changes_in_its_place():
     chat = _shown([{"role": "user", "content": "ho ho ho ho"}], speaking("headers"))
-    body = chat.rendered().tags[0][1]
+    body = chat.render().tags[0][1]
     chat.edit([Directive(body + 6, body + 8, "ha", mode="forget")])
     assert chat.messages[0]["content"] == "ho ho ha ho"
 
@@ -94,7 +94,7 @@ def test_equal_captions_of_one_message_are_told_apart():
 def test_a_span_may_reach_over_several_texts_of_a_message():
     content = [{"type": "text", "text": t} for t in ("one two ", "three ", "four five")]
     chat = _shown([{"role": "user", "content": [*content, {"type": "image", "image": picture(1)}]}])
-    tokenizer, ids = chat.backbone.processor.tokenizer, chat.rendered().ids.tolist()
+    tokenizer, ids = chat.backbone.processor.tokenizer, chat.render().ids.tolist()
     words, first = tokenizer("one two three four")["input_ids"], len(tokenizer("one ")["input_ids"])
     at = next(i for i in range(len(ids)) if ids[i : i + len(words)] == words)
     chat.edit([Directive(at + first, at + len(words), "X", mode="forget")])
@@ -166,7 +166,7 @@ def test_what_no_change_of_messages_does_is_refused(directives, says):
 
 def test_a_span_the_template_would_write_otherwise_is_refused():
     chat = _shown(LONG_TALK, speaking("headers"))
-    body = chat.rendered().tags[0][1]
+    body = chat.render().tags[0][1]
     # spaces in the place of the text's first letter: the template trims them away
     ids = chat.backbone.processor("  ", add_special_tokens=False)["input_ids"]
     with pytest.raises(InvalidDirective, match="no change of the messages"):
@@ -177,12 +177,12 @@ def test_a_span_the_template_would_write_otherwise_is_refused():
 @given(st.data())
 def test_any_directives_are_carried_out_or_refused_by_name(data):
     chat = _shown(screens(2))
-    before, size = chat.messages, chat.rendered().stable
+    before, size = chat.messages, chat.render().stable
     start = data.draw(st.integers(0, size - 1))
     stop = data.draw(st.integers(start, min(size, start + 60)))
     new = data.draw(st.sampled_from([None, "x", "two words"]))
     snap = data.draw(st.sampled_from(["refuse", "widen"]))
-    wanted = chat.rendered().ids.tolist()[:size]
+    wanted = chat.render().ids.tolist()[:size]
     try:
         chat.edit([Directive(start, stop, new, mode="forget")], snap=snap)
     except InvalidDirective:
@@ -190,6 +190,6 @@ def test_any_directives_are_carried_out_or_refused_by_name(data):
         return
     if snap == "refuse":
         wanted[start:stop] = [] if new is None else chat.backbone.processor.tokenizer(new)["input_ids"]
-        after = chat.rendered()
+        after = chat.render()
         assert after.ids.tolist()[: after.stable] == wanted
     _agrees(chat)

@@ -62,14 +62,14 @@ def test_the_folder_of_another_session_is_refused_or_opened_anew(two):
     shutil.rmtree(there)
     shutil.copytree(kept, there)
     pool = opened(two, seeing())
-    assert pool.saved() == ["b"]
+    assert pool.list_saved() == ["b"]
     with pytest.raises(CorruptChunk, match="is the session 'b', not 'a'"):
         pool.send("and now?", "a", **GREEDY)
     turn = pool.send(screens(1, 0), "a", **GREEDY)
     assert turn.session_id == "a" and turn.report.vision_encodes == 1
     _agrees(pool.session("a"))
     pool.flush()
-    assert opened(two, seeing()).saved() == ["a", "b"]
+    assert opened(two, seeing()).list_saved() == ["a", "b"]
 
 
 def test_the_folder_of_another_tenant_is_refused(tmp_path):
@@ -81,7 +81,7 @@ def test_the_folder_of_another_tenant_is_refused(tmp_path):
     folder.rename(mine._saved._path("ben", "s"))
     with pytest.raises(IncompatibleChunk, match="tenant"):
         mine.send("more", "s", **GREEDY)
-    assert mine.saved() == opened(tmp_path, tenant="ann").saved() == []
+    assert mine.list_saved() == opened(tmp_path, tenant="ann").list_saved() == []
 
 
 def test_a_session_of_a_sealed_store_is_served_under_its_secret_only(tmp_path):
@@ -166,7 +166,7 @@ def _answered_beside(root: Path, where: Path, caplog) -> str:
     assert pool.send("more", "good", **GREEDY).session_id == "good"
     pool.send([{"role": "user", "content": "another talk"}], **GREEDY)
     assert str(where.parent) in caplog.text
-    assert "bad" not in pool.saved() and "good" in pool.saved()
+    assert "bad" not in pool.list_saved() and "good" in pool.list_saved()
     with pytest.raises(KameraError):
         pool.send("more", "bad", **GREEDY)
     return pool.send([{"role": "user", "content": "bad it is"}], "bad", **GREEDY).text

@@ -56,7 +56,7 @@ def stopped(monkeypatch, owner: object, name: str) -> Iterator[threading.Event]:
         go.set()
 
 
-@pytest.mark.parametrize("call", ["flush", "send", "session", "saved"])
+@pytest.mark.parametrize("call", ["flush", "send", "session", "list_saved"])
 def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, monkeypatch, call):
     pool = opened(tmp_path)
     pool.send(HELLO, "s", **GREEDY)
@@ -68,12 +68,12 @@ def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, m
             "flush": pool.flush,
             "send": lambda: pool.send("in the child", "s", max_new_tokens=1).text,
             "session": lambda: len(pool.session("s").messages),
-            "saved": pool.saved,
+            "list_saved": pool.list_saved,
         }
         said = in_child(calls[call])
     pool.flush()
     store = "ForkedStore: this store was opened before process"
-    assert said.startswith({"flush": "None", "send": store, "session": "4", "saved": "['s']"}[call])
+    assert said.startswith({"flush": "None", "send": store, "session": "4", "list_saved": "['s']"}[call])
     assert [m["role"] for m in opened(tmp_path).session("s").messages] == ["user", "assistant"] * 2
 
 

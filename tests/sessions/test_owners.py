@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kamera import ChunkStore
-from kamera.sessions import CallForm, SessionPool, owners
+from kamera.sessions import CallForm, SessionPool
 from kamera.sessions.owners import Tails, tails_of
 from kamera.trust import at_least, weakest
 from tests.content.templates import picture
@@ -147,12 +147,9 @@ def test_calls_in_text_and_apart_are_one_answer(arguments):
     assert of((), (), [TASK, {"role": "assistant", "content": text}]) == of((), (), [TASK, apart])
 
 
-def test_a_tail_given_twice_is_nobodys_even_when_it_was_let_go_between(monkeypatch):
-    monkeypatch.setattr(owners, "HELD", 4)
+def test_a_tail_given_twice_is_nobodys():
     tails = Tails()
     names = [min(of((str(i),), (), [{"role": "assistant", "content": "x"}])) for i in range(9)]
     for name in names:
-        tails.give([name])
-    assert tails.own(names) == set(names[5:])
-    tails.give([names[0], names[-1]])
-    assert tails.own(names) == {names[-3], names[-2]}
+        assert tails.give([name]) == {name}
+    assert tails.give([names[0], names[-1]]) == frozenset()

@@ -15,9 +15,8 @@ from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
-from kamera.sessions.incoming import Incoming
 from kamera.sessions.match import best_match, candidate
-from kamera.sessions.uncached import plain_answer
+from kamera.sessions.owners import Incoming
 from kamera.trust import GUARANTEES
 from kamera.window import former_of
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
@@ -227,7 +226,7 @@ def test_limits_that_mean_nothing_are_refused(wrong):
 
 def _said(pool: SessionPool, messages) -> str:
     inputs = Conversations(pool.backbone.processor).whole(messages)
-    return plain_answer(pool.backbone, inputs, RuntimeError(), **GREEDY)[0]
+    return pool.backbone.builder.detokenize(pool.backbone.plain.generate(inputs, **GREEDY)[0]) or ""
 
 
 def _client(pool: SessionPool, seed: int, turns: int, failures: list) -> None:

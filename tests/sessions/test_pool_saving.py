@@ -60,7 +60,7 @@ def _agrees(chat: ChatSession, messages) -> None:
 
 def test_a_killed_process_loses_at_most_the_last_turn(left_behind):
     pool = opened(left_behind, seeing())
-    assert "mine" in pool.saved() and len(pool.saved()) == 2
+    assert "mine" in pool.list_saved() and len(pool.list_saved()) == 2
     said = [m["content"] for m in pool.session("mine").messages if m["role"] == "user"]
     assert "and now?" in said and said[-1] in ("and now?", "and then?")
 
@@ -186,10 +186,10 @@ def test_a_damaged_history_is_refused_or_sent_anew(tmp_path):
     pool = opened(tmp_path)
     with pytest.raises(CorruptChunk, match="digest"):
         pool.send("more", "s", **GREEDY)
-    assert len(pool) == 0 and pool.saved() == []
+    assert len(pool) == 0 and pool.list_saved() == []
     assert pool.send(TALK[:1], "s", **GREEDY).session_id == "s" and pool.metrics().opened == 1
     pool.flush()
-    assert pool.saved() == ["s"]
+    assert pool.list_saved() == ["s"]
 
 
 def test_another_policy_prefills_what_it_would_not_serve(tmp_path):
@@ -211,7 +211,7 @@ def test_other_tenants_and_tools_do_not_find_a_saved_session(tmp_path):
     other = opened(tmp_path, speaking("thinking"), tenant="ben")
     with pytest.raises(UnknownSession):
         other.send("more", "s", **GREEDY)
-    assert other.saved() == [] and other.send(TALK[:1], tools=TOOLS, **GREEDY).session_id != "s"
+    assert other.list_saved() == [] and other.send(TALK[:1], tools=TOOLS, **GREEDY).session_id != "s"
     again = opened(tmp_path, speaking("thinking"), tenant="ann")
     assert again.send(TALK[:1], **GREEDY).session_id != "s"
     assert again.send(TALK[:1], tools=TOOLS, **GREEDY).session_id == "s"
@@ -233,7 +233,7 @@ def test_a_dropped_session_leaves_the_disk(tmp_path):
     pool = opened(tmp_path)
     pool.send(HELLO, "s", **GREEDY)
     pool.drop("s")
-    assert pool.saved() == [] and opened(tmp_path).saved() == [] and list(tmp_path.iterdir()) == []
+    assert pool.list_saved() == [] and opened(tmp_path).list_saved() == [] and list(tmp_path.iterdir()) == []
     with pytest.raises(UnknownSession):
         pool.drop("s")
 
@@ -268,11 +268,11 @@ def test_the_sessions_saved_longest_ago_leave_a_full_disk(tmp_path):
     for name in ("b", "c"):
         pool.send([{"role": "user", "content": f"hell{name}"}], name, **GREEDY)
         pool.flush()
-    assert pool.saved() == ["b", "c"] and pool.metrics().evicted_saved == 1
+    assert pool.list_saved() == ["b", "c"] and pool.metrics().evicted_saved == 1
     tight = opened(tmp_path, max_saved_bytes=1)
     tight.send("more", "b", **GREEDY)
     tight.flush()
-    assert tight.saved() == ["b"] and len(tight.session("b").messages) == 4
+    assert tight.list_saved() == ["b"] and len(tight.session("b").messages) == 4
     for wrong in ({"save": None, "max_saved_bytes": 5}, {"max_saved_bytes": 0}):
         with pytest.raises(ValueError, match="max_saved_bytes"):
             SessionPool(speaking("headers"), ChunkStore.open("memory://"), **{"save": tmp_path, **wrong})

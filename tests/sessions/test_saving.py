@@ -77,7 +77,7 @@ def test_keys_keep_their_order_for_the_template(tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
     chat = _saved(tmp_path / "s", speaking("thinking"), talk, tools=tools)
     again = _loaded(tmp_path / "s", chat.backbone)
-    assert torch.equal(again.rendered().ids, chat.rendered().ids)
+    assert torch.equal(again.render().ids, chat.render().ids)
 
 
 def test_another_model_or_tenant_is_refused(tmp_path):

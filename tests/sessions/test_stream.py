@@ -30,11 +30,13 @@ def followed(text: str, steps: list[int], **options) -> Told:
     """A stream that hears ``text`` token by token, or several at once."""
     backbone, stream = speaking("headers"), Told(**options)
     ids = backbone.builder.tokenize(text)
-    stream.begin(backbone, PROMPT)
+    prompt = torch.zeros(1, PROMPT, dtype=torch.int64)
+    stream.begin(backbone)
+    stream.watch(prompt, prompt)
     at = 0
     while at < len(ids) and not stream.stopped:
         at = min(len(ids), at + steps[at % len(steps)])
-        stream(torch.cat([torch.zeros(PROMPT, dtype=torch.int64), ids[:at]])[None], None)
+        stream(torch.cat([prompt, ids[None, :at]], dim=1), None)
     stream.finish(text)
     return stream
 

@@ -187,7 +187,7 @@ def test_what_is_no_whole_call_stays_text(name):
     model, said, first = backbone(name), before(name) + "".join(FAMILIES[name][2]), before(name).strip()
     form = call_form(model)
     for end, rest in itertools.product(range(len(said)), ["", "}", "{", "</tool_call>", "]", "\x00"]):
-        content, calls = form.parsed(said[:end] + rest, TOOLS)
+        content, calls = form.parse(said[:end] + rest, TOOLS)
         assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
         assert content.startswith(first[:end])
         assert calls or form.plain(said[:end] + rest) == content
@@ -207,7 +207,7 @@ def test_what_is_no_whole_call_stays_text(name):
     ],
 )
 def test_what_only_looks_like_a_call_stays_text(name, text):
-    assert call_form(backbone(name)).parsed(text) == (text, ())
+    assert call_form(backbone(name)).parse(text) == (text, ())
 
 
 def test_values_without_quotes_take_the_kind_of_their_schema():
@@ -215,7 +215,7 @@ def test_values_without_quotes_take_the_kind_of_their_schema():
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     tool = {"type": "function", "function": {"name": "read", "parameters": {"properties": properties}}}
     values = {"n": "7", "f": "0.5", "b": "True", "o": '{"a": [1]}', "s": "7", "l": "none", "x": "1"}
-    ((call,)) = call_form(backbone("coder")).parsed(tagged(values), [tool])[1]
+    ((call,)) = call_form(backbone("coder")).parse(tagged(values), [tool])[1]
     assert json.loads(call["function"]["arguments"]) == {
         "n": 7,
         "f": 0.5,

@@ -10,7 +10,7 @@ import pytest
 
 from kamera import testbed
 from kamera.content import Conversations, media_items
-from kamera.edits import edited, policies
+from kamera.edits import apply_policy, policies
 from kamera.engines.hf import HfEngine
 from lab.replay.arms import replay, replay_turns
 from lab.replay.counted import counted, imc, prefix, spc
@@ -33,7 +33,7 @@ def _agent(name: str):
 def test_forty_images_of_which_three_stay_are_37_rewrites(backbone):
     agent, conversations = _agent("cua"), Conversations(backbone.processor)
     turns = list(agent.script(random.Random(0), 40))
-    prompts = [conversations.render(edited(agent.rule, m, i)) for i, m in enumerate(turns)]
+    prompts = [conversations.render(apply_policy(agent.rule, m, i)) for i, m in enumerate(turns)]
     cost = counted(prompts, prefix)
     # from the fourth turn on a picture leaves each turn, and two that stay stand behind it
     assert cost.rewrites == 37 and cost.rewritten > cost.prefilled // 2
