@@ -18,7 +18,7 @@ from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.seats import Seat, Source
-from kamera.window.state import Slot
+from kamera.window.state import Resident, Slot
 from kamera.window.steps import Cost, Place, Plan, Prefill, Reason, Sample
 
 logger = logging.getLogger(__name__)
@@ -165,18 +165,21 @@ def tell(listeners: tuple[Listener, ...], event: Event) -> None:
 
 
 def outcomes(
-    plan: Plan, before: Sequence[Slot], after: Sequence[Slot], media: Sequence[bool]
+    plan: Plan, before: Sequence[Slot], after: Sequence[Slot], chunks: Sequence[Resident]
 ) -> tuple[Outcome, ...]:
-    """What a plan did with each slot of ``after``; ``media`` says which of them have pictures."""
+    """What a plan did with each slot of ``after``, whose tensors are ``chunks``."""
     steps = {s.seat.number: s for s in plan.steps if isinstance(s, Place | Prefill | Sample)}
     places = {slot.number: slot.position for slot in before}
     found: list[Outcome] = []
-    for slot, seen in zip(after, media, strict=True):
+    for slot, chunk in zip(after, chunks, strict=True):
+        seen, factors = bool(chunk.facts.encoded.tensors), chunk.copy.patch
         match steps.get(slot.number):
             case Place(Seat(source=Source(patch=patch)), computes):
                 how: How = "patched" if patch else "prefilled" if computes else "stored"
                 why: Reason = "no canonical" if computes else ""
-                found.append(Outcome(how, slot.length * computes, why, patch.bytes if patch else 0, seen))
+                found.append(
+                    Outcome(how, slot.length * computes, why, factors.nbytes if factors else 0, seen)
+                )
             case Prefill() as step:
                 found.append(Outcome("prefilled", slot.length - step.held, step.reason, media=seen))
             case Sample() as step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy as copies
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +132,7 @@ class _PlanRun:
                     self.harvest(number, base)
                 case Clean(number):
                     kept = self.tensors[number]
-                    clean = _anew(self.former.canonical(kept.facts))
+                    clean = self.former.canonical(kept.facts)
                     self.tensors[number] = replace(kept, clean=clean)
         if owed:
             self.hand_over(owed)
@@ -212,7 +211,7 @@ class _PlanRun:
             canonical = based
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
-        self.seated(seat, facts, replace(_anew(canonical), patch=patch))
+        self.seated(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
     def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
@@ -384,8 +383,3 @@ def _join(head: KV | None, rest: KV) -> KV:
     if head is None:
         return rest
     return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
-
-
-def _anew(copy: Copy) -> Copy:
-    """The same tensors as another object: a plan counts a copy that is placed again as another source."""
-    return replace(copy, kv=copies.copy(copy.kv))

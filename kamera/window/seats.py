@@ -65,7 +65,6 @@ class Spot:
 class Offer:
     """A patch that conditions a canonical: its guarantee, the antecedents it is stored under, its formation.
 
-    ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
     the patch is served for it. ``created`` as in its row; None for one that the plan forms.
     """
@@ -74,7 +73,6 @@ class Offer:
     antecedents: tuple[str, ...]
     kind: str
     formed: str | None
-    bytes: int = 0
     note: str = ""
     base: str = ""
     proof: Proof | None = None

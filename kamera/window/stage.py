@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,7 +20,6 @@ from kamera.window.seats import Offset, Seat, Spot, is_glue
 from kamera.window.spots import Spots
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
-from kamera.window.writing import bytes_written, live_stands
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,6 @@ class Stage:
             glue = frozenset(chunk_id for chunk_id, chunk in facts.items() if is_glue(chunk))
         limits = self.limits(state, facts, policy, glue)
         return planned(request, View(state.seats, self.former.catalogue, policy, limits))
-
-    def priced(self, plan: Plan, state: WindowState) -> Plan:
-        """A plan for ``state`` with the bytes that it writes to the live KV in its cost."""
-        anchor, phased = self.former.anchor, self.former.backbone.facts.phased_bytes_per_token
-        written = bytes_written(plan, live_stands(self.live, anchor.kv, state), anchor.length, phased)
-        turned, patched = written.bytes_turned, written.bytes_patched
-        return replace(plan, cost=replace(plan.cost, bytes_turned=turned, bytes_patched=patched))
 
     def limits(
         self,

@@ -183,17 +183,11 @@ def sample_group(steps: Sequence[Step], first: int) -> list[Prefill | Sample]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Forwards, tokens run through the decoder, vision encodes, and bytes written to the live KV.
-
-    ``bytes_turned`` are KV bytes that are rotated to another position, ``bytes_patched`` those of the patches
-    that are applied: `KameraWindow.plan` tells them, and of an operation without it the report.
-    """
+    """Forwards, tokens run through the decoder, and vision encodes."""
 
     forwards: int = 0
     tokens: int = 0
     encodes: int = 0
-    bytes_turned: int = 0
-    bytes_patched: int = 0
 
 
 @dataclass(frozen=True)
@@ -270,7 +264,7 @@ class Price:
         self.owed.append(seat)
 
     def now(self, encodes: int) -> Cost:
-        """The operation's cost, with its vision encodes; the bytes that it writes are not counted yet."""
+        """The operation's cost, with its vision encodes."""
         return Cost(self.forwards, self.tokens, encodes)
 
     def later(self, places: Places, left: Mapping[str, int]) -> Cost:
