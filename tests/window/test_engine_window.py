@@ -10,7 +10,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import EngineCompletion, Spent, Usage
 from kamera.errors import EngineFailed, UnknownChunk, UnknownSlot, WindowFull
 from kamera.testbed import World, weights_dir
-from kamera.window import DialogueWindow, EngineWindow
+from kamera.window import EngineWindow
 
 POLICY = ReusePolicy(certified=False, tolerance=None, forms="always")
 
@@ -165,8 +165,9 @@ def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_
     chunks = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
     engine = Failing()
     anchor = bed.builder.anchor_ids(None)
-    window = DialogueWindow(engine, bed, ChunkStore.open("memory://"), anchor, policy=POLICY)
-    window.arrange(chunks, {}, POLICY)
+    given = {"fingerprint": bed.fingerprint, "system": anchor, "policy": POLICY}
+    window = EngineWindow(engine, bed, ChunkStore.open("memory://"), **given)
+    window.arrange(chunks, {})
     with pytest.raises(EngineFailed):
         window.keep()
     assert len(engine.prompts) == 1
