@@ -174,16 +174,14 @@ def outcomes(
     for slot, chunk in zip(after, chunks, strict=True):
         seen, factors = bool(chunk.facts.encoded.tensors), chunk.copy.patch
         match steps.get(slot.number):
-            case Place(Seat(source=Source(patch=patch)), computes):
-                how: How = "patched" if patch else "prefilled" if computes else "stored"
-                why: Reason = "no canonical" if computes else ""
-                found.append(
-                    Outcome(how, slot.length * computes, why, factors.nbytes if factors else 0, seen)
-                )
+            case Place(Seat(source=Source(patch=patch)), tokens):
+                how: How = "patched" if patch else "prefilled" if tokens else "stored"
+                why: Reason = "no canonical" if tokens else ""
+                found.append(Outcome(how, tokens, why, factors.nbytes if factors else 0, seen))
             case Prefill() as step:
-                found.append(Outcome("prefilled", slot.length - step.held, step.reason, media=seen))
+                found.append(Outcome("prefilled", step.tokens, step.reason, media=seen))
             case Sample() as step:
-                found.append(Outcome("sampled", step.size.tokens, step.reason, media=seen))
+                found.append(Outcome("sampled", step.tokens, step.reason, media=seen))
             case _:
                 stays = places.get(slot.number) == slot.position
                 found.append(Outcome("kept" if stays else "moved", media=seen))

@@ -26,7 +26,7 @@ from kamera.window.requests import (
 )
 from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
-from kamera.window.steps import Archive, Plan, Prefill, View
+from kamera.window.steps import Plan, Prefill, View, cost_of
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -112,16 +112,13 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
     """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
     if planner.policy.on_miss not in ("form", "sample") or planner.policy.forms == "always":
         return
-    owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
         short = seat.chunk_id in planner.limits.glue and seat.length < SHORTEST_KEPT
-        known = seat.chunk_id in owed or short or seat.source.canonical
+        known = seat.chunk_id in planner.owing or short or seat.source.canonical
         if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
             continue
-        if not rows.has_canonical(seat.chunk_id):
-            owed.add(seat.chunk_id)
-            planner.owed.append(Archive(seat.number, True, later=True))
-            planner.price.owes(seat)
+        if not planner.rows.has_canonical(seat.chunk_id):
+            planner.owe(seat)
 
 
 def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
@@ -165,11 +162,11 @@ class Planner(Placer):
             self.before,
             after.saying(None),
             (*self.steps, *self.owed),
-            self.price.now(encodes),
+            cost_of(self.steps, encodes),
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later(self.limits.places, self.tokens_of_owed_canonicals()),
+            self.later_cost(),
         )
 
     # -- arriving ------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kamera.engines import PositionLimits
 from kamera.ops import SampleSize
-from kamera.patches import Catalogue, in_groups
+from kamera.patches import Catalogue
 from kamera.trust import ReusePolicy
-from kamera.window.requests import Newcomer, Request
+from kamera.window.requests import Request
 from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 
 Reason = Literal[
@@ -76,11 +76,11 @@ class View:
 class Place:
     """A chunk is served from its canonical, with the patch of its source if there is one.
 
-    ``computes``: the canonical is prefilled behind the anchor first, and archived.
+    ``tokens`` run first, behind the anchor, for a canonical that is missing; it is archived.
     """
 
     seat: Seat
-    computes: bool
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ class Prefill:
         """Tokens whose KV is at hand."""
         return sum(head.tokens for head in self.heads)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that run."""
+        return self.seat.length - self.held
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -133,16 +138,21 @@ class Sample:
     joined: bool = False
     reason: Reason = ""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that run."""
+        return self.size.tokens
+
 
 @dataclass(frozen=True)
 class Archive:
-    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``.
+    """A chunk's canonical is stored before it leaves or moves; ``tokens`` as for `Place`.
 
     ``later``: after the operation, as later work.
     """
 
     number: int
-    computes: bool
+    tokens: int = 0
     later: bool = False
 
 
@@ -150,21 +160,22 @@ class Archive:
 class Harvest:
     """The patch of a chunk's prefill is formed and stored.
 
-    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``later`` as for
-    `Archive`.
+    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``tokens`` as for
+    `Place`, ``later`` as for `Archive`.
     """
 
     number: int
     base: str = ""
+    tokens: int = 0
     later: bool = False
 
 
 @dataclass(frozen=True)
 class Clean:
-    """A chunk shows its canonical; prefilled first if it ``computes``."""
+    """A chunk shows its canonical; ``tokens`` as for `Place`."""
 
     number: int
-    computes: bool
+    tokens: int = 0
 
 
 Step = Place | Prefill | Sample | Archive | Harvest | Clean
@@ -188,6 +199,13 @@ class Cost:
     forwards: int = 0
     tokens: int = 0
     encodes: int = 0
+
+
+def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
+    """What the steps of an operation run before later work, with its vision encodes."""
+    running = [step for step in steps if step.tokens]
+    joined = sum(isinstance(step, Prefill | Sample) and step.joined for step in running)
+    return Cost(len(running) - joined, sum(step.tokens for step in running), encodes)
 
 
 @dataclass(frozen=True)
@@ -239,36 +257,3 @@ class Plan:
         from kamera.window.plan_json import plan_from_json
 
         return plan_from_json(text)
-
-
-@dataclass
-class Price:
-    """Forwards, and tokens in them: of the operation, and of what it leaves for later work."""
-
-    forwards: int = 0
-    tokens: int = 0
-    owed: list[Seat] = field(default_factory=list)
-
-    def ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
-        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
-        self.forwards += chunk.length > head and not joined
-        self.tokens += chunk.length - head
-
-    def sampled(self, tokens: int, joined: bool) -> None:
-        """Count a forward of some ``tokens`` of a chunk, unless it is ``joined`` to another."""
-        self.forwards += not joined
-        self.tokens += tokens
-
-    def owes(self, seat: Seat) -> None:
-        """Count a canonical that is prefilled as later work."""
-        self.owed.append(seat)
-
-    def now(self, encodes: int) -> Cost:
-        """The operation's cost, with its vision encodes."""
-        return Cost(self.forwards, self.tokens, encodes)
-
-    def later(self, places: Places, left: Mapping[str, int]) -> Cost:
-        """The cost of what is left: ``left`` tokens of each chunk, those of one form in one forward."""
-        seats = [s for s in {seat.chunk_id: seat for seat in self.owed}.values() if left[s.chunk_id]]
-        groups = in_groups((places.form(s.chunk_id), s.length, s) for s in seats) if seats[1:] else seats
-        return Cost(len(groups), sum(left[s.chunk_id] for s in seats))

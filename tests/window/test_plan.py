@@ -148,7 +148,7 @@ def test_an_append_that_archives_later_is_one_forward():
 def test_the_first_chunk_is_its_canonical():
     made = decided(Append(new("a"), "now"), standing(), Fake(), POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.seat.source.patch, step.computes, made.cost.forwards) == (None, True, 1)
+    assert (step.seat.source.patch, step.tokens, made.cost.forwards) == (None, step.seat.length, 1)
     assert worths(made) == ["exact"]
 
 
@@ -178,7 +178,7 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     rows.based["b", (), "other"] = Row((), "exact", "exact")
     made = decided(Append(new("b"), "now"), standing(), rows, POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.seat.source.patch.base, step.computes) == ("other", False)
+    assert (step.seat.source.patch.base, step.tokens) == ("other", 0)
     assert (made.cost, worths(made)) == (Cost(), ["patched"])
     assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
     gone = decided(Evict(0), made.after, rows, POLICY, limits())
@@ -278,7 +278,7 @@ def test_a_patch_that_a_plan_forms_serves_later_in_it():
         Reorder([1, 0, 2]), replace(state, seats=(*state.seats[:2], late)), Fake(), POLICY, limits()
     )
     archive = next(s for s in moved.steps if isinstance(s, Archive) and s.number == late.number)
-    assert archive.computes and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
+    assert archive.tokens and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
 
 
 def test_an_arrangement_keeps_repairs_or_prefills():
