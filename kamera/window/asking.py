@@ -23,11 +23,15 @@ from kamera.window.steps import Archive, Harvest, Plan, Prefill
 
 @dataclass(frozen=True, eq=False)
 class Inquiry:
-    """A question: token ids ``[tokens]``, options of its answer, and the tokens expected of both."""
+    """A question: token ids ``[tokens]``, and options of its answer."""
 
     ids: torch.Tensor
     options: Mapping[str, Any]
-    room: int
+
+    @property
+    def room(self) -> int:
+        """The tokens expected of both."""
+        return len(self.ids) + int(self.options.get("max_new_tokens") or ANSWER)
 
 
 class Response(NamedTuple):
@@ -129,15 +133,8 @@ class Asker:
             raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
         return ids
 
-    def next_token_logits(self, question: Question) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer."""
-        ids = self.question_ids(question)
-        positions = text_behind(self._stage, self.state, ids)
-        self._stage.show(self.state, Tally(), ids.shape[0])
-        return self._backbone.ask([ids], positions, self._stage.live)[0][-1]
-
     def logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
-        """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
+        """Logits ``[questions, vocabulary]`` of the first token of each answer; they share forwards."""
         ids = [self.question_ids(question) for question in questions]
         longest = max(ids, key=len)
         positions = text_behind(self._stage, self.state, longest)
@@ -146,9 +143,9 @@ class Asker:
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
-        ids = self.question_ids(question)
-        sequence = sequence_behind(self._stage, self.state, ids)
-        self._stage.show(self.state, Tally(), len(ids) + int(options.get("max_new_tokens") or ANSWER))
+        inquiry = Inquiry(self.question_ids(question), options)
+        sequence = sequence_behind(self._stage, self.state, inquiry.ids)
+        self._stage.show(self.state, Tally(), inquiry.room)
         return self._backbone.decode(*sequence, self._stage.live, **options).tokens
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:

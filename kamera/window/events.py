@@ -98,17 +98,10 @@ class Event:
 
     def without_content(self) -> Event:
         """The same event without texts, pictures, and sketches of questions: ids, numbers and times."""
-        slots = {id(slot): _bare(slot) for slot in (*self.before, *self.report.slots, *self.report.evicted)}
-        report, slot = self.report, self.report.slot
-        report = replace(
-            report,
-            slot=slot and _bare(slot),
-            slots=tuple(slots[id(slot)] for slot in report.slots),
-            evicted=tuple(slots[id(slot)] for slot in report.evicted),
-        )
-        return replace(
-            self, report=report, before=tuple(slots[id(slot)] for slot in self.before), pictures={}, texts={}
-        )
+        told, before = self.report, tuple(map(_bare, self.before))
+        slots, evicted = tuple(map(_bare, told.slots)), tuple(map(_bare, told.evicted))
+        report = replace(told, slot=told.slot and _bare(told.slot), slots=slots, evicted=evicted)
+        return replace(self, report=report, before=before, pictures={}, texts={})
 
     def to_json(self) -> str:
         """The event as one line of JSON, without its plan."""

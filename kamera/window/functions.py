@@ -14,7 +14,7 @@ from kamera.ops import KV, kv_copy
 from kamera.patches import Copy, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
-from kamera.window.asking import ANSWER, Inquiry, Question, Response, TokenSequence, sequence_behind
+from kamera.window.asking import Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import serial
 from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
@@ -144,8 +144,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     if several not in (None, 1):
         raise ValueError(f"num_return_sequences={several}: a response is one answer")
     ids = window._asker().question_ids(question)
-    inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
-    report, rows = window._answer(request, inquiry)
+    report, rows = window._answer(request, Inquiry(ids, options))
     assert rows is not None, "an inquiry is answered"
     window._stage.hear(ids, window._state)
     window._audit_one()

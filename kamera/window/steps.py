@@ -239,7 +239,7 @@ class Plan:
         """See above."""
         return {s.seat.number: s.held for s in self.steps if isinstance(s, Prefill) and s.heads}
 
-    def outline(self) -> tuple[object, ...]:
+    def outline(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
         from kamera.window.plan_json import outline
 

@@ -250,7 +250,7 @@ class KameraWindow(Contents):
         self._check_backbone()
         asker = self._asker()
         self._stage.hear(asker.question_ids(question), self._state)
-        logits = asker.next_token_logits(question)
+        logits = asker.logits_of([question])[0]
         self._audit_one()
         return logits
 
