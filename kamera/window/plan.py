@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.trust import ArchiveRule, OnLeave
+from kamera.trust import ArchiveRule, OnLeave, ReusePolicy
 from kamera.window.placer import Placer
 from kamera.window.requests import (
     Append,
@@ -55,9 +55,7 @@ def plan(request: Request, view: View) -> Plan:
         case Evict(int(index)):
             return planner.finish("evict", planner.leave(seats, [index]))
         case Reorder(order):
-            same = 0
-            while same < len(order) and order[same] == same:
-                same += 1
+            same = next((i for i, index in enumerate(order) if index != i), len(order))
             after = planner.arranged(seats, [seats.seats[i] for i in order], same)
             return planner.finish("reorder", after)
         case Arrange():
@@ -204,13 +202,12 @@ class Planner(Placer):
             self.left.append(self.archive_leaving(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
-        on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
-        if on_leave != "keep":
-            if on_leave == "exact":
-                first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
-            self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
-            after, self.policy = self.arranged(state, staying, first), asked
-            return after
+        on_leave = self._on_leave(self.policy.on_leave)
+        if on_leave == "repair":
+            return self.arranged(state, staying, first, self.policy.as_repairing())
+        if on_leave == "exact":
+            first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
+            return self.arranged(state, staying, first, self.policy.as_exact())
         frame, seats = choose_frame(
             self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
         )
@@ -218,14 +215,32 @@ class Planner(Placer):
 
     # -- rearranging ---------------------------------------------------------------------------
 
-    def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
-        """``seats`` at compact positions; from index ``same`` on they are placed anew."""
-        spots = self.limits.places.compact([c.chunk_id for c in seats])
-        frame, stay = choose_frame(self.limits, state, seats[:same], spots)
-        new = Seats(tuple(stay), frame)
-        for seat, spot in zip(seats[same:], spots[same:], strict=True):
-            seat = self._spend(seat)
-            new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
+    def arranged(
+        self,
+        state: Seats,
+        wanted: Sequence[Seat | Newcomer],
+        same: int,
+        own: ReusePolicy | None = None,
+        keep: bool = False,
+    ) -> Seats:
+        """``wanted`` at compact positions; from index ``same`` on they are placed anew.
+
+        ``own``: the policy for chunks of the window, which ``keep`` keeps as they are.
+        """
+        spots, asked = self.limits.places.compact([c.chunk_id for c in wanted]), self.policy
+        staying = {i: s for i, s in enumerate(wanted) if isinstance(s, Seat) and (keep or i < same)}
+        others = [spot for i, spot in enumerate(spots) if i not in staying]
+        compact = [*(spots[i] for i in staying), *others]
+        frame, seats = choose_frame(self.limits, state, list(staying.values()), compact)
+        there = dict(zip(staying, seats, strict=True))
+        new = Seats(tuple(seats[:same]), frame)
+        if new.frame == state.frame and same == len(state.seats):
+            new = state  # what it knows of its seats is known
+        for i, item in enumerate(wanted[same:], same):
+            self.policy = own if own is not None and isinstance(item, Seat) else asked
+            stays = staying_behind(self._spend(there[i]), new) if i in there else None
+            new = new.joined(stays or self.anew(item, new, spots[i].moved(frame)))
+        self.policy = asked
         return new
 
     def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
@@ -241,28 +256,9 @@ class Planner(Placer):
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
-        spots = self.limits.places.compact([c.chunk_id for c in wanted])
-        staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
-        if on_leave != "keep":
-            staying = staying[:same]
-        stay = {i for _, i in staying}
-        others = [spot for i, spot in enumerate(spots) if i not in stay]
-        frame, seats = choose_frame(
-            self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
-        )
-        there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
-        new = Seats(tuple(seats[:same]), frame)
-        if new.frame == state.frame and same == len(state.seats):
-            new = state  # what it knows of its seats is known
-        policy = self.policy
-        repairing = policy.as_repairing()
-        spots = [spot.moved(frame) for spot in spots]
-        for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
-            self.policy = repairing if isinstance(item, Seat) else policy
-            stays = staying_behind(self._spend(there[i]), new) if i in there else None
-            new = new.joined(stays or self.anew(item, new, spot))
+        after = self.arranged(state, wanted, same, self.policy.as_repairing(), on_leave == "keep")
         self.policy = asked
-        return new
+        return after
 
     def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
         """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
