@@ -18,7 +18,7 @@ from kamera.window.report import Report, Tally
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState, moved
-from kamera.window.steps import Archive, Harvest, Plan, Prefill
+from kamera.window.steps import Archive, Harvest, Plan, Prefill, runs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,21 +46,14 @@ def last_run(plan: Plan) -> Prefill | None:
 
     The question shares a forward with them: what comes after it is later work.
     """
-    acting = [step for step in plan.steps if not _waits(step)]
-    first = len(acting)
-    while first and isinstance(acting[first - 1], Prefill):
-        first -= 1
-        step = acting[first]
-        assert isinstance(step, Prefill), "looked at above"
-        if not step.joined:
-            numbers = [*step.before.seats, *(s.seat for s in acting[first:] if isinstance(s, Prefill))]
-            at_the_tail = [s.number for s in numbers] == [s.number for s in plan.after.seats]
-            return step if at_the_tail and step.before.frame == plan.after.frame else None
-    return None
-
-
-def _waits(step: object) -> bool:
-    return isinstance(step, Archive | Harvest) and step.later
+    acting = [step for step in plan.steps if not (isinstance(step, Archive | Harvest) and step.later)]
+    run = runs_of(acting)[-1] if acting else []
+    first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
+    if not isinstance(first, Prefill) or len(prefills) < len(run):
+        return None
+    numbers = [seat.number for seat in (*first.before.seats, *(step.seat for step in prefills))]
+    at_the_tail = numbers == [seat.number for seat in plan.after.seats]
+    return first if at_the_tail and first.before.frame == plan.after.frame else None
 
 
 class TokenSequence(NamedTuple):

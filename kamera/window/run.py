@@ -36,7 +36,7 @@ from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState, span_of
-from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, Step, sample_group
+from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, runs_of
 
 
 class Done(NamedTuple):
@@ -93,7 +93,6 @@ class _PlanRun:
     tally: Tally
     inquiry: Inquiry | None = None
     answer: Continuation | None = None
-    placed: set[int] = field(default_factory=set)
     unarchived: set[int] = field(default_factory=set)
     tensors: dict[int, Resident] = field(init=False)
     rows: dict[int, Seat] = field(init=False)
@@ -111,19 +110,18 @@ class _PlanRun:
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
-        steps = self.plan.steps
-        for i, step in enumerate(steps):
-            starts = isinstance(step, Prefill | Sample) and not step.joined
-            if starts and (group := sample_group(steps, i)):
-                self._sample(group, steps[i : steps.index(group[-1])])
+        for group in runs_of(self.plan.steps):
+            step, running = group[0], [step for step in group if isinstance(step, Prefill | Sample)]
+            for placed in group:
+                if isinstance(placed, Place):
+                    self._place(placed)
+            if any(isinstance(each, Sample) for each in running):
+                self._sample(running)
                 continue
             match step:
-                case Place():
-                    self._place(step)
-                case Prefill(joined=True) | Sample():
-                    pass  # it ran with the step before
                 case Prefill():
-                    self._prefill(step, self.inquiry if step is last else None)
+                    run = [each for each in running if isinstance(each, Prefill)]
+                    self._prefill(run, self.inquiry if step is last else None)
                 case Archive(later=True) | Harvest(later=True):
                     owed.append(step)
                 case Archive(number):
@@ -145,11 +143,8 @@ class _PlanRun:
         state, tokens = self.assembled(self.plan.after), self.answer.tokens
         return Done(self.plan, said_behind(self.stage, state, self.inquiry.ids, self.answer), tokens)
 
-    def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
-        """Run some tokens of chunks, and all of others, in one forward; ``between``, chunks are placed."""
-        for placed in between:
-            if isinstance(placed, Place):
-                self._place(placed)
+    def _sample(self, group: Sequence[Prefill | Sample]) -> None:
+        """Run some tokens of chunks, and all of others, in one forward."""
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
@@ -191,9 +186,6 @@ class _PlanRun:
 
     def _place(self, step: Place) -> None:
         seat = step.seat
-        if seat.number in self.placed:
-            return  # a sample behind it ran first
-        self.placed.add(seat.number)
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         offer = source.patch
         if offer is not None:
@@ -214,14 +206,13 @@ class _PlanRun:
         self.seated(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
-    def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
-        """Prefill a chunk, in the same forward those that are joined to it, and answer an ``inquiry``."""
-        run = [first, *self._join_to(first)]
-        before = self.assembled(first.before)
+    def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
+        """Prefill chunks in one forward, and answer an ``inquiry``."""
+        before = self.assembled(run[0].before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
-        head, rest, there = self._begin(first, facts[0], places[0], spans)
+        head, rest, there = self._begin(run[0], facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
@@ -262,15 +253,6 @@ class _PlanRun:
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
-
-    def _join_to(self, first: Prefill) -> list[Prefill]:
-        """The steps behind ``first`` that share its forward."""
-        joined: list[Prefill] = []
-        for step in self.plan.steps[self.plan.steps.index(first) + 1 :]:
-            if not (isinstance(step, Prefill) and step.joined):
-                break
-            joined.append(step)
-        return joined
 
     def _begin(
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]

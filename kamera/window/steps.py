@@ -181,15 +181,21 @@ class Clean:
 Step = Place | Prefill | Sample | Archive | Harvest | Clean
 
 
-def sample_group(steps: Sequence[Step], first: int) -> list[Prefill | Sample]:
-    """The forwards of the step at ``first`` and of those joined to it, if one is a sample; else none."""
-    group: list[Prefill | Sample] = []
-    for step in steps[first:]:
-        if isinstance(step, Prefill | Sample):
-            if group and not step.joined:
-                break
-            group.append(step)
-    return group if any(isinstance(step, Sample) for step in group) else []
+def runs_of(steps: Iterable[Step]) -> list[list[Step]]:
+    """The steps in groups: those joined to a forward stand with it, and so do chunks placed between them."""
+    groups, at = list[list[Step]](), 0
+    for step in steps:
+        if not isinstance(step, Prefill | Sample):
+            groups.append([step])
+        elif not step.joined:
+            at = len(groups)
+            groups.append([step])
+        else:
+            between = groups[at + 1 :]
+            placed = [group for group in between if isinstance(group[0], Place)]
+            groups[at] += [*(group[0] for group in placed), step]
+            groups[at + 1 :] = [group for group in between if group not in placed]
+    return groups
 
 
 @dataclass(frozen=True)
