@@ -108,7 +108,10 @@ class Names:
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order):
                 slots = self._state.slots(0, 0)
-                wanted = [slots[item] if isinstance(item, int) else chunk_of(item) for item in order]
+                wanted = list[Slot | Chunk]()
+                for item in order:
+                    assert isinstance(item, int | Newcomer), "a plan's request has names alone"
+                    wanted.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
                 return self.of(dataclasses.replace(request, order=wanted, among=chunks))
             case _:
                 return self.of(request)

@@ -214,24 +214,16 @@ class _PlanRun:
         spans = self.stage.spans(before)
         head, rest, there = self._begin(run[0], facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
+        tokens = sum(e.num_tokens for e in encoded)
+        kvs: tuple[KV, ...] = (NO_KV,)
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
-        else:
-            kvs = self._ran(spans, encoded, [there, *places[1:]])
+        elif tokens:
+            self.tally.add(self.stage.live.show(spans, room=tokens))
+            kvs = self.former.backbone.prefill(encoded, [there, *places[1:]], self.stage.live)
         kvs = (_join(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
-
-    def _ran(
-        self, spans: Sequence[Span], encoded: Sequence[Encoded], places: Sequence[torch.Tensor]
-    ) -> tuple[KV, ...]:
-        """KV of chunks at ``places`` behind ``spans``; no forward for a chunk of which nothing is left."""
-        live, engine = self.stage.live, self.former.backbone
-        tokens = sum(e.num_tokens for e in encoded)
-        if not tokens:
-            return (NO_KV,)
-        self.tally.add(live.show(spans, room=tokens))
-        return engine.prefill(encoded, places, live)
 
     def _ask(
         self,
@@ -311,16 +303,13 @@ class _PlanRun:
 
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
-        there = self.stood.get(number)
-        still = (0,) * len(self.before.seats.frame)
-        if there is not None:
-            return self.stage.before(self.assembled(there), self.rows[number], still)
-        seats = self.before.seats
-        at = next(i for i, seat in enumerate(seats.seats) if seat.number == number)
-        seat, front = seats.seats[at], Seats(seats.seats[:at], seats.frame)
-        return self.stage.before(
-            replace(self.before, seats=front), seat, seat.source.home.distance(seat.spot)
-        )
+        there, seat, row = self.stood.get(number), self.rows[number], self.before.seats
+        if there is None:
+            at = next(i for i, each in enumerate(row.seats) if each.number == number)
+            front = replace(self.before, seats=Seats(row.seats[:at], row.frame))
+        else:
+            front = self.assembled(there)
+        return self.stage.before(front, seat)
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""

@@ -16,7 +16,7 @@ from kamera.window.plan import plan as planned
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.sampling import Sampler
-from kamera.window.seats import Offset, Seat, Spot, is_glue
+from kamera.window.seats import Seat, Spot, is_glue
 from kamera.window.spots import Spots
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
@@ -39,10 +39,10 @@ class Stage:
         """The spans of the anchor and of the chunks of ``state``."""
         return [Span(self.former.anchor.kv, None, state.seats.frame), *state.spans]
 
-    def before(self, state: WindowState, seat: Seat, offset: Offset) -> Before:
-        """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
+    def before(self, state: WindowState, seat: Seat) -> Before:
+        """What the chunk of a seat, which comes next, was prefilled behind."""
         names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
-        return Before(names, seat.formed, spans, state.facts, offset, frame)
+        return Before(names, seat.formed, spans, state.facts, seat.source.home.distance(seat.spot), frame)
 
     def hear(self, ids: torch.Tensor, state: WindowState) -> None:
         """Ask patches formed from now on this question, too; prove again those asked nothing like it.
