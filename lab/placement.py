@@ -179,7 +179,7 @@ class _OrderWalk:
 
     @cached_property
     def _policies(self) -> tuple[ReusePolicy, ReusePolicy]:
-        """Those under which `Planner.rearranged` places newcomers and chunks of the window."""
+        """Those under which `Planner.rearrange` places newcomers and chunks of the window."""
         asked = self.view.policy
         if asked.minimum == "exact":
             asked = asked.as_exact()
@@ -236,7 +236,9 @@ class _OrderWalk:
         stands = line.stands and at < len(here) and here[at] is item
         if stands and (self.view.policy.minimum != "exact" or here[at].guarantee == "exact"):
             (spot,) = self.view.limits.places.compact([*line.seats.chunk_ids, item.chunk_id])[at:]
-            return _Ordered((*line.order, i), line.seats.joined(here[at].at(spot)), (), line.run, stands=True)
+            return _Ordered(
+                (*line.order, i), line.seats.with_seat(here[at].at(spot)), (), line.run, stands=True
+            )
         planner = Planner(
             self.request,
             self.view.seats,
@@ -253,7 +255,7 @@ class _OrderWalk:
             return None
         cost, order = cost_of(planner.steps), (*line.order, i)
         run = cost.tokens, cost.forwards
-        return _Ordered(order, line.seats.joined(seat), tuple(planner.steps), run, stands=False)
+        return _Ordered(order, line.seats.with_seat(seat), tuple(planner.steps), run, stands=False)
 
     def _finished(self, line: _Ordered) -> _Ordered | None:
         """A line with all others in the order given: behind one that no row names, any costs as much."""

@@ -17,7 +17,7 @@ from kamera.trust import prefilled_behind
 from kamera.window.report import Report, Tally
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved
+from kamera.window.state import Resident, WindowState, shift
 from kamera.window.steps import Archive, Harvest, Plan, Prefill, runs_of
 
 
@@ -73,7 +73,7 @@ def sequence_behind(
     """A window, chunks that come at ``places``, and a text behind them, where the live cache has them."""
     anchor, chunks = stage.former.anchor, [*state.facts, *facts]
     ids = [anchor.input_ids, *(f.encoded.input_ids for f in chunks), text]
-    front = [moved(anchor.positions, state.seats.frame), *state.positions, *places]
+    front = [shift(anchor.positions, state.seats.frame), *state.positions, *places]
     return TokenSequence(torch.cat(ids), torch.cat([*front, text_behind(stage, state, text, facts)], dim=1))
 
 
@@ -83,10 +83,10 @@ def text_behind(
     """Positions in the live cache of the ids of a text behind a window and ``facts``, ``[axes, tokens]``."""
     former = stage.former
     places = text_positions(former.backbone, former.anchor.input_ids, [*state.facts, *facts], text)
-    return moved(places, state.seats.frame)
+    return shift(places, state.seats.frame)
 
 
-def said_behind(
+def state_with_answer(
     stage: Stage, state: WindowState, question: torch.Tensor, answer: Continuation
 ) -> WindowState:
     """The window with a question and the first tokens of its answer behind its chunks."""

@@ -77,7 +77,7 @@ class RowPlaces:
                 found.append(Spot(at, tuple(here + length - 1 for here in at)))
                 at = tuple(here + length for here in at)
             else:
-                found.append(Spot(known.low, known.high).moved([*map(sub, at, start)]))
+                found.append(Spot(known.low, known.high).shift([*map(sub, at, start)]))
                 at = tuple(map(add, at, known.advance))
         return found
 

@@ -270,7 +270,7 @@ class EngineWindow:
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
                 seat = self._place_stored(chunk_id, was, before) if supplied else None
                 supplied = seat is not None
-                before = before.joined(seat or self._place_computed(chunk_id, before))
+                before = before.with_seat(seat or self._place_computed(chunk_id, before))
         return before
 
     def _run_later(self, seats: Seats) -> None:

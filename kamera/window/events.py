@@ -82,7 +82,7 @@ class Event:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def placed(self) -> int:
+    def first_placement(self) -> int:
         """Index of the first chunk that is placed anew; chunks that merely survive do not count.
 
         Each chunk from there on needed a patch for those before it.
@@ -107,17 +107,17 @@ class Event:
         """The event as one line of JSON, without its plan."""
         report, ids, slots = self.report, dict[str, int](), dict[Slot, int]()
 
-        def named(chunk_id: str) -> int:
+        def number_of(chunk_id: str) -> int:
             return ids.setdefault(chunk_id, len(ids))
 
-        def listed(several: Sequence[Slot]) -> list[int]:
+        def numbers_of(several: Sequence[Slot]) -> list[int]:
             return [slots.setdefault(slot, len(slots)) for slot in several]
 
         document: dict[str, Any] = {"format": FORMAT, **{name: getattr(self, name) for name in _OWN}}
-        document |= {"after": listed(report.slots), "before": listed(self.before)}
-        document["evicted"] = listed(report.evicted)
-        document["slot"] = None if report.slot is None else listed([report.slot])[0]
-        document["slots"] = [_row(s, named(s.chunk_id), [*map(named, s.antecedents)]) for s in slots]
+        document |= {"after": numbers_of(report.slots), "before": numbers_of(self.before)}
+        document["evicted"] = numbers_of(report.evicted)
+        document["slot"] = None if report.slot is None else numbers_of([report.slot])[0]
+        document["slots"] = [_row(s, number_of(s.chunk_id), [*map(number_of, s.antecedents)]) for s in slots]
         document["ids"] = [*ids]
         document["outcomes"] = [list(outcome) for outcome in self.outcomes]
         document["report"] = {name: getattr(report, name) for name in _COSTS}

@@ -22,7 +22,7 @@ from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
 from kamera.window.seats import Seats
-from kamera.window.state import Resident, ShownSpan, Slot, WindowState, moved
+from kamera.window.state import Resident, ShownSpan, Slot, WindowState, shift
 from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
 
@@ -32,7 +32,7 @@ def sequence_of(window: KameraWindow) -> TokenSequence:
     stage, state = window._stage, window._state
     none = stage.former.anchor.input_ids[:0]
     ids, positions = sequence_behind(stage, state, none)
-    return TokenSequence(ids, moved(positions, [-f for f in state.seats.frame]))
+    return TokenSequence(ids, shift(positions, [-f for f in state.seats.frame]))
 
 
 def former_of(window: KameraWindow) -> Former:
@@ -55,7 +55,7 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
     stage, state = window._stage, window._state
     stage.show(state, Tally())
     anchor = stage.former.anchor
-    parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, state.seats.frame))]
+    parts = [(Encoded(anchor.input_ids, {}, {}), shift(anchor.positions, state.seats.frame))]
     parts += zip([facts.encoded for facts in state.facts], state.positions, strict=True)
     return tuple(
         ShownSpan(encoded, positions, kv_copy(stage.live.read(i)))

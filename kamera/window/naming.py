@@ -49,7 +49,7 @@ class NamedRequest:
         """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
         return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
 
-    def encoded(self, encodings: Encodings) -> dict[str, Facts]:
+    def encode(self, encodings: Encodings) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now."""
         return {
             name: dataclasses.replace(encodings.made(chunk, later=True), heads=self.coming[name].heads)
@@ -164,7 +164,7 @@ class Names:
             if i in there:
                 items.append(there[i])
                 if gaps is not None:
-                    gaps.passed()
+                    gaps.advance()
                 continue
             chunk = self._chunk(item)
             newcomer = Newcomer(chunk.id, chunk.num_tokens)
@@ -208,7 +208,7 @@ class _Arrival:
         return Newcomer(chunk.id, chunk.num_tokens, towers, self.heads)
 
     @property
-    def planned(self) -> Facts:
+    def plan_facts(self) -> Facts:
         """Its facts; of one that is not encoded yet those that a plan uses."""
         chunk, facts = self.chunk, self.facts
         if facts is None:
@@ -222,7 +222,7 @@ def _name(request: Request, arrivals: Sequence[_Arrival]) -> NamedRequest:
     chunks = [one.chunk for one in arrivals]
     return NamedRequest(
         request,
-        {one.chunk.id: one.planned for one in arrivals},
+        {one.chunk.id: one.plan_facts for one in arrivals},
         {one.chunk.id: one.chunk for one in arrivals if one.facts is None},
         {chunk.id: chunk.picture for chunk in chunks if chunk.picture is not None},
     )

@@ -75,7 +75,7 @@ class Offers:
     def _offer(self, guarantee: Guarantee, row: ObjectInfo) -> Offer:
         return Offer(guarantee, row.antecedents, row.kind, row.formed, sample=row.sample, created=row.created)
 
-    def stored(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
+    def find(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
         """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""
         formed = self.formed.get((chunk.chunk_id, antecedents, base))
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
@@ -88,5 +88,5 @@ class Offers:
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
     ) -> Guarantee | None:
         """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
-        stored = self.stored(chunk, antecedents, base)
+        stored = self.find(chunk, antecedents, base)
         return stored.formed if stored is not None and stored.serves else None

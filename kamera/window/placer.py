@@ -51,7 +51,7 @@ class Placer:
     def archive_leaving(self, seat: Seat) -> Seat:
         """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
         if self.policy.forms == "always":
-            return self.archived(seat)
+            return self.archive(seat)
         if isinstance(self.request, Arrange) and not self.request.archive:
             return seat
         if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
@@ -65,7 +65,7 @@ class Placer:
         self.owed.append(Archive(seat.number, later=True))
         self.owing[seat.chunk_id] = seat
 
-    def archived(self, seat: Seat) -> Seat:
+    def archive(self, seat: Seat) -> Seat:
         """Archive a chunk: its canonical, and the patch of its prefill."""
         if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
@@ -229,7 +229,7 @@ class Placer:
         if was is not None:
             base, size = was.source, samples.own(was)
         elif self.rows.has_canonical(chunk.chunk_id):
-            base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
+            base, size = canonical_at(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
         else:
             return None
         if size is None:
@@ -298,7 +298,7 @@ class Placer:
 
     def _spend(self, seat: Seat) -> Seat:
         """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""
-        return self.archived(seat) if self.policy.forms == "always" else seat
+        return self.archive(seat) if self.policy.forms == "always" else seat
 
     def _miss(self, seat: Seat) -> None:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
@@ -316,7 +316,7 @@ class Placer:
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor
         offers = self._offers
-        stored = (offers.stored(seat, names, base) for names in names_of(behind))
+        stored = (offers.find(seat, names, base) for names in names_of(behind))
         if worth_harvesting(stored, behind, formed, leading=bool(base)):
             if later:
                 self.owed.append(Harvest(seat.number, base, later=True))

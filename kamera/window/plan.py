@@ -56,7 +56,7 @@ def plan(request: Request, view: View) -> Plan:
             return planner.finish("evict", planner.leave(seats, [index]))
         case Reorder(order):
             same = next((i for i, index in enumerate(order) if index != i), len(order))
-            after = planner.arranged(seats, [seats.seats[i] for i in order], same)
+            after = planner.arrange(seats, [seats.seats[i] for i in order], same)
             return planner.finish("reorder", after)
         case Arrange():
             return _arrange(planner, seats, request)
@@ -64,7 +64,7 @@ def plan(request: Request, view: View) -> Plan:
             return _condition(planner, seats, index, on)
         case Without(index):
             staying = [s for i, s in enumerate(seats.seats) if i != index]
-            return planner.finish("without", planner.arranged(seats, staying, index))
+            return planner.finish("without", planner.arrange(seats, staying, index))
         case Restore():
             return _restore(planner, seats)
         case _:
@@ -100,7 +100,7 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
     wanted = _name(seats, request.order)
-    after = planner.rearranged(seats, wanted, request.on_leave)
+    after = planner.rearrange(seats, wanted, request.on_leave)
     _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
     return planner.finish(request.operation, after, encodes=encodes)
@@ -123,7 +123,7 @@ def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
     """A chunk shown clean (its canonical), or conditioned again."""
     seat = seats.seats[index]
     if on != (seat.clean is None):
-        seat = planner.switch(seat if on else planner.archived(seat), on)
+        seat = planner.switch(seat if on else planner.archive(seat), on)
     now = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
     return planner.finish("condition", replace(seats, seats=now), seat.number)
 
@@ -137,7 +137,7 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
         return policy.keeps(seat.guarantee) and proved
 
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
-    after = seats if first is None else planner.arranged(seats, seats.seats, first)
+    after = seats if first is None else planner.arrange(seats, seats.seats, first)
     return planner.finish("load", after)
 
 
@@ -173,7 +173,7 @@ class Planner(Placer):
         """Place an archived chunk at the tail by the best means the policy admits."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         seat = self.bring(chunk, state, spot)
-        return state.joined(seat), seat.number
+        return state.with_seat(seat), seat.number
 
     def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule | None) -> tuple[Seats, int]:
         """Prefill an unseen chunk in context at the tail.
@@ -186,8 +186,8 @@ class Planner(Placer):
         else:
             seat = self._prefill(chunk, state, spot, new=True, reason="new")
             if archive == "now" or (archive is None and self.policy.forms == "always"):
-                seat = self.archived(seat)
-        return state.joined(seat), seat.number
+                seat = self.archive(seat)
+        return state.with_seat(seat), seat.number
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -204,10 +204,10 @@ class Planner(Placer):
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
         on_leave = self._on_leave(self.policy.on_leave)
         if on_leave == "repair":
-            return self.arranged(state, staying, first, self.policy.as_repairing())
+            return self.arrange(state, staying, first, self.policy.as_repairing())
         if on_leave == "exact":
             first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
-            return self.arranged(state, staying, first, self.policy.as_exact())
+            return self.arrange(state, staying, first, self.policy.as_exact())
         frame, seats = choose_frame(
             self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
         )
@@ -215,7 +215,7 @@ class Planner(Placer):
 
     # -- rearranging ---------------------------------------------------------------------------
 
-    def arranged(
+    def arrange(
         self,
         state: Seats,
         wanted: Sequence[Seat | Newcomer],
@@ -239,11 +239,11 @@ class Planner(Placer):
         for i, item in enumerate(wanted[same:], same):
             self.policy = own if own is not None and isinstance(item, Seat) else asked
             stays = staying_behind(self._spend(there[i]), new) if i in there else None
-            new = new.joined(stays or self.anew(item, new, spots[i].moved(frame)))
+            new = new.with_seat(stays or self.anew(item, new, spots[i].shift(frame)))
         self.policy = asked
         return new
 
-    def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
+    def rearrange(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
         """The seats after `Arrange`."""
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
@@ -256,12 +256,12 @@ class Planner(Placer):
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
-        after = self.arranged(state, wanted, same, self.policy.as_repairing(), on_leave == "keep")
+        after = self.arrange(state, wanted, same, self.policy.as_repairing(), on_leave == "keep")
         self.policy = asked
         return after
 
     def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
-        """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
+        """A chunk of `rearrange` that is placed anew: one of the window, or a newcomer."""
         if isinstance(item, Seat):
             item = self._spend(item)
             return self.bring(item, before, spot, was=item)

@@ -28,7 +28,7 @@ from kamera.patches import (
     patch_dropped,
 )
 from kamera.trust import ReusePolicy
-from kamera.window.asking import Inquiry, last_run, said_behind, sequence_behind
+from kamera.window.asking import Inquiry, last_run, sequence_behind, state_with_answer
 from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
@@ -63,13 +63,13 @@ def carry_out(
     ``before`` is not changed. Raises the errors of forwards and puts.
     """
     plan = plan or stage.plan(named, before, policy)
-    tally.passed("plan")
-    facts = {**named.facts(before), **named.encoded(stage.former.encodings)}
-    tally.passed("encode")
+    tally.count_time("plan")
+    facts = {**named.facts(before), **named.encode(stage.former.encodings)}
+    tally.count_time("encode")
     while True:
         try:
-            done = _PlanRun(before, stage, plan, facts, tally, inquiry).done()
-            tally.passed("run")
+            done = _PlanRun(before, stage, plan, facts, tally, inquiry).act()
+            tally.count_time("run")
             return done
         except RowLied:
             plan = stage.plan(named, before, policy)
@@ -106,7 +106,7 @@ class _PlanRun:
     def former(self) -> Former:
         return self.stage.former
 
-    def done(self) -> Done:
+    def act(self) -> Done:
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
@@ -136,12 +136,12 @@ class _PlanRun:
             self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
-            return Done(self.plan, self.assembled(self.plan.after))
+            return Done(self.plan, self.state_of(self.plan.after))
         if self.answer is None:
-            self._ask(self.assembled(self.plan.after), self.inquiry)
+            self._ask(self.state_of(self.plan.after), self.inquiry)
         assert self.answer is not None, "the question was asked"
-        state, tokens = self.assembled(self.plan.after), self.answer.tokens
-        return Done(self.plan, said_behind(self.stage, state, self.inquiry.ids, self.answer), tokens)
+        state, tokens = self.state_of(self.plan.after), self.answer.tokens
+        return Done(self.plan, state_with_answer(self.stage, state, self.inquiry.ids, self.answer), tokens)
 
     def _sample(self, group: Sequence[Prefill | Sample]) -> None:
         """Run some tokens of chunks, and all of others, in one forward."""
@@ -178,7 +178,7 @@ class _PlanRun:
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
-        self.seated(seat, facts, copy)
+        self.put(seat, facts, copy)
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.stood[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
@@ -203,12 +203,12 @@ class _PlanRun:
             canonical = based
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
-        self.seated(seat, facts, replace(canonical, patch=patch))
+        self.put(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
     def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
         """Prefill chunks in one forward, and answer an ``inquiry``."""
-        before = self.assembled(run[0].before)
+        before = self.state_of(run[0].before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
@@ -243,7 +243,7 @@ class _PlanRun:
         with engine.measure() as work:
             answer = engine.decode(*sequence, live, coming, **inquiry.options)
         self.answer = answer
-        self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
+        self.tally.leave_out(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
 
     def _begin(
@@ -270,7 +270,7 @@ class _PlanRun:
         if number in self.unarchived:
             return
         kept, sample = self.tensors[number], self.rows[number].source.sample
-        if not keep_patch(self.former, kept.facts, kept.copy, self._stood(number), base, sample):
+        if not keep_patch(self.former, kept.facts, kept.copy, self._before_of(number), base, sample):
             raise RowLied
 
     def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
@@ -290,7 +290,7 @@ class _PlanRun:
 
     def _harvest_later(self, number: int, base: str) -> None:
         former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
-        before, sample = self._stood(number), self.rows[number].source.sample
+        before, sample = self._before_of(number), self.rows[number].source.sample
 
         def harvest() -> list[Owed]:
             with former.operation():
@@ -301,14 +301,14 @@ class _PlanRun:
             harvest, Worth.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
         )
 
-    def _stood(self, number: int) -> Before:
+    def _before_of(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
         there, seat, row = self.stood.get(number), self.rows[number], self.before.seats
         if there is None:
             at = next(i for i, each in enumerate(row.seats) if each.number == number)
             front = replace(self.before, seats=Seats(row.seats[:at], row.frame))
         else:
-            front = self.assembled(there)
+            front = self.state_of(there)
         return self.stage.before(front, seat)
 
     def archive(self, number: int) -> None:
@@ -327,11 +327,11 @@ class _PlanRun:
         copy, source = self.tensors[number].copy, self.rows[number].source
         return copy if source.canonical and copy.patch is None and not copy.lossy else None
 
-    def seated(self, seat: Seat, facts: Facts, copy: Copy) -> None:
+    def put(self, seat: Seat, facts: Facts, copy: Copy) -> None:
         """Note that a chunk stands on ``copy``, and shows it."""
         self.tensors[seat.number], self.rows[seat.number] = Resident(facts, copy), seat
 
-    def assembled(self, seats: Seats) -> WindowState:
+    def state_of(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""
         if not self.unarchived.isdisjoint([seat.number for seat in seats.seats]):
             told = [

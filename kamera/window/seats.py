@@ -37,7 +37,7 @@ class Spot:
     high: Offset
     shape: str = ""
 
-    def moved(self, by: Sequence[int]) -> Spot:
+    def shift(self, by: Sequence[int]) -> Spot:
         """The spot moved ``by`` positions per axis."""
         if not any(by):
             return self
@@ -152,11 +152,11 @@ class Seat:
         """
         shown = self.shown
         if shown.canonical and not shown.patch:
-            at_home = leading and self.spot == shown.home.moved(frame)
+            at_home = leading and self.spot == shown.home.shift(frame)
             return ("patched" if shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
-    def labelled(self, guarantee: Guarantee) -> Seat:
+    def relabel(self, guarantee: Guarantee) -> Seat:
         """The same KV under another guarantee."""
         return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
 
@@ -195,7 +195,7 @@ class Seats:
         made.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
         return made
 
-    def joined(self, seat: Seat) -> Seats:
+    def with_seat(self, seat: Seat) -> Seats:
         """The seats with one more at the tail. What is known of the others is not found anew."""
         made, known = Seats((*self.seats, seat), self.frame), self.__dict__
         if "chunk_ids" in known:
@@ -265,7 +265,7 @@ def is_glue(facts: Facts) -> bool:
 
 def survivor_of(seat: Seat) -> Seat:
     """A chunk that stays as it is while an antecedent leaves."""
-    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
+    return seat.relabel(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
 
 
 def staying_behind(seat: Seat, before: Seats) -> Seat:
@@ -276,7 +276,7 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     knew = set(seat.source.antecedent_ids)
     if all(chunk_id in knew for chunk_id in before.chunk_ids):
         return survivor
-    return survivor.labelled(weakest((survivor.guarantee, "near")))
+    return survivor.relabel(weakest((survivor.guarantee, "near")))
 
 
 def footing(before: Seats) -> Guarantee:

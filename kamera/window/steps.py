@@ -38,7 +38,7 @@ class Samples(Protocol):
     """
 
     def own(self, seat: Seat) -> SampleSize | None: ...
-    def stored(self, chunk_id: str) -> SampleSize | None: ...
+    def of_canonical(self, chunk_id: str) -> SampleSize | None: ...
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Prefill:
     reason: Reason = ""
 
     @property
-    def held(self) -> int:
+    def head_tokens(self) -> int:
         """Tokens whose KV is at hand."""
         return sum(head.tokens for head in self.heads)
 
     @property
     def tokens(self) -> int:
         """Tokens that run."""
-        return self.seat.length - self.held
+        return self.seat.length - self.head_tokens
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Plan:
     @property
     def heads(self) -> dict[int, int]:
         """See above."""
-        return {s.seat.number: s.held for s in self.steps if isinstance(s, Prefill) and s.heads}
+        return {s.seat.number: s.head_tokens for s in self.steps if isinstance(s, Prefill) and s.heads}
 
     def outline(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""

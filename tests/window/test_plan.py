@@ -180,7 +180,7 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     (step,) = [s for s in made.steps if isinstance(s, Place)]
     assert (step.seat.source.patch.base, step.tokens) == ("other", 0)
     assert (made.cost, worths(made)) == (Cost(), ["patched"])
-    assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
+    assert step.seat.source.home == Line().compact(["b"])[0].shift((3,))
     gone = decided(Evict(0), made.after, rows, POLICY, limits())
     assert (kinds(gone), gone.cost) == ([], Cost())
 
@@ -359,7 +359,7 @@ def test_a_patch_formed_behind_stronger_kv_is_not_formed_again_whatever_its_rank
     rows.patch_within = lambda *given: None  # smaller than the budget
     rows.patch = lambda *given: Row(("a", "b"), "exact", stored, budget=PatchBudget(1))
     first, second = standing("a", "b").seats
-    before = replace(standing("a", "b"), seats=(first, second.labelled("patched")))
+    before = replace(standing("a", "b"), seats=(first, second.relabel("patched")))
     made = decided(Append(new("c"), "now"), before, rows, POLICY, limits())
     assert kinds(made).count("Harvest") == harvests
     assert worths(made) == ["exact", "patched", "patched"]

@@ -232,16 +232,16 @@ class Life:
         ids = [slot.chunk_id for slot in after]
         here = [slot.chunk_id for slot in event.before]
         if not self.deeds:  # a fork begins with what its window held
-            self._known(event.anchor, here)
+            self._count_known(event.anchor, here)
 
         def of(first: int, extra: int) -> Rival:
             tokens = sum(slot.length for slot in after[first:])
             return Rival(extra + tokens, sum(outcome.media for outcome in outcomes[first:]))
 
-        prefix = of(self._known(event.anchor, ids), 0)
+        prefix = of(self._count_known(event.anchor, ids), 0)
         return prefix, Rival(0, 0) if here == ids else of(0, event.anchor_tokens)
 
-    def _known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
+    def _count_known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
         """How many of the first chunks a prefix cache has, which forgets nothing; from now on it has all."""
         at: str | int = anchor
         count = 0
