@@ -52,10 +52,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """The `Places` of an engine's window, by what rows say: a chunk without a row stands as a text does.
-
-    ``outlines`` are of all rows that were seen, by the window and its forks.
-    """
+    """The `Places` of an engine's window, by what rows say: a chunk without a row stands as a text does."""
 
     anchor: int
     chunks: Mapping[str, PromptChunk]

@@ -192,6 +192,7 @@ class EngineWindow:
         """A window of the same chunks; all forks are ``apart``."""
         branch = copy.copy(self)
         branch._account = Account()
+        branch._places = replace(self._places, outlines=dict(self._places.outlines))
         branch._rows = Catalogue(self._store, self._context, None, Losses())
         return branch
 
@@ -199,11 +200,13 @@ class EngineWindow:
         """Have the engine prefill, behind the anchor alone, every chunk whose canonical is not stored.
 
         An engine that harvests then stores it, and the patch of its prefill in context. It is asked once for
-        each. Returns the number of prompts, which no answer waits for: they have a low priority, and are
-        counted as later work.
+        each, and again if the store has lost it. Returns the number of prompts, which no answer waits for:
+        they have a low priority, and are counted as later work.
         """
-        missing = sorted(set(self._seats.chunk_ids) - self._prefilled)
-        missing = [chunk_id for chunk_id in missing if not self._rows.has_canonical(chunk_id)]
+        here = set(self._seats.chunk_ids)
+        stored = {chunk_id for chunk_id in here if self._rows.has_canonical(chunk_id)}
+        self._prefilled -= stored
+        missing = sorted(here - stored - self._prefilled)
         for chunk_id in missing:
             self._run_later(Seats((self._place_computed(chunk_id, Seats((), (0,))),), (0,)))
             self._prefilled.add(chunk_id)
