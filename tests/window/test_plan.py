@@ -19,7 +19,19 @@ from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
 from kamera.window.seats import Seat, Seats, Source, Spot
-from kamera.window.steps import Archive, Clean, Cost, Harvest, Limits, Place, Prefill, View
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Cost,
+    Harvest,
+    Limits,
+    Place,
+    Prefill,
+    Sample,
+    View,
+    cost_of,
+    runs_of,
+)
 
 LENGTH, ANCHOR = 10, 4
 POLICY = ReusePolicy(certified=False, forms="always")
@@ -72,7 +84,6 @@ class Row:
     antecedents: tuple[str, ...]
     kind: str
     formed: str
-    sizes: tuple = ()
     rank: int = 8
     proof: Proof | None = PROVED
     created: float = 0.0
@@ -340,6 +351,26 @@ def test_a_plan_changes_nothing_it_was_given():
 
 def standing_as(state: Seats) -> Seats:
     return Seats(tuple(replace(seat) for seat in state.seats), state.frame)
+
+
+def test_later_work_that_waits_already_is_not_counted_again():
+    state, policy = standing("a", "b"), replace(POLICY, forms="returning")
+    row = replace(state, seats=tuple(replace(seat, archived=False) for seat in state.seats))
+    alone, waiting = limits(), replace(limits(), pending=frozenset("a"))
+    costs = [decided(Slide(2), row, Fake(), policy, bound).later for bound in (alone, waiting)]
+    assert costs == [Cost(2, 2 * LENGTH), Cost(1, LENGTH)]
+
+
+def test_steps_that_share_a_forward_are_one_group_with_what_is_placed_between():
+    row = standing("a", "b", "c", "d")
+    a, b, c, d = row.seats
+    first, archive, place = Prefill(a, standing()), Archive(b.number), Place(b)
+    sample = Sample(c, row, SampleSize(3, 0.5), c.source, own=True, joined=True)
+    clean, last = Clean(d.number), Prefill(d, row)
+    steps = [first, archive, place, sample, clean, last]
+    assert runs_of(steps) == [[first, place, sample], [archive], [clean], [last]]
+    assert cost_of(steps) == Cost(2, LENGTH + 3 + LENGTH)
+    assert cost_of([replace(place, tokens=4), replace(last, joined=True)], 1) == Cost(1, 4 + LENGTH, 1)
 
 
 def test_the_planner_names_neither_torch_nor_a_backbone():
