@@ -67,6 +67,7 @@ def test_a_chunk_that_is_placed_between_samples_stands_there_in_their_forward():
         report = window.run(plan)
     assert seen.forwards == report.forwards == plan.cost.forwards == 1
     assert guarantees(window) == ["exact", "sampled", "patched", "sampled"]
+    assert window.slots[2].rank > 0  # it stands on its canonical and patch, not on the KV that it had
 
 
 @pytest.mark.parametrize("family", FAMILIES)
