@@ -121,7 +121,6 @@ class Life:
     def add(self, event: Event, number: int) -> None:
         """Take the event of a number."""
         report, at = event.report, len(self.deeds)
-        self.told, self.anchor_tokens, self.max_tokens = number, event.anchor_tokens, event.max_tokens
         after = report.slots
         order = self._order(after, event)
         outcomes = event.outcomes or tuple(Outcome("kept") for _ in after)
@@ -162,6 +161,7 @@ class Life:
                 report.notes,
             )
         )
+        self.told, self.anchor_tokens, self.max_tokens = number, event.anchor_tokens, event.max_tokens
 
     @property
     def spans(self) -> list[Stay]:
