@@ -21,7 +21,7 @@ from kamera.window.plan import Planner
 from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import Seat, Seats, footing
-from kamera.window.steps import Limits, Prefill, Price, Sample, Step, View
+from kamera.window.steps import Limits, Prefill, Sample, Step, View, cost_of
 
 EXACT_UP_TO = 8
 """Number of chunks up to which every state is walked; for more, the `BEAM` most promising of each length."""
@@ -179,7 +179,7 @@ class _OrderWalk:
 
     @cached_property
     def _policies(self) -> tuple[ReusePolicy, ReusePolicy]:
-        """Those under which `Planner.rearranged` places newcomers and chunks of the window."""
+        """Those under which `Planner.rearrange` places newcomers and chunks of the window."""
         asked = self.view.policy
         if asked.minimum == "exact":
             asked = asked.as_exact()
@@ -236,8 +236,9 @@ class _OrderWalk:
         stands = line.stands and at < len(here) and here[at] is item
         if stands and (self.view.policy.minimum != "exact" or here[at].guarantee == "exact"):
             (spot,) = self.view.limits.places.compact([*line.seats.chunk_ids, item.chunk_id])[at:]
-            return _Ordered((*line.order, i), line.seats.joined(here[at].at(spot)), (), line.run, stands=True)
-        tokens, forwards = line.run
+            return _Ordered(
+                (*line.order, i), line.seats.with_seat(here[at].at(spot)), (), line.run, stands=True
+            )
         planner = Planner(
             self.request,
             self.view.seats,
@@ -246,15 +247,15 @@ class _OrderWalk:
             self.view.limits,
             patches=True,
             steps=list(line.steps),
-            price=Price(forwards, tokens),
         )
         home = canonical_at(self.view.limits, item.chunk_id).home
         try:
             seat = planner.anew(item, line.seats, home)
         except PolicyRefused:
             return None
-        run = planner.price.tokens, planner.price.forwards
-        return _Ordered((*line.order, i), line.seats.joined(seat), tuple(planner.steps), run, stands=False)
+        cost, order = cost_of(planner.steps), (*line.order, i)
+        run = cost.tokens, cost.forwards
+        return _Ordered(order, line.seats.with_seat(seat), tuple(planner.steps), run, stands=False)
 
     def _finished(self, line: _Ordered) -> _Ordered | None:
         """A line with all others in the order given: behind one that no row names, any costs as much."""

@@ -58,7 +58,7 @@ def mine(
         chunks = tuple(every if stored is None else takewhile(stored.__contains__, every))
         length.update((slot.chunk_id, slot.length) for slot in slots)
         # a leading chunk has no antecedents
-        arrivals.update(chunks[: i + 1] for i in range(max(1, event.placed), len(chunks)))
+        arrivals.update(chunks[: i + 1] for i in range(max(1, event.first_placement), len(chunks)))
     recurrent = {path: count for path, count in arrivals.items() if count >= times}
     return _choose(recurrent, length, top, tokens)
 

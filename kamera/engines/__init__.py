@@ -5,7 +5,7 @@ from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel,
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, behind, standing
 from kamera.engines.materials import read_anchor, read_part
-from kamera.engines.moves import Move, Stand, Written, bytes_of, moves
+from kamera.engines.moves import Written
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
     Completes,
@@ -47,7 +47,6 @@ __all__ = [
     "LiveExecutor",
     "LiveKV",
     "ModelFacts",
-    "Move",
     "Offset",
     "Part",
     "Placeholder",
@@ -61,21 +60,18 @@ __all__ = [
     "Span",
     "SpanForm",
     "Spent",
-    "Stand",
     "StoredSpan",
     "Usage",
     "Work",
     "WorkCancelled",
     "Written",
     "behind",
-    "bytes_of",
     "calls_of",
     "checkpoint_fingerprint",
     "is_later",
     "joined",
     "later",
     "match",
-    "moves",
     "open_accounts",
     "read_anchor",
     "read_part",

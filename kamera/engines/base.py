@@ -66,13 +66,6 @@ class LiveKV(Protocol):
         """The spans of the last `show`; none after an error."""
 
     @property
-    def standing(self) -> tuple[Span, ...]:
-        """The spans in memory now, which the next `show` need not write.
-
-        They may be those of a fork, if forks share memory.
-        """
-
-    @property
     def tensors(self) -> KV:
         """Its memory as tensors, free places included; forks may share it. None before the first show."""
 

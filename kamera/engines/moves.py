@@ -1,7 +1,4 @@
-"""The writes that showing other spans needs, from sources, offsets and lengths alone: no tensor, no place.
-
-A live KV acts on them, and a plan counts their bytes, so both agree.
-"""
+"""The writes that showing other spans needs, from sources, offsets and lengths alone: no tensor, no place."""
 
 from __future__ import annotations
 
@@ -70,13 +67,6 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
             turns = standing[was].offset != span.offset
             out.append(Move(was, turns, turns))
     return out
-
-
-def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Written:
-    """Bytes that ``made`` turns and patches: ``phased`` of a token, ``patches`` of each span's patch."""
-    writing = [i for i, move in enumerate(made) if move.writes]
-    turned = sum(wanted[i].length for i in writing if any(wanted[i].offset))
-    return Written(turned * phased, sum(patches[i] for i in writing))
 
 
 def _in_order(found: Sequence[int | None]) -> set[int]:

@@ -17,12 +17,12 @@ from kamera.sessions.branches import Branches
 from kamera.sessions.tool_calls import call_form
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
-from kamera.window import DialogueWindow, KameraWindow, Listener, WindowMemory
+from kamera.window import EngineWindow, KameraWindow, Listener, WindowMemory
 
-SessionWindow = KameraWindow | DialogueWindow
+SessionWindow = KameraWindow | EngineWindow
 """A session's window: of its own, or over an engine."""
 
-OneWindow = TypeVar("OneWindow", KameraWindow, DialogueWindow, SessionWindow)
+OneWindow = TypeVar("OneWindow", KameraWindow, EngineWindow, SessionWindow)
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""

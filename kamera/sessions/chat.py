@@ -105,7 +105,7 @@ class ChatSession:
     def window(self) -> SessionWindow | None:
         """A fork of the window of the last prompt that a window could hold; None before the first.
 
-        What is done in it changes nothing in the session. Over an engine it is a `DialogueWindow`.
+        What is done in it changes nothing in the session. Over an engine it is a `EngineWindow`.
         """
         window = self.state.window
         return None if window is None else self._anchors.fork(window)

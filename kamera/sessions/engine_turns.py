@@ -31,7 +31,7 @@ from kamera.sessions.stream import Stream
 from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest
-from kamera.window import ANSWER, Dialogue, DialogueWindow, EngineSlot
+from kamera.window import ANSWER, Dialogue, EngineSlot, EngineWindow
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +70,15 @@ class EngineAnchors(Anchors):
             check_own(self, "a trace")
         self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
 
-    def open(self, ids: torch.Tensor) -> tuple[DialogueWindow, Spent]:
+    def open(self, ids: torch.Tensor) -> tuple[EngineWindow, Spent]:
         """A window without chunks, whose anchor the engine computes with the first prompt."""
-        given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens}
-        return DialogueWindow(self.engine, self.backbone, self.store, ids, **given), Spent()
+        given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens, "system": ids}
+        named = self.backbone.fingerprint
+        return EngineWindow(self.engine, self.backbone, self.store, fingerprint=named, **given), Spent()
 
     def prepare(self, window: SessionWindow | None) -> None:
         """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
-        if not isinstance(window, DialogueWindow):
+        if not isinstance(window, EngineWindow):
             return
         branch = self.fork(window)
 
@@ -123,7 +124,7 @@ def answer_options(
 
 def show_by_engine(
     anchors: Anchors,
-    window: DialogueWindow,
+    window: EngineWindow,
     orders: Orders,
     modes: Sequence[str],
     dialogue: Dialogue,
@@ -151,7 +152,7 @@ def show_by_engine(
     return order.layout, report, answer
 
 
-def _answer(window: DialogueWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
+def _answer(window: EngineWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
     done = joined(_watch(window.engine.stream(prompt), options["stream"]))
@@ -179,7 +180,7 @@ def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[Engin
 
 def _report(
     before: Sequence[EngineSlot],
-    window: DialogueWindow,
+    window: EngineWindow,
     prompt: Rendered,
     done: EngineCompletion | None,
     **fields: Any,

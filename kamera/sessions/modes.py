@@ -13,7 +13,7 @@ from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.trust import Guarantee, OnLeave, at_least, weakest
-from kamera.window import DialogueWindow, EngineSlot, KameraWindow, Slot
+from kamera.window import EngineSlot, EngineWindow, KameraWindow, Slot
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""
@@ -80,7 +80,7 @@ def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
     return next(found, len(slots))
 
 
-def worth_to_others(window: KameraWindow | DialogueWindow) -> Guarantee:
+def worth_to_others(window: KameraWindow | EngineWindow) -> Guarantee:
     """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
     here = {slot.guarantee for slot in window.slots}
     return weakest({*here, "survivor"} if "sampled" in here else here)

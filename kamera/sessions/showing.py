@@ -42,7 +42,7 @@ from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.sampling import Options
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import Dialogue, DialogueWindow, KameraWindow, cut, respond, terms_in_force
+from kamera.window import Dialogue, EngineWindow, KameraWindow, cut, respond, terms_in_force
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def show(
     else:
         window, prompt = anchors.fork(window), prompt.cut_as(before.prompt)
     media = media_of(anchors, messages)
-    if isinstance(window, DialogueWindow):
+    if isinstance(window, EngineWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
         orders = Orders(anchors, prompt, before, window.slots, media)
         layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options)

@@ -5,7 +5,6 @@ from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
 from kamera.window.certified import grounds_of, library_versions
 from kamera.window.cutting import cut
-from kamera.window.dialogue import DialogueWindow
 from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
@@ -43,7 +42,6 @@ __all__ = [
     "Condition",
     "Cost",
     "Dialogue",
-    "DialogueWindow",
     "Edit",
     "EngineAnswer",
     "EngineSlot",

@@ -9,7 +9,7 @@ from functools import partial
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready
 from kamera.trust import ReusePolicy
-from kamera.window.audit import hand_over, placed_slots
+from kamera.window.audit import hand_over, slots_to_audit
 from kamera.window.contents import Contents, serial
 from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
@@ -76,7 +76,7 @@ def _depart(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -
                 return None
             done = carry_out(named, state, stage, policy, Tally(), plan)
             stage.show(done.state, Tally())
-            hand_over(stage, done.state, placed_slots(done.plan, done.state), policy.audit)
+            hand_over(stage, done.state, slots_to_audit(done.plan, done.state), policy.audit)
     except KameraError as error:
         logger.info("a window's next departure was not prepared: %s", error)
         return None

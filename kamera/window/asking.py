@@ -17,17 +17,21 @@ from kamera.trust import prefilled_behind
 from kamera.window.report import Report, Tally
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, moved
-from kamera.window.steps import Archive, Harvest, Plan, Prefill
+from kamera.window.state import Resident, WindowState, shift
+from kamera.window.steps import Archive, Harvest, Plan, Prefill, runs_of
 
 
 @dataclass(frozen=True, eq=False)
 class Inquiry:
-    """A question: token ids ``[tokens]``, options of its answer, and the tokens expected of both."""
+    """A question: token ids ``[tokens]``, and options of its answer."""
 
     ids: torch.Tensor
     options: Mapping[str, Any]
-    room: int
+
+    @property
+    def room(self) -> int:
+        """The tokens expected of both."""
+        return len(self.ids) + int(self.options.get("max_new_tokens") or ANSWER)
 
 
 class Response(NamedTuple):
@@ -42,21 +46,14 @@ def last_run(plan: Plan) -> Prefill | None:
 
     The question shares a forward with them: what comes after it is later work.
     """
-    acting = [step for step in plan.steps if not _waits(step)]
-    first = len(acting)
-    while first and isinstance(acting[first - 1], Prefill):
-        first -= 1
-        step = acting[first]
-        assert isinstance(step, Prefill), "looked at above"
-        if not step.joined:
-            numbers = [*step.before.seats, *(s.seat for s in acting[first:] if isinstance(s, Prefill))]
-            at_the_tail = [s.number for s in numbers] == [s.number for s in plan.after.seats]
-            return step if at_the_tail and step.before.frame == plan.after.frame else None
-    return None
-
-
-def _waits(step: object) -> bool:
-    return isinstance(step, Archive | Harvest) and step.later
+    acting = [step for step in plan.steps if not (isinstance(step, Archive | Harvest) and step.later)]
+    run = runs_of(acting)[-1] if acting else []
+    first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
+    if not isinstance(first, Prefill) or len(prefills) < len(run):
+        return None
+    numbers = [seat.number for seat in (*first.before.seats, *(step.seat for step in prefills))]
+    at_the_tail = numbers == [seat.number for seat in plan.after.seats]
+    return first if at_the_tail and first.before.frame == plan.after.frame else None
 
 
 class TokenSequence(NamedTuple):
@@ -76,7 +73,7 @@ def sequence_behind(
     """A window, chunks that come at ``places``, and a text behind them, where the live cache has them."""
     anchor, chunks = stage.former.anchor, [*state.facts, *facts]
     ids = [anchor.input_ids, *(f.encoded.input_ids for f in chunks), text]
-    front = [moved(anchor.positions, state.seats.frame), *state.positions, *places]
+    front = [shift(anchor.positions, state.seats.frame), *state.positions, *places]
     return TokenSequence(torch.cat(ids), torch.cat([*front, text_behind(stage, state, text, facts)], dim=1))
 
 
@@ -86,10 +83,10 @@ def text_behind(
     """Positions in the live cache of the ids of a text behind a window and ``facts``, ``[axes, tokens]``."""
     former = stage.former
     places = text_positions(former.backbone, former.anchor.input_ids, [*state.facts, *facts], text)
-    return moved(places, state.seats.frame)
+    return shift(places, state.seats.frame)
 
 
-def said_behind(
+def state_with_answer(
     stage: Stage, state: WindowState, question: torch.Tensor, answer: Continuation
 ) -> WindowState:
     """The window with a question and the first tokens of its answer behind its chunks."""
@@ -129,15 +126,8 @@ class Asker:
             raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
         return ids
 
-    def next_token_logits(self, question: Question) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer."""
-        ids = self.question_ids(question)
-        positions = text_behind(self._stage, self.state, ids)
-        self._stage.show(self.state, Tally(), ids.shape[0])
-        return self._backbone.ask([ids], positions, self._stage.live)[0][-1]
-
     def logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
-        """`next_token_logits` of each, ``[questions, vocabulary]``, side by side."""
+        """Logits ``[questions, vocabulary]`` of the first token of each answer; they share forwards."""
         ids = [self.question_ids(question) for question in questions]
         longest = max(ids, key=len)
         positions = text_behind(self._stage, self.state, longest)
@@ -146,9 +136,9 @@ class Asker:
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
-        ids = self.question_ids(question)
-        sequence = sequence_behind(self._stage, self.state, ids)
-        self._stage.show(self.state, Tally(), len(ids) + int(options.get("max_new_tokens") or ANSWER))
+        inquiry = Inquiry(self.question_ids(question), options)
+        sequence = sequence_behind(self._stage, self.state, inquiry.ids)
+        self._stage.show(self.state, Tally(), inquiry.room)
         return self._backbone.decode(*sequence, self._stage.live, **options).tokens
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:

@@ -67,7 +67,7 @@ class Auditor:
         self._random = random.Random(0)
         self._slots = self._tokens = 0.0
 
-    def chosen(self, candidates: Sequence[AuditCandidate], share: float) -> list[int]:
+    def choose(self, candidates: Sequence[AuditCandidate], share: float) -> list[int]:
         """Indices of those of the ``candidates`` that are due; each is one more served slot."""
         if share == 1.0:
             return [candidate.slot for candidate in candidates]
@@ -103,19 +103,19 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     if not share:
         return
 
-    def dropped(why: str) -> None:
+    def note_drop(why: str) -> None:
         stage.former.losses.leave(f"a slot was not audited: {why}")
 
     clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
     auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
     candidates = [_candidate(stage, state, index) for index in auditable]
     queue = later_of(stage.former.backbone)
-    for index in auditor_of(stage.former.backbone).chosen(candidates, share):
+    for index in auditor_of(stage.former.backbone).choose(candidates, share):
         kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
+        queue.add(partial(run, stage, kept), Worth.AUDIT, holds, note_drop)
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
@@ -125,7 +125,7 @@ def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
     return AuditCandidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
 
 
-def placed_slots(plan: Plan, state: WindowState) -> list[int]:
+def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
     """Indices of the slots that an operation placed, prefilled or moved."""
     there = {seat.number: seat for seat in plan.before.seats}
     return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]

@@ -131,7 +131,7 @@ class Contents:
             with self._former.operation():
                 named = self._names().of(request)
                 served = self._terms.served if policy is None else policy_of(policy)
-                plan = self._stage.priced(self._stage.plan(named, self._state, served), self._state)
+                plan = self._stage.plan(named, self._state, served)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
         return plan
 
@@ -220,7 +220,6 @@ class Contents:
         if not self._listeners:
             return
         self._name = self._name or secrets.token_hex(4)
-        media = [bool(facts.encoded.tensors) for facts in self._state.facts]
         event = Event(
             operation=report.operation,
             time=time.time(),
@@ -234,7 +233,7 @@ class Contents:
             usage=self.usage(),
             memory=self._holdings().memory([]),
             cached=memory_of(self._former.store).bytes,
-            outcomes=() if plan is None else outcomes(plan, before, report.slots, media),
+            outcomes=() if plan is None else outcomes(plan, before, report.slots, self._state.residents),
             later=Cost() if plan is None else plan.later,
             pictures=thumbnails(pictures, report.slots, before),
             texts=self._texts({slot.chunk_id for slot in before}),

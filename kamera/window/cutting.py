@@ -63,7 +63,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -
             seat,
             chunk_id=part.chunk_id,
             length=part.length,
-            spot=home.moved(seat.offset),
+            spot=home.shift(seat.offset),
             source=source,
             archived=False,
             number=new_number(),

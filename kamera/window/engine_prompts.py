@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import Any
 
@@ -50,12 +50,12 @@ class PromptChunk:
         return [PromptPicture(name, image) for name, image in zip(names, self.images, strict=False)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowPlaces:
     """The `Places` of an engine's window, by what rows say: a chunk without a row stands as a text does."""
 
     anchor: int
-    chunks: dict[str, PromptChunk]
+    chunks: Mapping[str, PromptChunk]
     outlines: dict[str, Outline]
 
     @property
@@ -74,7 +74,7 @@ class RowPlaces:
                 found.append(Spot(at, tuple(here + length - 1 for here in at)))
                 at = tuple(here + length for here in at)
             else:
-                found.append(Spot(known.low, known.high).moved([*map(sub, at, start)]))
+                found.append(Spot(known.low, known.high).shift([*map(sub, at, start)]))
                 at = tuple(map(add, at, known.advance))
         return found
 
@@ -96,3 +96,9 @@ def prompt_chunk(chunk: Chunk, content: Content | Chunk) -> PromptChunk:
         parts = [{"type": "image", "image": content}]
     images = tuple(part["image"] for part in parts if part["type"] == "image")
     return PromptChunk(chunk.id, tuple(chunk.input_ids.tolist()), tuple(parts), images)
+
+
+def segment(chunk: Chunk, picture: Image.Image | None) -> PromptChunk:
+    """A chunk of a conversation, whose messages name its picture by its place alone."""
+    shown = prompt_chunk(chunk, chunk if picture is None else picture)
+    return replace(shown, parts=tuple({"type": part["type"]} for part in shown.parts))

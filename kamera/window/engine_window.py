@@ -1,16 +1,19 @@
 """`EngineWindow`: the operations of a window over an engine that schedules by itself, such as vLLM.
 
 It holds no KV and runs no model. An operation changes a list and looks rows up; an answer sends the whole
-prompt with a recipe of what is stored, and the engine computes the rest.
+prompt with a recipe of what is stored, and the engine computes the rest. A session over an engine has one
+whose chunks are the segments of its rendered conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from PIL import Image
 
 from kamera.content import Chunk, Content, Seams
 from kamera.engines import (
@@ -18,6 +21,7 @@ from kamera.engines import (
     Completes,
     Engine,
     EnginePrompt,
+    EngineSampling,
     PositionLimits,
     Recipe,
     Usage,
@@ -29,11 +33,11 @@ from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore, Context
 from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
-from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk
+from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk, segment
 from kamera.window.placer import Placer
 from kamera.window.recipe import RecipeFacts, has_anchor, recipe
 from kamera.window.requests import Restore
-from kamera.window.seating import canonical_at, overflow
+from kamera.window.seating import canonical_at, check_room, overflow
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.steps import Limits
 
@@ -74,7 +78,7 @@ class EngineWindow:
     ``contents`` makes chunks and token ids of content; its model is never run.
     ``fingerprint`` is that of the model that the engine runs (`kamera.engines.checkpoint_fingerprint`).
     The ``policy`` decides which stored KV is served, as in a `KameraWindow`. The engine computes the first
-    chunk that it does not admit, and all behind it. One thread uses it.
+    chunk that it does not admit, and all behind it. One thread uses it; a fork is independent of it.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class EngineWindow:
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
         self._places = RowPlaces(len(self._anchor), {}, {})
+        self._prefilled: set[str] = set()  # of all forks: the engine was asked for their canonicals
         self._seats = Seats((), (0,))
         said = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
         self._head = Dialogue(torch.empty(0, dtype=torch.int64), said)  # what later prompts begin with
@@ -141,6 +146,26 @@ class EngineWindow:
             raise InvalidPermutation(f"{quote(permutation)} is no order of {len(here)} chunks")
         return self._arrange([here[i] for i in permutation])
 
+    def arrange(
+        self,
+        order: Sequence[EngineSlot | Chunk],
+        pictures: Mapping[str, Image.Image],
+        policy: ReusePolicy | None = None,
+    ) -> tuple[EngineSlot, ...]:
+        """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
+
+        ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull.
+        """
+        seats = {slot.start: seat for slot, seat in zip(self.slots, self._seats.seats, strict=True)}
+        new = [item for item in order if isinstance(item, Chunk)]
+        known = {**self._places.chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
+        wanted = [item.id if isinstance(item, Chunk) else seats[item.start] for item in order]
+        check_room(self._limits, [known[w].newcomer if isinstance(w, str) else w for w in wanted])
+        self._places, self.policy = replace(self._places, chunks=known), policy or self.policy
+        self._arrange(wanted)
+        self._places = replace(self._places, chunks={name: known[name] for name in self._seats.chunk_ids})
+        return self.slots
+
     def look(self) -> tuple[EngineSlot, ...]:
         """The chunks as they are, on what is stored by now."""
         return self._arrange(self._seats.seats)
@@ -157,15 +182,34 @@ class EngineWindow:
         self._account.add(done.spent)
         return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
 
+    def prompt(self, dialogue: Dialogue, tokens: int, sampling: EngineSampling) -> EnginePrompt:
+        """The prompt of a dialogue, for an answer of ``tokens`` tokens."""
+        system = tuple(m for m in dialogue.messages if m["role"] in ("system", "developer"))
+        self._head = replace(dialogue, messages=system)
+        return replace(self._prompt(self._seats, dialogue, tokens), sampling=sampling)
+
+    def fork(self, *, apart: bool = False) -> EngineWindow:
+        """A window of the same chunks; all forks are ``apart``."""
+        branch = copy.copy(self)
+        branch._account = Account()
+        branch._places = replace(self._places, outlines=dict(self._places.outlines))
+        branch._rows = Catalogue(self._store, self._context, None, Losses())
+        return branch
+
     def keep(self) -> int:
         """Have the engine prefill, behind the anchor alone, every chunk whose canonical is not stored.
 
-        An engine that harvests then stores it, and the patch of its prefill in context. Returns the number of
-        prompts, which no answer waits for: they have a low priority, and are counted as later work.
+        An engine that harvests then stores it, and the patch of its prefill in context. It is asked once for
+        each, and again if the store has lost it. Returns the number of prompts, which no answer waits for:
+        they have a low priority, and are counted as later work.
         """
-        missing = self._unstored_ids()
+        here = set(self._seats.chunk_ids)
+        stored = {chunk_id for chunk_id in here if self._rows.has_canonical(chunk_id)}
+        self._prefilled -= stored
+        missing = sorted(here - stored - self._prefilled)
         for chunk_id in missing:
             self._run_later(Seats((self._place_computed(chunk_id, Seats((), (0,))),), (0,)))
+            self._prefilled.add(chunk_id)
         return len(missing)
 
     def anticipate(self, leaving: int = 1) -> int:
@@ -212,7 +256,7 @@ class EngineWindow:
         if chunk.chunk_id in self._seats.chunk_ids:
             return self._arrange(self._seats.seats)
         leaving = overflow(self._limits, self._seats, chunk.newcomer)
-        self._places.chunks[chunk.chunk_id] = chunk
+        self._places = replace(self._places, chunks={**self._places.chunks, chunk.chunk_id: chunk})
         return self._arrange([*self._seats.seats[leaving:], chunk.chunk_id])
 
     def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
@@ -229,12 +273,8 @@ class EngineWindow:
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
                 seat = self._place_stored(chunk_id, was, before) if supplied else None
                 supplied = seat is not None
-                before = before.joined(seat or self._place_computed(chunk_id, before))
+                before = before.with_seat(seat or self._place_computed(chunk_id, before))
         return before
-
-    def _unstored_ids(self) -> list[str]:
-        """Ids of the window's chunks whose canonicals are not stored."""
-        return sorted({name for name in self._seats.chunk_ids if not self._rows.has_canonical(name)})
 
     def _run_later(self, seats: Seats) -> None:
         """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""

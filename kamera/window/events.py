@@ -18,7 +18,7 @@ from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.seats import Seat, Source
-from kamera.window.state import Slot
+from kamera.window.state import Resident, Slot
 from kamera.window.steps import Cost, Place, Plan, Prefill, Reason, Sample
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Event:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def placed(self) -> int:
+    def first_placement(self) -> int:
         """Index of the first chunk that is placed anew; chunks that merely survive do not count.
 
         Each chunk from there on needed a patch for those before it.
@@ -98,33 +98,26 @@ class Event:
 
     def without_content(self) -> Event:
         """The same event without texts, pictures, and sketches of questions: ids, numbers and times."""
-        slots = {id(slot): _bare(slot) for slot in (*self.before, *self.report.slots, *self.report.evicted)}
-        report, slot = self.report, self.report.slot
-        report = replace(
-            report,
-            slot=slot and _bare(slot),
-            slots=tuple(slots[id(slot)] for slot in report.slots),
-            evicted=tuple(slots[id(slot)] for slot in report.evicted),
-        )
-        return replace(
-            self, report=report, before=tuple(slots[id(slot)] for slot in self.before), pictures={}, texts={}
-        )
+        told, before = self.report, tuple(map(_bare, self.before))
+        slots, evicted = tuple(map(_bare, told.slots)), tuple(map(_bare, told.evicted))
+        report = replace(told, slot=told.slot and _bare(told.slot), slots=slots, evicted=evicted)
+        return replace(self, report=report, before=before, pictures={}, texts={})
 
     def to_json(self) -> str:
         """The event as one line of JSON, without its plan."""
         report, ids, slots = self.report, dict[str, int](), dict[Slot, int]()
 
-        def named(chunk_id: str) -> int:
+        def number_of(chunk_id: str) -> int:
             return ids.setdefault(chunk_id, len(ids))
 
-        def listed(several: Sequence[Slot]) -> list[int]:
+        def numbers_of(several: Sequence[Slot]) -> list[int]:
             return [slots.setdefault(slot, len(slots)) for slot in several]
 
         document: dict[str, Any] = {"format": FORMAT, **{name: getattr(self, name) for name in _OWN}}
-        document |= {"after": listed(report.slots), "before": listed(self.before)}
-        document["evicted"] = listed(report.evicted)
-        document["slot"] = None if report.slot is None else listed([report.slot])[0]
-        document["slots"] = [_row(s, named(s.chunk_id), [*map(named, s.antecedents)]) for s in slots]
+        document |= {"after": numbers_of(report.slots), "before": numbers_of(self.before)}
+        document["evicted"] = numbers_of(report.evicted)
+        document["slot"] = None if report.slot is None else numbers_of([report.slot])[0]
+        document["slots"] = [_row(s, number_of(s.chunk_id), [*map(number_of, s.antecedents)]) for s in slots]
         document["ids"] = [*ids]
         document["outcomes"] = [list(outcome) for outcome in self.outcomes]
         document["report"] = {name: getattr(report, name) for name in _COSTS}
@@ -165,22 +158,23 @@ def tell(listeners: tuple[Listener, ...], event: Event) -> None:
 
 
 def outcomes(
-    plan: Plan, before: Sequence[Slot], after: Sequence[Slot], media: Sequence[bool]
+    plan: Plan, before: Sequence[Slot], after: Sequence[Slot], chunks: Sequence[Resident]
 ) -> tuple[Outcome, ...]:
-    """What a plan did with each slot of ``after``; ``media`` says which of them have pictures."""
+    """What a plan did with each slot of ``after``, whose tensors are ``chunks``."""
     steps = {s.seat.number: s for s in plan.steps if isinstance(s, Place | Prefill | Sample)}
     places = {slot.number: slot.position for slot in before}
     found: list[Outcome] = []
-    for slot, seen in zip(after, media, strict=True):
+    for slot, chunk in zip(after, chunks, strict=True):
+        seen, factors = bool(chunk.facts.encoded.tensors), chunk.copy.patch
         match steps.get(slot.number):
-            case Place(Seat(source=Source(patch=patch)), computes):
-                how: How = "patched" if patch else "prefilled" if computes else "stored"
-                why: Reason = "no canonical" if computes else ""
-                found.append(Outcome(how, slot.length * computes, why, patch.bytes if patch else 0, seen))
+            case Place(Seat(source=Source(patch=patch)), tokens):
+                how: How = "patched" if patch else "prefilled" if tokens else "stored"
+                why: Reason = "no canonical" if tokens else ""
+                found.append(Outcome(how, tokens, why, factors.nbytes if factors else 0, seen))
             case Prefill() as step:
-                found.append(Outcome("prefilled", slot.length - step.held, step.reason, media=seen))
+                found.append(Outcome("prefilled", step.tokens, step.reason, media=seen))
             case Sample() as step:
-                found.append(Outcome("sampled", step.size.tokens, step.reason, media=seen))
+                found.append(Outcome("sampled", step.tokens, step.reason, media=seen))
             case _:
                 stays = places.get(slot.number) == slot.position
                 found.append(Outcome("kept" if stays else "moved", media=seen))

@@ -14,7 +14,7 @@ from kamera.ops import KV, kv_copy
 from kamera.patches import Copy, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
-from kamera.window.asking import ANSWER, Inquiry, Question, Response, TokenSequence, sequence_behind
+from kamera.window.asking import Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import serial
 from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
@@ -22,7 +22,7 @@ from kamera.window.recipe import recipe_of, stored_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
 from kamera.window.seats import Seats
-from kamera.window.state import Resident, ShownSpan, Slot, WindowState, moved
+from kamera.window.state import Resident, ShownSpan, Slot, WindowState, shift
 from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
 
@@ -32,7 +32,7 @@ def sequence_of(window: KameraWindow) -> TokenSequence:
     stage, state = window._stage, window._state
     none = stage.former.anchor.input_ids[:0]
     ids, positions = sequence_behind(stage, state, none)
-    return TokenSequence(ids, moved(positions, [-f for f in state.seats.frame]))
+    return TokenSequence(ids, shift(positions, [-f for f in state.seats.frame]))
 
 
 def former_of(window: KameraWindow) -> Former:
@@ -55,7 +55,7 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
     stage, state = window._stage, window._state
     stage.show(state, Tally())
     anchor = stage.former.anchor
-    parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, state.seats.frame))]
+    parts = [(Encoded(anchor.input_ids, {}, {}), shift(anchor.positions, state.seats.frame))]
     parts += zip([facts.encoded for facts in state.facts], state.positions, strict=True)
     return tuple(
         ShownSpan(encoded, positions, kv_copy(stage.live.read(i)))
@@ -144,8 +144,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     if several not in (None, 1):
         raise ValueError(f"num_return_sequences={several}: a response is one answer")
     ids = window._asker().question_ids(question)
-    inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
-    report, rows = window._answer(request, inquiry)
+    report, rows = window._answer(request, Inquiry(ids, options))
     assert rows is not None, "an inquiry is answered"
     window._stage.hear(ids, window._state)
     window._audit_one()

@@ -20,7 +20,7 @@ from kamera.patches import Facts, head_of
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
-from kamera.window.state import Resident, WindowState, moved
+from kamera.window.state import Resident, WindowState, shift
 from kamera.window.steps import Prefill, TextHead
 
 SHORTEST_HEAD = 8
@@ -82,7 +82,7 @@ class Gaps:
         self._staying = list(staying)
         self._at = 0
 
-    def passed(self) -> None:
+    def advance(self) -> None:
         """The order goes on with the next one that stays."""
         self._at = max(self._at, self._staying.pop(0) + 1)  # one that was moved back opens no gap
 
@@ -194,7 +194,7 @@ def kv_of_heads(
     found, written, done = list[KV](), Written(), 0
     for head in heads:
         whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
-        ids, there = facts.encoded.input_ids[done:], moved(copy.positions, head.offset)
+        ids, there = facts.encoded.input_ids[done:], shift(copy.positions, head.offset)
         part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
         if part is None:
             return None, written

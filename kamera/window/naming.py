@@ -49,7 +49,7 @@ class NamedRequest:
         """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
         return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
 
-    def encoded(self, encodings: Encodings) -> dict[str, Facts]:
+    def encode(self, encodings: Encodings) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now."""
         return {
             name: dataclasses.replace(encodings.made(chunk, later=True), heads=self.coming[name].heads)
@@ -81,12 +81,8 @@ class Names:
                 if not isinstance(on, bool):
                     raise ValueError(f"on {quote(on)} is neither True nor False")
                 return NamedRequest(Condition(self._state.index(slot), on))
-            case Arrange(order):
-                slots = [s.number for s in order if isinstance(s, Slot)]
-                if len(slots) != len(set(slots)):
-                    raise InvalidPermutation("arrange names a slot twice: give each slot once")
-                wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
-                return self._arrange(request, wanted)
+            case Arrange():
+                return self._arrange(request)
             case _:
                 return NamedRequest(request)
 
@@ -111,30 +107,24 @@ class Names:
             case Recall(chunk=Newcomer() as newcomer):
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order):
-                wanted = list[Any]()
+                slots = self._state.slots(0, 0)
+                wanted = list[Slot | Chunk]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
-                    wanted.append(self._at(item) if isinstance(item, int) else chunk_of(item))
-                return self._arrange(dataclasses.replace(request, among=chunks), wanted)
+                    wanted.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
+                return self.of(dataclasses.replace(request, order=wanted, among=chunks))
             case _:
                 return self.of(request)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _at(self, index: int) -> Here:
-        count = len(self._state.facts)
-        if not 0 <= index < count:
-            raise UnknownChunk(f"the plan names slot {index} of a window of {count}")
-        return Here(index)
-
     def _append(self, request: Append) -> NamedRequest:
         if request.archive not in ("now", "later", None):
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
-        facts = self._former.stored(chunk) or self._here(chunk.id)
         heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
-        newcomer = _newcomer(chunk, facts, heads)
-        return _name(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
+        come = _Arrival(chunk, self._former.stored(chunk) or self._here(chunk.id), heads)
+        return _name(dataclasses.replace(request, content=come.newcomer), [come])
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
         chunk_id = whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
@@ -159,37 +149,35 @@ class Names:
             )
         return tuple(order)
 
-    def _arrange(self, request: Arrange, wanted: Sequence[Any]) -> NamedRequest:
-        """``wanted``: its order, with `Here` for chunks of the window, contents for others."""
+    def _arrange(self, request: Arrange) -> NamedRequest:
         if request.on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {quote(request.on_leave)} is none of keep, repair, exact")
-        found: dict[str, tuple[Chunk, Facts | None]] = {}
+        there = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
+        if len(there) != len(set(there.values())):
+            raise InvalidPermutation("arrange names a slot twice: give each slot once")
         here = texts(self._state.facts, request.among)
-        heads: dict[str, Heads] = {}
+        change = next((i for i in range(len(request.order)) if there.get(i) != i), len(request.order))
+        gaps = Gaps(self._state, list(there.values())) if request.on_leave == "keep" else None
+        arrivals: dict[str, _Arrival] = {}
         items: list[int | Newcomer] = []
-        same = (i for i, item in enumerate(wanted) if not (isinstance(item, Here) and item.index == i))
-        change = next(same, len(wanted))
-        staying = [item.index for item in wanted if isinstance(item, Here)]
-        gaps = Gaps(self._state, staying) if request.on_leave == "keep" else None
-        for index, item in enumerate(wanted):
-            if isinstance(item, Here):
-                items.append(item.index)
+        for i, item in enumerate(request.order):
+            if i in there:
+                items.append(there[i])
                 if gaps is not None:
-                    gaps.passed()
+                    gaps.advance()
                 continue
             chunk = self._chunk(item)
-            first = chunk.id not in found
-            if first:
-                found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
-                text = index == change and not chunk.inputs
-                there = head_at(chunk, self._state, index) if text else ()
-                heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
-            newcomer = _newcomer(*found[chunk.id], heads[chunk.id])
-            newcomer = newcomer if first else Newcomer(chunk.id, newcomer.length)
+            newcomer = Newcomer(chunk.id, chunk.num_tokens)
+            if chunk.id not in arrivals:
+                same = head_at(chunk, self._state, i) if i == change and not chunk.inputs else ()
+                heads = tuple(dict([*same, *heads_of(chunk, here)]).items())
+                facts = self._here(chunk.id) or self._former.stored(chunk)
+                arrivals[chunk.id] = _Arrival(chunk, facts, heads)
+                newcomer = arrivals[chunk.id].newcomer
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
         request = dataclasses.replace(request, order=tuple(items), among=())
-        return _name(request, list(found.values()), heads)
+        return _name(request, list(arrivals.values()))
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
@@ -205,30 +193,36 @@ class Names:
         return chunk
 
 
-@dataclass(frozen=True)
-class Here:
-    """A chunk of the window, by its index: a bare number is content that is refused."""
+@dataclass(frozen=True, eq=False)
+class _Arrival:
+    """A chunk that comes: its facts if it is encoded already, and its heads."""
 
-    index: int
+    chunk: Chunk
+    facts: Facts | None
+    heads: Heads
+
+    @property
+    def newcomer(self) -> Newcomer:
+        chunk = self.chunk
+        towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if self.facts is None else 0
+        return Newcomer(chunk.id, chunk.num_tokens, towers, self.heads)
+
+    @property
+    def plan_facts(self) -> Facts:
+        """Its facts; of one that is not encoded yet those that a plan uses."""
+        chunk, facts = self.chunk, self.facts
+        if facts is None:
+            media = {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
+            encoded = Encoded(chunk.input_ids, chunk.position_inputs(), media)
+            facts = Facts(chunk.id, encoded, chunk.label)
+        return dataclasses.replace(facts, heads=self.heads)
 
 
-def _newcomer(chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
-    towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
-    return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
-
-
-def _name(
-    request: Request, found: Sequence[tuple[Chunk, Facts | None]], heads: Mapping[str, Heads]
-) -> NamedRequest:
-    def media(chunk: Chunk) -> dict[str, torch.Tensor]:
-        return {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
-
-    coming = {
-        chunk.id: facts
-        or Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), media(chunk)), chunk.label)
-        for chunk, facts in found
-    }
-    for name, others in heads.items():
-        coming[name] = dataclasses.replace(coming[name], heads=others)
-    unseen = {chunk.id: chunk for chunk, facts in found if facts is None}
-    return NamedRequest(request, coming, unseen, {c.id: c.picture for c, _ in found if c.picture is not None})
+def _name(request: Request, arrivals: Sequence[_Arrival]) -> NamedRequest:
+    chunks = [one.chunk for one in arrivals]
+    return NamedRequest(
+        request,
+        {one.chunk.id: one.plan_facts for one in arrivals},
+        {one.chunk.id: one.chunk for one in arrivals if one.facts is None},
+        {chunk.id: chunk.picture for chunk in chunks if chunk.picture is not None},
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.ops import patch_bytes
 from kamera.patches import Catalogue, Stored, stored_patch
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, at_least, guarantee_named, weakest
@@ -61,13 +60,11 @@ class Offers:
         if tolerance is None:
             formed = self.formed_behind(chunk, behind, anchor)
             made = None if row is None or row.formed != formed else row.created
-            size = 0 if row is None else self._bytes(row)
-            return formed and Offer("patched", behind, "exact", formed, size, note, anchor, created=made)
+            return formed and Offer("patched", behind, "exact", formed, note, anchor, created=made)
         # a patch that the plan itself forms has yet to be proved
         if row is None or row.proof is None or not row.proof.holds_at(tolerance):
             return None
-        size = patch_bytes(row.sizes, row.rank or 0)
-        return replace(self._offer("patched", row), bytes=size, note=note, base=anchor, proof=row.proof)
+        return replace(self._offer("patched", row), note=note, base=anchor, proof=row.proof)
 
     def _row(
         self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
@@ -76,16 +73,9 @@ class Offers:
         return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
 
     def _offer(self, guarantee: Guarantee, row: ObjectInfo) -> Offer:
-        """A stored patch, truncated to the policy's rank."""
-        size, sample = self._bytes(row), row.sample
-        return Offer(
-            guarantee, row.antecedents, row.kind, row.formed, size, sample=sample, created=row.created
-        )
+        return Offer(guarantee, row.antecedents, row.kind, row.formed, sample=row.sample, created=row.created)
 
-    def _bytes(self, row: ObjectInfo) -> int:
-        return patch_bytes(row.sizes, self.policy.budget.rank)
-
-    def stored(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
+    def find(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
         """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""
         formed = self.formed.get((chunk.chunk_id, antecedents, base))
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
@@ -98,5 +88,5 @@ class Offers:
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
     ) -> Guarantee | None:
         """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
-        stored = self.stored(chunk, antecedents, base)
+        stored = self.find(chunk, antecedents, base)
         return stored.formed if stored is not None and stored.serves else None

@@ -96,7 +96,7 @@ def load_window(
         residents = {
             seat.number: _get_resident(tensors, f"{i:05d}", chunk, seat, stage) for i, (chunk, seat) in pairs
         }
-        if [seat.shown.home.moved(seat.offset) for seat in row] != [seat.spot for seat in row]:
+        if [seat.shown.home.shift(seat.offset) for seat in row] != [seat.spot for seat in row]:
             raise ValueError("a chunk does not stand where it is said")
         state = WindowState(replace(seats, seats=tuple(row)), residents)
     if terms.withheld:

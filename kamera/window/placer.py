@@ -1,4 +1,4 @@
-"""Decides how one chunk is served at its place: from rows and policy, the steps and their price."""
+"""Decides how one chunk is served at its place: from rows and policy, the steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
-from kamera.patches import Catalogue, names_of, worth_harvesting
+from kamera.patches import Catalogue, in_groups, names_of, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
 from kamera.window.heads import head_in, take_over
@@ -14,7 +14,18 @@ from kamera.window.offers import Offers
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number
-from kamera.window.steps import Archive, Clean, Harvest, Limits, Place, Prefill, Price, Reason, Sample, Step
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Cost,
+    Harvest,
+    Limits,
+    Place,
+    Prefill,
+    Reason,
+    Sample,
+    Step,
+)
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Placer:
     steps: list[Step] = field(default_factory=list)
     owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
-    price: Price = field(default_factory=Price)
+    owing: dict[str, Seat] = field(default_factory=dict)  # chunks whose canonicals later work computes
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
     _handed_over: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
@@ -40,22 +51,26 @@ class Placer:
     def archive_leaving(self, seat: Seat) -> Seat:
         """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
         if self.policy.forms == "always":
-            return self.archived(seat)
+            return self.archive(seat)
         if isinstance(self.request, Arrange) and not self.request.archive:
             return seat
         if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
-            self.owed.append(Archive(seat.number, True, later=True))
-            self.price.owes(seat)
+            self.owe(seat)
         return replace(seat, archived=True)
 
-    def archived(self, seat: Seat) -> Seat:
+    def owe(self, seat: Seat) -> None:
+        """Leave the canonical of a chunk to later work."""
+        self.owed.append(Archive(seat.number, later=True))
+        self.owing[seat.chunk_id] = seat
+
+    def archive(self, seat: Seat) -> Seat:
         """Archive a chunk: its canonical, and the patch of its prefill."""
         if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
         if self.base(seat.chunk_id) is None:
-            self.steps.append(Archive(seat.number, self._computes(seat)))
+            self.steps.append(Archive(seat.number, self._compute(seat)))
         self._harvest(seat)
         return replace(seat, archived=True)
 
@@ -63,8 +78,7 @@ class Placer:
         """The chunk conditioned, or showing its canonical, at its present place."""
         if on:
             return replace(seat, clean=None)
-        computes = self._computes(seat)
-        self.steps.append(Clean(seat.number, computes))
+        self.steps.append(Clean(seat.number, self._compute(seat)))
         return replace(seat, clean=canonical_at(self.limits, seat.chunk_id))
 
     def bring(
@@ -91,13 +105,12 @@ class Placer:
             why: Reason = "new" if was is None else "no canonical"
             seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
-                self.owed.append(Archive(seat.number, False, later=True))
+                self.owed.append(Archive(seat.number, later=True))
                 self._handed_over.add(seat.chunk_id)
                 seat = replace(seat, archived=True)
         elif found is not None:
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
-            computes = not (found.patch and found.patch.base) and self._computes(chunk)
-            self.steps.append(Place(seat, computes))
+            self.steps.append(Place(seat, 0 if found.patch and found.patch.base else self._compute(chunk)))
         else:
             archived, reason = archived if was is None else was.archived, self._reason(chunk, before)
             sampled = self._sample(chunk, before, spot, was, archived, number, reason)
@@ -185,12 +198,11 @@ class Placer:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        heads = self.heads.get(chunk.chunk_id)
-        head = head_in(self.before, heads, before, spot) if heads else None
+        known = self.heads.get(chunk.chunk_id)
+        head = head_in(self.before, known, before, spot) if known else None
         joined = head is None and self._shares_forward_behind(before)
-        step = Prefill(seat, before, new, () if head is None else (head,), joined, reason)
-        self.steps.append(step)
-        self.price.ran(chunk, step.held, joined)
+        heads = () if head is None else (head,)
+        self.steps.append(Prefill(seat, before, new, heads, joined, reason))
         return seat
 
     def _sample(
@@ -217,7 +229,7 @@ class Placer:
         if was is not None:
             base, size = was.source, samples.own(was)
         elif self.rows.has_canonical(chunk.chunk_id):
-            base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
+            base, size = canonical_at(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
         else:
             return None
         if size is None:
@@ -234,9 +246,7 @@ class Placer:
             size = replace(size, base=base.lineage)
         source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
-        joined = self._joins_sample()
-        self.steps.append(Sample(seat, before, size, base, own, joined, reason))
-        self.price.sampled(size.tokens, joined)
+        self.steps.append(Sample(seat, before, size, base, own, self._joins_sample(), reason))
         return seat
 
     def _needs_missing_canonical(self, chunk: Newcomer | Seat, found: Source, was: Seat | None) -> bool:
@@ -252,12 +262,11 @@ class Placer:
             step = self.steps[i]
             if isinstance(step, Prefill) and not self.limits.joins:
                 break
-            if isinstance(step, Sample) or (isinstance(step, Prefill) and step.held < step.seat.length):
+            if isinstance(step, Prefill | Sample) and step.tokens:
                 start = i
         for i, step in enumerate(self.steps[start + 1 :], start + 1):
-            if isinstance(step, Prefill) and not step.joined:
+            if isinstance(step, Prefill):
                 self.steps[i] = replace(step, joined=True)
-                self.price.forwards -= step.held < step.seat.length
         return start < len(self.steps)
 
     def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
@@ -267,7 +276,6 @@ class Placer:
         if taken is None or (stored and self.best_source(chunk, before, None) is not None):
             return None
         self.steps.append(taken)
-        self.price.ran(chunk, taken.held)
         return taken.seat
 
     def _leads(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: Source) -> bool:
@@ -284,13 +292,13 @@ class Placer:
     def _shares_forward_behind(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
         last = self.steps[-1] if self.steps and self.limits.joins else None
-        if not isinstance(last, Prefill) or last.held == last.seat.length:
+        if not isinstance(last, Prefill) or not last.tokens:
             return False  # nothing runs for a chunk whose KV is all at hand
         return last.seat.number == before.seats[-1].number
 
     def _spend(self, seat: Seat) -> Seat:
         """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""
-        return self.archived(seat) if self.policy.forms == "always" else seat
+        return self.archive(seat) if self.policy.forms == "always" else seat
 
     def _miss(self, seat: Seat) -> None:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
@@ -308,16 +316,15 @@ class Placer:
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor
         offers = self._offers
-        stored = (offers.stored(seat, names, base) for names in names_of(behind))
+        stored = (offers.find(seat, names, base) for names in names_of(behind))
         if worth_harvesting(stored, behind, formed, leading=bool(base)):
             if later:
                 self.owed.append(Harvest(seat.number, base, later=True))
                 if not (base or self.rows.has_canonical(seat.chunk_id)):
-                    self.price.owes(seat)
+                    self.owing[seat.chunk_id] = seat
                 return  # it is not there yet for the rest of this plan
-            self.steps.append(Harvest(seat.number, base))
-            if not base:
-                self._computes(seat)  # a patch is formed against the canonical, which is made if missing
+            # a patch is formed against the canonical, which is made if missing
+            self.steps.append(Harvest(seat.number, base, 0 if base else self._compute(seat)))
             self._formed[seat.chunk_id, behind, base] = formed
 
     def _harvest_sample(self, seat: Seat, later: bool) -> None:
@@ -342,22 +349,23 @@ class Placer:
             return None
         return self.rows.base(chunk_id)
 
-    def _computes(self, chunk: Newcomer | Seat) -> bool:
-        """True if the canonical has to be prefilled; from now on it counts as stored."""
+    def _compute(self, chunk: Newcomer | Seat) -> int:
+        """Tokens that run for the canonical, if it is missing; from now on it counts as stored."""
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
-            return False
-        self.price.ran(chunk, self._stored_head_tokens(chunk, self._made))
+            return 0
+        tokens = chunk.length - self._stored_head_tokens(chunk, self._made)
         self._made.add(chunk.chunk_id)
-        return True
+        return tokens
 
-    def tokens_of_owed_canonicals(self) -> dict[str, int]:
-        """Tokens that run for each canonical that the plan leaves to later work."""
+    def later_cost(self) -> Cost:
+        """The cost of the canonicals that are left to later work: those of one form run in one forward."""
         made = self._made | self.limits.pending
-        first = made | self._handed_over
-        return {
-            seat.chunk_id: 0 if seat.chunk_id in made else seat.length - self._stored_head_tokens(seat, first)
-            for seat in self.price.owed
-        }
+        owing = [seat for seat in self.owing.values() if seat.chunk_id not in made]
+        tokens = [s.length - self._stored_head_tokens(s, made | self._handed_over) for s in owing]
+        running = [seat for seat, count in zip(owing, tokens, strict=True) if count]
+        form = self.limits.places.form
+        groups = in_groups((form(s.chunk_id), s.length, s) for s in running) if running[1:] else running
+        return Cost(len(groups), sum(tokens))
 
     def _stored_head_tokens(self, chunk: Newcomer | Seat, made: Collection[str]) -> int:
         """First tokens of a canonical that are taken over from another one, stored or ``made`` before it."""

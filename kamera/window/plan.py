@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.trust import ArchiveRule, OnLeave
+from kamera.trust import ArchiveRule, OnLeave, ReusePolicy
 from kamera.window.placer import Placer
 from kamera.window.requests import (
     Append,
@@ -26,7 +26,7 @@ from kamera.window.requests import (
 )
 from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
-from kamera.window.steps import Archive, Plan, Prefill, View
+from kamera.window.steps import Plan, Prefill, View, cost_of
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -55,10 +55,8 @@ def plan(request: Request, view: View) -> Plan:
         case Evict(int(index)):
             return planner.finish("evict", planner.leave(seats, [index]))
         case Reorder(order):
-            same = 0
-            while same < len(order) and order[same] == same:
-                same += 1
-            after = planner.arranged(seats, [seats.seats[i] for i in order], same)
+            same = next((i for i, index in enumerate(order) if index != i), len(order))
+            after = planner.arrange(seats, [seats.seats[i] for i in order], same)
             return planner.finish("reorder", after)
         case Arrange():
             return _arrange(planner, seats, request)
@@ -66,7 +64,7 @@ def plan(request: Request, view: View) -> Plan:
             return _condition(planner, seats, index, on)
         case Without(index):
             staying = [s for i, s in enumerate(seats.seats) if i != index]
-            return planner.finish("without", planner.arranged(seats, staying, index))
+            return planner.finish("without", planner.arrange(seats, staying, index))
         case Restore():
             return _restore(planner, seats)
         case _:
@@ -102,7 +100,7 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
     wanted = _name(seats, request.order)
-    after = planner.rearranged(seats, wanted, request.on_leave)
+    after = planner.rearrange(seats, wanted, request.on_leave)
     _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
     return planner.finish(request.operation, after, encodes=encodes)
@@ -112,23 +110,20 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
     """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
     if planner.policy.on_miss not in ("form", "sample") or planner.policy.forms == "always":
         return
-    owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
         short = seat.chunk_id in planner.limits.glue and seat.length < SHORTEST_KEPT
-        known = seat.chunk_id in owed or short or seat.source.canonical
+        known = seat.chunk_id in planner.owing or short or seat.source.canonical
         if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
             continue
-        if not rows.has_canonical(seat.chunk_id):
-            owed.add(seat.chunk_id)
-            planner.owed.append(Archive(seat.number, True, later=True))
-            planner.price.owes(seat)
+        if not planner.rows.has_canonical(seat.chunk_id):
+            planner.owe(seat)
 
 
 def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
     """A chunk shown clean (its canonical), or conditioned again."""
     seat = seats.seats[index]
     if on != (seat.clean is None):
-        seat = planner.switch(seat if on else planner.archived(seat), on)
+        seat = planner.switch(seat if on else planner.archive(seat), on)
     now = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
     return planner.finish("condition", replace(seats, seats=now), seat.number)
 
@@ -142,7 +137,7 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
         return policy.keeps(seat.guarantee) and proved
 
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
-    after = seats if first is None else planner.arranged(seats, seats.seats, first)
+    after = seats if first is None else planner.arrange(seats, seats.seats, first)
     return planner.finish("load", after)
 
 
@@ -165,11 +160,11 @@ class Planner(Placer):
             self.before,
             after.saying(None),
             (*self.steps, *self.owed),
-            self.price.now(encodes),
+            cost_of(self.steps, encodes),
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later(self.limits.places, self.tokens_of_owed_canonicals()),
+            self.later_cost(),
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -178,7 +173,7 @@ class Planner(Placer):
         """Place an archived chunk at the tail by the best means the policy admits."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         seat = self.bring(chunk, state, spot)
-        return state.joined(seat), seat.number
+        return state.with_seat(seat), seat.number
 
     def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule | None) -> tuple[Seats, int]:
         """Prefill an unseen chunk in context at the tail.
@@ -191,8 +186,8 @@ class Planner(Placer):
         else:
             seat = self._prefill(chunk, state, spot, new=True, reason="new")
             if archive == "now" or (archive is None and self.policy.forms == "always"):
-                seat = self.archived(seat)
-        return state.joined(seat), seat.number
+                seat = self.archive(seat)
+        return state.with_seat(seat), seat.number
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -207,13 +202,12 @@ class Planner(Placer):
             self.left.append(self.archive_leaving(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
-        on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
-        if on_leave != "keep":
-            if on_leave == "exact":
-                first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
-            self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
-            after, self.policy = self.arranged(state, staying, first), asked
-            return after
+        on_leave = self._on_leave(self.policy.on_leave)
+        if on_leave == "repair":
+            return self.arrange(state, staying, first, self.policy.as_repairing())
+        if on_leave == "exact":
+            first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
+            return self.arrange(state, staying, first, self.policy.as_exact())
         frame, seats = choose_frame(
             self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
         )
@@ -221,17 +215,35 @@ class Planner(Placer):
 
     # -- rearranging ---------------------------------------------------------------------------
 
-    def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
-        """``seats`` at compact positions; from index ``same`` on they are placed anew."""
-        spots = self.limits.places.compact([c.chunk_id for c in seats])
-        frame, stay = choose_frame(self.limits, state, seats[:same], spots)
-        new = Seats(tuple(stay), frame)
-        for seat, spot in zip(seats[same:], spots[same:], strict=True):
-            seat = self._spend(seat)
-            new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
+    def arrange(
+        self,
+        state: Seats,
+        wanted: Sequence[Seat | Newcomer],
+        same: int,
+        own: ReusePolicy | None = None,
+        keep: bool = False,
+    ) -> Seats:
+        """``wanted`` at compact positions; from index ``same`` on they are placed anew.
+
+        ``own``: the policy for chunks of the window, which ``keep`` keeps as they are.
+        """
+        spots, asked = self.limits.places.compact([c.chunk_id for c in wanted]), self.policy
+        staying = {i: s for i, s in enumerate(wanted) if isinstance(s, Seat) and (keep or i < same)}
+        others = [spot for i, spot in enumerate(spots) if i not in staying]
+        compact = [*(spots[i] for i in staying), *others]
+        frame, seats = choose_frame(self.limits, state, list(staying.values()), compact)
+        there = dict(zip(staying, seats, strict=True))
+        new = Seats(tuple(seats[:same]), frame)
+        if new.frame == state.frame and same == len(state.seats):
+            new = state  # what it knows of its seats is known
+        for i, item in enumerate(wanted[same:], same):
+            self.policy = own if own is not None and isinstance(item, Seat) else asked
+            stays = staying_behind(self._spend(there[i]), new) if i in there else None
+            new = new.with_seat(stays or self.anew(item, new, spots[i].shift(frame)))
+        self.policy = asked
         return new
 
-    def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
+    def rearrange(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
         """The seats after `Arrange`."""
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
@@ -244,31 +256,12 @@ class Planner(Placer):
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
-        spots = self.limits.places.compact([c.chunk_id for c in wanted])
-        staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
-        if on_leave != "keep":
-            staying = staying[:same]
-        stay = {i for _, i in staying}
-        others = [spot for i, spot in enumerate(spots) if i not in stay]
-        frame, seats = choose_frame(
-            self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
-        )
-        there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
-        new = Seats(tuple(seats[:same]), frame)
-        if new.frame == state.frame and same == len(state.seats):
-            new = state  # what it knows of its seats is known
-        policy = self.policy
-        repairing = policy.as_repairing()
-        spots = [spot.moved(frame) for spot in spots]
-        for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
-            self.policy = repairing if isinstance(item, Seat) else policy
-            stays = staying_behind(self._spend(there[i]), new) if i in there else None
-            new = new.joined(stays or self.anew(item, new, spot))
+        after = self.arrange(state, wanted, same, self.policy.as_repairing(), on_leave == "keep")
         self.policy = asked
-        return new
+        return after
 
     def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
-        """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
+        """A chunk of `rearrange` that is placed anew: one of the window, or a newcomer."""
         if isinstance(item, Seat):
             item = self._spend(item)
             return self.bring(item, before, spot, was=item)

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from operator import eq
+from typing import Any, get_type_hints
 
 import cattrs
-from cattrs.gen import make_dict_structure_fn, override
 from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
 from kamera.errors import quote
 from kamera.trust import ReusePolicy
-from kamera.window.requests import (
-    Append,
-    Arrange,
-    Condition,
-    Evict,
-    Newcomer,
-    Recall,
-    Reorder,
-    Request,
-    Restore,
-    Slide,
-    Without,
-)
-from kamera.window.steps import Plan, Step
+from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Request
+from kamera.window.steps import Cost, Plan, Step
 
 FORMAT = 1
 
@@ -51,11 +40,10 @@ def plan_from_json(text: str) -> Plan:
         ) from None
 
 
-def outline(plan: Plan) -> tuple[object, ...]:
+def outline(plan: Plan) -> str:
     """See `Plan.outline`."""
-    document = _unstructure(plan)
-    names = ("request", "policy", "operation", "before", "after", "steps", "left")
-    return tuple(json.dumps(document[name], sort_keys=True) for name in names)
+    document = _unstructure(replace(plan, cost=Cost(), later=Cost(), arrived=None, notes=()))
+    return json.dumps(document, sort_keys=True)
 
 
 def _unstructure(plan: Plan) -> dict[str, Any]:
@@ -92,27 +80,17 @@ def converter() -> cattrs.Converter:
     def names(values: Any, _: object = None) -> tuple[int | Newcomer, ...]:
         return tuple(name(value) for value in values)
 
-    for kind, fields in _NAMES.items():
-        given: dict[str, Any] = {f: override(struct_hook=names if f == "order" else name) for f in fields}
-        if kind is Arrange:
-            given["among"] = override(struct_hook=lambda *_: ())
-        made.register_structure_hook(
-            kind, make_dict_structure_fn(kind, made, _cattrs_forbid_extra_keys=True, **given)
-        )
+    def none(_: Any, __: object) -> tuple[()]:
+        return ()
+
+    given: dict[type, tuple[str, Any]] = {
+        Append: ("content", name),
+        Recall: ("chunk", name),
+        Evict: ("slot", name),
+        Condition: ("slot", name),
+    }
+    for kind, (field, hook) in [*given.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
+        made.register_structure_hook_func(partial(eq, get_type_hints(kind)[field]), hook)
     configure_tagged_union(Request, made)
     configure_tagged_union(Step, made)
     return made
-
-
-_NAMES: dict[type, tuple[str, ...]] = {
-    Append: ("content",),
-    Recall: ("chunk",),
-    Slide: (),
-    Evict: ("slot",),
-    Reorder: (),
-    Arrange: ("order",),
-    Condition: ("slot",),
-    Without: (),
-    Restore: (),
-}
-"""The requests of plans, with the fields that are names in them."""

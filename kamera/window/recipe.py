@@ -85,7 +85,7 @@ def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
 
 
 def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, told: RecipeFacts) -> Part:
-    shown, spot = seat.shown, seat.spot.moved(back)
+    shown, spot = seat.shown, seat.spot.shift(back)
     kv, patch, missing = _rows_of(seat, rows, told)
     base: Base = "canonical" if _is_canonical(seat, told.context) else "conditioned"
     return Part(

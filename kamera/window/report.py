@@ -90,7 +90,7 @@ class Tally:
     times: Times = field(default_factory=Times)
     _at: float = field(default_factory=time.perf_counter)
 
-    def passed(self, part: str) -> None:
+    def count_time(self, part: str) -> None:
         """Count the time since the last call, or since the beginning, to a part of `Times`."""
         now = time.perf_counter()
         end = now if self.ended is None else min(self.ended, now)
@@ -102,7 +102,7 @@ class Tally:
         self.bytes_rotated += written.bytes_turned
         self.bytes_patched += written.bytes_patched
 
-    def answered(self, work: Work, forwards: int, tokens: int, at: float) -> None:
+    def leave_out(self, work: Work, forwards: int, tokens: int, at: float) -> None:
         """Leave an answer's own work and time out of the operation's.
 
         Of its ``work``, ``forwards`` and ``tokens`` were the operation's, whose time ends ``at``.

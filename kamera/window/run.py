@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy as copies
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from kamera.patches import (
     patch_dropped,
 )
 from kamera.trust import ReusePolicy
-from kamera.window.asking import Inquiry, last_run, said_behind, sequence_behind
+from kamera.window.asking import Inquiry, last_run, sequence_behind, state_with_answer
 from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
@@ -37,7 +36,7 @@ from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState, span_of
-from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, Step, sample_group
+from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, runs_of
 
 
 class Done(NamedTuple):
@@ -64,13 +63,13 @@ def carry_out(
     ``before`` is not changed. Raises the errors of forwards and puts.
     """
     plan = plan or stage.plan(named, before, policy)
-    tally.passed("plan")
-    facts = {**named.facts(before), **named.encoded(stage.former.encodings)}
-    tally.passed("encode")
+    tally.count_time("plan")
+    facts = {**named.facts(before), **named.encode(stage.former.encodings)}
+    tally.count_time("encode")
     while True:
         try:
-            done = _PlanRun(before, stage, plan, facts, tally, inquiry).done()
-            tally.passed("run")
+            done = _PlanRun(before, stage, plan, facts, tally, inquiry).act()
+            tally.count_time("run")
             return done
         except RowLied:
             plan = stage.plan(named, before, policy)
@@ -94,7 +93,6 @@ class _PlanRun:
     tally: Tally
     inquiry: Inquiry | None = None
     answer: Continuation | None = None
-    placed: set[int] = field(default_factory=set)
     unarchived: set[int] = field(default_factory=set)
     tensors: dict[int, Resident] = field(init=False)
     rows: dict[int, Seat] = field(init=False)
@@ -108,23 +106,22 @@ class _PlanRun:
     def former(self) -> Former:
         return self.stage.former
 
-    def done(self) -> Done:
+    def act(self) -> Done:
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
-        steps = self.plan.steps
-        for i, step in enumerate(steps):
-            starts = isinstance(step, Prefill | Sample) and not step.joined
-            if starts and (group := sample_group(steps, i)):
-                self._sample(group, steps[i : steps.index(group[-1])])
+        for group in runs_of(self.plan.steps):
+            step, running = group[0], [step for step in group if isinstance(step, Prefill | Sample)]
+            for placed in group:
+                if isinstance(placed, Place):
+                    self._place(placed)
+            if any(isinstance(each, Sample) for each in running):
+                self._sample(running)
                 continue
             match step:
-                case Place():
-                    self._place(step)
-                case Prefill(joined=True) | Sample():
-                    pass  # it ran with the step before
                 case Prefill():
-                    self._prefill(step, self.inquiry if step is last else None)
+                    run = [each for each in running if isinstance(each, Prefill)]
+                    self._prefill(run, self.inquiry if step is last else None)
                 case Archive(later=True) | Harvest(later=True):
                     owed.append(step)
                 case Archive(number):
@@ -133,24 +130,21 @@ class _PlanRun:
                     self.harvest(number, base)
                 case Clean(number):
                     kept = self.tensors[number]
-                    clean = _anew(self.former.canonical(kept.facts))
+                    clean = self.former.canonical(kept.facts)
                     self.tensors[number] = replace(kept, clean=clean)
         if owed:
             self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
-            return Done(self.plan, self.assembled(self.plan.after))
+            return Done(self.plan, self.state_of(self.plan.after))
         if self.answer is None:
-            self._ask(self.assembled(self.plan.after), self.inquiry)
+            self._ask(self.state_of(self.plan.after), self.inquiry)
         assert self.answer is not None, "the question was asked"
-        state, tokens = self.assembled(self.plan.after), self.answer.tokens
-        return Done(self.plan, said_behind(self.stage, state, self.inquiry.ids, self.answer), tokens)
+        state, tokens = self.state_of(self.plan.after), self.answer.tokens
+        return Done(self.plan, state_with_answer(self.stage, state, self.inquiry.ids, self.answer), tokens)
 
-    def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
-        """Run some tokens of chunks, and all of others, in one forward; ``between``, chunks are placed."""
-        for placed in between:
-            if isinstance(placed, Place):
-                self._place(placed)
+    def _sample(self, group: Sequence[Prefill | Sample]) -> None:
+        """Run some tokens of chunks, and all of others, in one forward."""
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
@@ -184,7 +178,7 @@ class _PlanRun:
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
-        self.seated(seat, facts, copy)
+        self.put(seat, facts, copy)
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.stood[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
@@ -192,9 +186,6 @@ class _PlanRun:
 
     def _place(self, step: Place) -> None:
         seat = step.seat
-        if seat.number in self.placed:
-            return  # a sample behind it ran first
-        self.placed.add(seat.number)
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         offer = source.patch
         if offer is not None:
@@ -212,36 +203,27 @@ class _PlanRun:
             canonical = based
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
-        self.seated(seat, facts, replace(_anew(canonical), patch=patch))
+        self.put(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
-    def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
-        """Prefill a chunk, in the same forward those that are joined to it, and answer an ``inquiry``."""
-        run = [first, *self._join_to(first)]
-        before = self.assembled(first.before)
+    def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
+        """Prefill chunks in one forward, and answer an ``inquiry``."""
+        before = self.state_of(run[0].before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
-        head, rest, there = self._begin(first, facts[0], places[0], spans)
+        head, rest, there = self._begin(run[0], facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
+        tokens = sum(e.num_tokens for e in encoded)
+        kvs: tuple[KV, ...] = (NO_KV,)
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
-        else:
-            kvs = self._ran(spans, encoded, [there, *places[1:]])
+        elif tokens:
+            self.tally.add(self.stage.live.show(spans, room=tokens))
+            kvs = self.former.backbone.prefill(encoded, [there, *places[1:]], self.stage.live)
         kvs = (_join(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
-
-    def _ran(
-        self, spans: Sequence[Span], encoded: Sequence[Encoded], places: Sequence[torch.Tensor]
-    ) -> tuple[KV, ...]:
-        """KV of chunks at ``places`` behind ``spans``; no forward for a chunk of which nothing is left."""
-        live, engine = self.stage.live, self.former.backbone
-        tokens = sum(e.num_tokens for e in encoded)
-        if not tokens:
-            return (NO_KV,)
-        self.tally.add(live.show(spans, room=tokens))
-        return engine.prefill(encoded, places, live)
 
     def _ask(
         self,
@@ -261,17 +243,8 @@ class _PlanRun:
         with engine.measure() as work:
             answer = engine.decode(*sequence, live, coming, **inquiry.options)
         self.answer = answer
-        self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
+        self.tally.leave_out(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
         return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
-
-    def _join_to(self, first: Prefill) -> list[Prefill]:
-        """The steps behind ``first`` that share its forward."""
-        joined: list[Prefill] = []
-        for step in self.plan.steps[self.plan.steps.index(first) + 1 :]:
-            if not (isinstance(step, Prefill) and step.joined):
-                break
-            joined.append(step)
-        return joined
 
     def _begin(
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
@@ -297,7 +270,7 @@ class _PlanRun:
         if number in self.unarchived:
             return
         kept, sample = self.tensors[number], self.rows[number].source.sample
-        if not keep_patch(self.former, kept.facts, kept.copy, self._stood(number), base, sample):
+        if not keep_patch(self.former, kept.facts, kept.copy, self._before_of(number), base, sample):
             raise RowLied
 
     def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
@@ -317,7 +290,7 @@ class _PlanRun:
 
     def _harvest_later(self, number: int, base: str) -> None:
         former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
-        before, sample = self._stood(number), self.rows[number].source.sample
+        before, sample = self._before_of(number), self.rows[number].source.sample
 
         def harvest() -> list[Owed]:
             with former.operation():
@@ -328,18 +301,15 @@ class _PlanRun:
             harvest, Worth.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
         )
 
-    def _stood(self, number: int) -> Before:
+    def _before_of(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
-        there = self.stood.get(number)
-        still = (0,) * len(self.before.seats.frame)
-        if there is not None:
-            return self.stage.before(self.assembled(there), self.rows[number], still)
-        seats = self.before.seats
-        at = next(i for i, seat in enumerate(seats.seats) if seat.number == number)
-        seat, front = seats.seats[at], Seats(seats.seats[:at], seats.frame)
-        return self.stage.before(
-            replace(self.before, seats=front), seat, seat.source.home.distance(seat.spot)
-        )
+        there, seat, row = self.stood.get(number), self.rows[number], self.before.seats
+        if there is None:
+            at = next(i for i, each in enumerate(row.seats) if each.number == number)
+            front = replace(self.before, seats=Seats(row.seats[:at], row.frame))
+        else:
+            front = self.state_of(there)
+        return self.stage.before(front, seat)
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""
@@ -357,11 +327,11 @@ class _PlanRun:
         copy, source = self.tensors[number].copy, self.rows[number].source
         return copy if source.canonical and copy.patch is None and not copy.lossy else None
 
-    def seated(self, seat: Seat, facts: Facts, copy: Copy) -> None:
+    def put(self, seat: Seat, facts: Facts, copy: Copy) -> None:
         """Note that a chunk stands on ``copy``, and shows it."""
         self.tensors[seat.number], self.rows[seat.number] = Resident(facts, copy), seat
 
-    def assembled(self, seats: Seats) -> WindowState:
+    def state_of(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""
         if not self.unarchived.isdisjoint([seat.number for seat in seats.seats]):
             told = [
@@ -384,8 +354,3 @@ def _join(head: KV | None, rest: KV) -> KV:
     if head is None:
         return rest
     return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
-
-
-def _anew(copy: Copy) -> Copy:
-    """The same tensors as another object: a plan counts a copy that is placed again as another source."""
-    return replace(copy, kv=copies.copy(copy.kv))

@@ -63,8 +63,8 @@ class Sampler:
             self._sizes[seat.number] = size
         return self._sizes[seat.number]
 
-    def stored(self, chunk_id: str) -> SampleSize | None:
-        """As `Samples.stored`."""
+    def of_canonical(self, chunk_id: str) -> SampleSize | None:
+        """As `Samples.of_canonical`."""
         if chunk_id not in self._sizes:
             facts = self.facts[chunk_id]
             copy = self.former.stored_canonical(facts)

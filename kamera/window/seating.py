@@ -43,7 +43,7 @@ def choose_frame(
             votes[offset] += seat.length
     frame = votes.most_common(1)[0][0]
     frame = home if min(frame) < 0 or far(limits, frame, extent) else frame
-    return frame, [seat.at(spot.moved(frame)) for seat, spot in zip(staying, here, strict=True)]
+    return frame, [seat.at(spot.shift(frame)) for seat, spot in zip(staying, here, strict=True)]
 
 
 def far(limits: Limits, frame: Offset, extent: int) -> bool:
@@ -78,8 +78,8 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     spot = limits.places.compact([*state.chunk_ids, chunk.chunk_id])[-1]
     if far(limits, state.frame, spot.top):
         back = tuple(-f for f in state.frame)
-        state = Seats.home([seat.at(seat.spot.moved(back)) for seat in state.seats], len(back))
-    spot = spot.moved(state.frame)
+        state = Seats.home([seat.at(seat.spot.shift(back)) for seat in state.seats], len(back))
+    spot = spot.shift(state.frame)
     limits.reach.check(spot.top)
     return state, spot
 
@@ -91,7 +91,7 @@ def canonical_at(
     lossy = limits.lossy if lossy is None else lossy
     (home,) = limits.places.compact([chunk_id])
     if base is not None:
-        home = home.moved((base.behind - limits.anchor,) * len(home.low))
+        home = home.shift((base.behind - limits.anchor,) * len(home.low))
     return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
 
 

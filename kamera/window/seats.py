@@ -37,7 +37,7 @@ class Spot:
     high: Offset
     shape: str = ""
 
-    def moved(self, by: Sequence[int]) -> Spot:
+    def shift(self, by: Sequence[int]) -> Spot:
         """The spot moved ``by`` positions per axis."""
         if not any(by):
             return self
@@ -65,7 +65,6 @@ class Spot:
 class Offer:
     """A patch that conditions a canonical: its guarantee, the antecedents it is stored under, its formation.
 
-    ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
     the patch is served for it. ``created`` as in its row; None for one that the plan forms.
     """
@@ -74,7 +73,6 @@ class Offer:
     antecedents: tuple[str, ...]
     kind: str
     formed: str | None
-    bytes: int = 0
     note: str = ""
     base: str = ""
     proof: Proof | None = None
@@ -154,11 +152,11 @@ class Seat:
         """
         shown = self.shown
         if shown.canonical and not shown.patch:
-            at_home = leading and self.spot == shown.home.moved(frame)
+            at_home = leading and self.spot == shown.home.shift(frame)
             return ("patched" if shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
-    def labelled(self, guarantee: Guarantee) -> Seat:
+    def relabel(self, guarantee: Guarantee) -> Seat:
         """The same KV under another guarantee."""
         return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
 
@@ -197,7 +195,7 @@ class Seats:
         made.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
         return made
 
-    def joined(self, seat: Seat) -> Seats:
+    def with_seat(self, seat: Seat) -> Seats:
         """The seats with one more at the tail. What is known of the others is not found anew."""
         made, known = Seats((*self.seats, seat), self.frame), self.__dict__
         if "chunk_ids" in known:
@@ -267,7 +265,7 @@ def is_glue(facts: Facts) -> bool:
 
 def survivor_of(seat: Seat) -> Seat:
     """A chunk that stays as it is while an antecedent leaves."""
-    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
+    return seat.relabel(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
 
 
 def staying_behind(seat: Seat, before: Seats) -> Seat:
@@ -278,7 +276,7 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     knew = set(seat.source.antecedent_ids)
     if all(chunk_id in knew for chunk_id in before.chunk_ids):
         return survivor
-    return survivor.labelled(weakest((survivor.guarantee, "near")))
+    return survivor.relabel(weakest((survivor.guarantee, "near")))
 
 
 def footing(before: Seats) -> Guarantee:

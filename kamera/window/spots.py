@@ -49,7 +49,7 @@ class Spots:
         alone = self._pattern(facts, "")
         shape = "" if torch.equal(pattern, alone.positions) else tensor_digest(pattern)[:16]
         if shape:
-            _remember(self._patterns, (facts.chunk_id, shape), _patterned(pattern))
+            _remember(self._patterns, (facts.chunk_id, shape), _pattern_of(pattern))
         return _spot(low.tolist(), self._pattern(facts, shape), shape)
 
     def positions(self, facts: Facts, spot: Spot) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Spots:
         if held is None:
             assert not shape, "a shape is remembered when a spot of it is made"
             (alone,) = compact_positions(self.backbone, self.anchor.input_ids, [facts])
-            held = _remember(self._patterns, key, _patterned(alone - alone.amin(1)[:, None]))
+            held = _remember(self._patterns, key, _pattern_of(alone - alone.amin(1)[:, None]))
         return held
 
     def _sum(self, chunk_id: str, extent: Extent) -> tuple[Offset, Offset]:
@@ -93,13 +93,13 @@ class Spots:
         held = self._sums.get(chunk_id)
         if held is None:
             low, axes = extent.positions.amin(1), self.backbone.axes
-            _remember(self._patterns, (chunk_id, ""), _patterned(extent.positions - low[:, None]))
+            _remember(self._patterns, (chunk_id, ""), _pattern_of(extent.positions - low[:, None]))
             held = tuple(low.tolist()), tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
             _remember(self._sums, chunk_id, held)
         return held
 
 
-def _patterned(pattern: torch.Tensor) -> _Pattern:
+def _pattern_of(pattern: torch.Tensor) -> _Pattern:
     return _Pattern(pattern, tuple(pattern.amax(1).tolist()))
 
 

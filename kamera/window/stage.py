@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,11 +16,10 @@ from kamera.window.plan import plan as planned
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.sampling import Sampler
-from kamera.window.seats import Offset, Seat, Spot, is_glue
+from kamera.window.seats import Seat, Spot, is_glue
 from kamera.window.spots import Spots
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
-from kamera.window.writing import bytes_written, live_stands
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class Stage:
         """The spans of the anchor and of the chunks of ``state``."""
         return [Span(self.former.anchor.kv, None, state.seats.frame), *state.spans]
 
-    def before(self, state: WindowState, seat: Seat, offset: Offset) -> Before:
-        """What the chunk of a seat, which comes next, was prefilled behind, ``offset`` from there."""
+    def before(self, state: WindowState, seat: Seat) -> Before:
+        """What the chunk of a seat, which comes next, was prefilled behind."""
         names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
-        return Before(names, seat.formed, spans, state.facts, offset, frame)
+        return Before(names, seat.formed, spans, state.facts, seat.source.home.distance(seat.spot), frame)
 
     def hear(self, ids: torch.Tensor, state: WindowState) -> None:
         """Ask patches formed from now on this question, too; prove again those asked nothing like it.
@@ -75,13 +74,6 @@ class Stage:
             glue = frozenset(chunk_id for chunk_id, chunk in facts.items() if is_glue(chunk))
         limits = self.limits(state, facts, policy, glue)
         return planned(request, View(state.seats, self.former.catalogue, policy, limits))
-
-    def priced(self, plan: Plan, state: WindowState) -> Plan:
-        """A plan for ``state`` with the bytes that it writes to the live KV in its cost."""
-        anchor, phased = self.former.anchor, self.former.backbone.facts.phased_bytes_per_token
-        written = bytes_written(plan, live_stands(self.live, anchor.kv, state), anchor.length, phased)
-        turned, patched = written.bytes_turned, written.bytes_patched
-        return replace(plan, cost=replace(plan.cost, bytes_turned=turned, bytes_patched=patched))
 
     def limits(
         self,

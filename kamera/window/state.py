@@ -86,7 +86,7 @@ def span_of(seat: Seat, tensors: Resident) -> Span:
     return Span(copy.kv, copy.patch, seat.offset)
 
 
-def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
+def shift(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
     """Positions ``[axes, tokens]`` all moved by one offset per axis."""
     return positions + torch.tensor(offset, dtype=positions.dtype)[:, None] if any(offset) else positions
 
@@ -122,7 +122,7 @@ class WindowState:
     def positions(self) -> list[torch.Tensor]:
         """Positions of the live KV of each chunk, ``[axes, tokens]``."""
         pairs = zip(self.residents, self.spans, strict=True)
-        return [moved(resident.shown.positions, span.offset) for resident, span in pairs]
+        return [shift(resident.shown.positions, span.offset) for resident, span in pairs]
 
     @property
     def said(self) -> Resident | None:

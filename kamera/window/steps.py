@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kamera.engines import PositionLimits
 from kamera.ops import SampleSize
-from kamera.patches import Catalogue, in_groups
+from kamera.patches import Catalogue
 from kamera.trust import ReusePolicy
-from kamera.window.requests import Newcomer, Request
+from kamera.window.requests import Request
 from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 
 Reason = Literal[
@@ -38,7 +38,7 @@ class Samples(Protocol):
     """
 
     def own(self, seat: Seat) -> SampleSize | None: ...
-    def stored(self, chunk_id: str) -> SampleSize | None: ...
+    def of_canonical(self, chunk_id: str) -> SampleSize | None: ...
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class View:
 class Place:
     """A chunk is served from its canonical, with the patch of its source if there is one.
 
-    ``computes``: the canonical is prefilled behind the anchor first, and archived.
+    ``tokens`` run first, behind the anchor, for a canonical that is missing; it is archived.
     """
 
     seat: Seat
-    computes: bool
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,14 @@ class Prefill:
     reason: Reason = ""
 
     @property
-    def held(self) -> int:
+    def head_tokens(self) -> int:
         """Tokens whose KV is at hand."""
         return sum(head.tokens for head in self.heads)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that run."""
+        return self.seat.length - self.head_tokens
 
 
 @dataclass(frozen=True)
@@ -133,16 +138,21 @@ class Sample:
     joined: bool = False
     reason: Reason = ""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that run."""
+        return self.size.tokens
+
 
 @dataclass(frozen=True)
 class Archive:
-    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``.
+    """A chunk's canonical is stored before it leaves or moves; ``tokens`` as for `Place`.
 
     ``later``: after the operation, as later work.
     """
 
     number: int
-    computes: bool
+    tokens: int = 0
     later: bool = False
 
 
@@ -150,50 +160,58 @@ class Archive:
 class Harvest:
     """The patch of a chunk's prefill is formed and stored.
 
-    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``later`` as for
-    `Archive`.
+    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``tokens`` as for
+    `Place`, ``later`` as for `Archive`.
     """
 
     number: int
     base: str = ""
+    tokens: int = 0
     later: bool = False
 
 
 @dataclass(frozen=True)
 class Clean:
-    """A chunk shows its canonical; prefilled first if it ``computes``."""
+    """A chunk shows its canonical; ``tokens`` as for `Place`."""
 
     number: int
-    computes: bool
+    tokens: int = 0
 
 
 Step = Place | Prefill | Sample | Archive | Harvest | Clean
 
 
-def sample_group(steps: Sequence[Step], first: int) -> list[Prefill | Sample]:
-    """The forwards of the step at ``first`` and of those joined to it, if one is a sample; else none."""
-    group: list[Prefill | Sample] = []
-    for step in steps[first:]:
-        if isinstance(step, Prefill | Sample):
-            if group and not step.joined:
-                break
-            group.append(step)
-    return group if any(isinstance(step, Sample) for step in group) else []
+def runs_of(steps: Iterable[Step]) -> list[list[Step]]:
+    """The steps in groups: those joined to a forward stand with it, and so do chunks placed between them."""
+    groups, at = list[list[Step]](), 0
+    for step in steps:
+        if not isinstance(step, Prefill | Sample):
+            groups.append([step])
+        elif not step.joined:
+            at = len(groups)
+            groups.append([step])
+        else:
+            between = groups[at + 1 :]
+            placed = [group for group in between if isinstance(group[0], Place)]
+            groups[at] += [*(group[0] for group in placed), step]
+            groups[at + 1 :] = [group for group in between if group not in placed]
+    return groups
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Forwards, tokens run through the decoder, vision encodes, and bytes written to the live KV.
-
-    ``bytes_turned`` are KV bytes that are rotated to another position, ``bytes_patched`` those of the patches
-    that are applied: `KameraWindow.plan` tells them, and of an operation without it the report.
-    """
+    """Forwards, tokens run through the decoder, and vision encodes."""
 
     forwards: int = 0
     tokens: int = 0
     encodes: int = 0
-    bytes_turned: int = 0
-    bytes_patched: int = 0
+
+
+def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
+    """What the steps of an operation run before later work, with its vision encodes."""
+    running = [step for step in steps if step.tokens]
+    joined = sum(isinstance(step, Prefill | Sample) and step.joined for step in running)
+    return Cost(len(running) - joined, sum(step.tokens for step in running), encodes)
 
 
 @dataclass(frozen=True)
@@ -225,9 +243,9 @@ class Plan:
     @property
     def heads(self) -> dict[int, int]:
         """See above."""
-        return {s.seat.number: s.held for s in self.steps if isinstance(s, Prefill) and s.heads}
+        return {s.seat.number: s.head_tokens for s in self.steps if isinstance(s, Prefill) and s.heads}
 
-    def outline(self) -> tuple[object, ...]:
+    def outline(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
         from kamera.window.plan_json import outline
 
@@ -245,36 +263,3 @@ class Plan:
         from kamera.window.plan_json import plan_from_json
 
         return plan_from_json(text)
-
-
-@dataclass
-class Price:
-    """Forwards, and tokens in them: of the operation, and of what it leaves for later work."""
-
-    forwards: int = 0
-    tokens: int = 0
-    owed: list[Seat] = field(default_factory=list)
-
-    def ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
-        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
-        self.forwards += chunk.length > head and not joined
-        self.tokens += chunk.length - head
-
-    def sampled(self, tokens: int, joined: bool) -> None:
-        """Count a forward of some ``tokens`` of a chunk, unless it is ``joined`` to another."""
-        self.forwards += not joined
-        self.tokens += tokens
-
-    def owes(self, seat: Seat) -> None:
-        """Count a canonical that is prefilled as later work."""
-        self.owed.append(seat)
-
-    def now(self, encodes: int) -> Cost:
-        """The operation's cost, with its vision encodes; the bytes that it writes are not counted yet."""
-        return Cost(self.forwards, self.tokens, encodes)
-
-    def later(self, places: Places, left: Mapping[str, int]) -> Cost:
-        """The cost of what is left: ``left`` tokens of each chunk, those of one form in one forward."""
-        seats = [s for s in {seat.chunk_id: seat for seat in self.owed}.values() if left[s.chunk_id]]
-        groups = in_groups((places.form(s.chunk_id), s.length, s) for s in seats) if seats[1:] else seats
-        return Cost(len(groups), sum(left[s.chunk_id] for s in seats))

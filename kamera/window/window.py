@@ -22,7 +22,7 @@ from kamera.window import requests
 from kamera.window.anticipating import fits
 from kamera.window.apart import engine_of, stage_of
 from kamera.window.asking import Asker, Inquiry, Question
-from kamera.window.audit import hand_over, placed_slots
+from kamera.window.audit import hand_over, slots_to_audit
 from kamera.window.certified import choose_terms
 from kamera.window.contents import Contents, serial
 from kamera.window.lookalikes import check_cosine, most_alike
@@ -250,7 +250,7 @@ class KameraWindow(Contents):
         self._check_backbone()
         asker = self._asker()
         self._stage.hear(asker.question_ids(question), self._state)
-        logits = asker.next_token_logits(question)
+        logits = asker.logits_of([question])[0]
         self._audit_one()
         return logits
 
@@ -352,8 +352,8 @@ class KameraWindow(Contents):
             done = carry_out(named, start, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             stage.show(state, tally)
-            hand_over(stage, state, placed_slots(plan, state), self._terms.served.audit)
-            tally.passed("show")
+            hand_over(stage, state, slots_to_audit(plan, state), self._terms.served.audit)
+            tally.count_time("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
         after = {slot.number: slot for slot in self.slots}
         evicted = tuple(slot for slot in old if slot.number not in after)

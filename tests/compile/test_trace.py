@@ -42,7 +42,7 @@ def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
         window.generate("what is it?", max_new_tokens=1)
         d = branch.slots[-1].chunk_id
     events = list(read_trace(path))
-    found = [(x.operation, [s.chunk_id for s in x.report.slots], x.placed) for x in events]
+    found = [(x.operation, [s.chunk_id for s in x.report.slots], x.first_placement) for x in events]
     assert found == [
         ("append", [a], 0),
         ("append", [a, b], 1),
@@ -73,7 +73,7 @@ def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
         tight = former_of(window).anchor.length + 2 * length + 2
         window = KameraWindow(vision_backbone(), store, SYSTEM, max_tokens=tight, trace=path)
         ids = [window.append(frame).slot.chunk_id for frame in frames[:3]]
-    last = [([s.chunk_id for s in x.report.slots], x.placed) for x in read_trace(path)][-2:]
+    last = [([s.chunk_id for s in x.report.slots], x.first_placement) for x in read_trace(path)][-2:]
     assert last == [(ids[:2], 1), (ids[1:], 1)]
 
 

@@ -100,10 +100,10 @@ def slots(*tokens: int, runs: int = 1) -> list[AuditCandidate]:
 
 def test_a_share_of_all_windows_slots_is_audited():
     chooser = auditor_of(fresh())
-    due = [chooser.chosen(slots(9, 9, 9, 9), 0.01) for _ in range(100)]
+    due = [chooser.choose(slots(9, 9, 9, 9), 0.01) for _ in range(100)]
     assert sum(map(len, due)) == 4 and len({tuple(found) for found in due if found}) > 1
-    assert chooser.chosen(slots(3, 4, 5, runs=2), 1.0) == [0, 1, 2], "all of them, whatever that runs"
-    assert chooser.chosen([], 1.0) == []
+    assert chooser.choose(slots(3, 4, 5, runs=2), 1.0) == [0, 1, 2], "all of them, whatever that runs"
+    assert chooser.choose([], 1.0) == []
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
@@ -114,7 +114,7 @@ def test_audits_run_a_share_of_the_tokens_served_at_every_moment_and_each_size_h
         lengths = [draw.choice((2, 3, 5, 40, 900)) for _ in range(draw.randrange(4))]
         found = slots(*lengths, runs=runs)
         served += sum(lengths)
-        due = chooser.chosen(found, 0.05)
+        due = chooser.choose(found, 0.05)
         ran += sum(found[index].price for index in due)
         sizes |= {lengths[index] for index in due}
         assert ran <= 0.05 * served + 1e-3

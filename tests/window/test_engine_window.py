@@ -9,8 +9,9 @@ import pytest
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import EngineCompletion, Spent, Usage
 from kamera.errors import EngineFailed, UnknownChunk, UnknownSlot, WindowFull
+from kamera.store import StoreAdmin
 from kamera.testbed import World, weights_dir
-from kamera.window import DialogueWindow, EngineWindow
+from kamera.window import EngineWindow
 
 POLICY = ReusePolicy(certified=False, tolerance=None, forms="always")
 
@@ -165,8 +166,9 @@ def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_
     chunks = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
     engine = Failing()
     anchor = bed.builder.anchor_ids(None)
-    window = DialogueWindow(engine, bed, ChunkStore.open("memory://"), anchor, policy=POLICY)
-    window.arrange(chunks, {}, POLICY)
+    given = {"fingerprint": bed.fingerprint, "system": anchor, "policy": POLICY}
+    window = EngineWindow(engine, bed, ChunkStore.open("memory://"), **given)
+    window.arrange(chunks, {})
     with pytest.raises(EngineFailed):
         window.keep()
     assert len(engine.prompts) == 1
@@ -174,6 +176,21 @@ def test_a_session_asks_once_for_each_canonical_and_again_only_where_the_engine_
     asked = [prompt.recipe.parts[0].chunk_id for prompt in engine.prompts]
     assert sorted(asked) == sorted(chunk.id for chunk in chunks)
     assert window.keep() == 0 and len(engine.prompts) == 3
+
+
+def test_a_canonical_that_the_store_has_lost_is_asked_for_again():
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
+    store, engine = ChunkStore.open("memory://"), Recording()
+    frame = World(7).episode(1, layout="LIL").frames[0]
+    mine = EngineWindow(engine, bed, store, fingerprint=bed.fingerprint, policy=POLICY)
+    mine.append(frame.content)
+    assert [mine.keep(), mine.keep()] == [1, 0]
+    theirs = KameraWindow(bed, store, policy=POLICY)
+    theirs.append(frame.content)
+    theirs.flush()
+    assert mine.keep() == 0
+    StoreAdmin(store).forget(mine.slots[0].chunk_id)
+    assert [mine.keep(), mine.keep()] == [1, 0]
 
 
 def test_the_minimum_of_a_policy_holds_for_a_leading_chunk_in_codes():

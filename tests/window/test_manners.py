@@ -96,7 +96,9 @@ def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
     assert report.slot == branch[1] and report.evicted == ()
     (note,) = report.notes
     assert "in view at slot 1" in note and "move=True" in note
-    assert [event.placed for event in read_trace(tmp_path / "trace")] == [4]  # nothing came to a place
+    assert [event.first_placement for event in read_trace(tmp_path / "trace")] == [
+        4
+    ]  # nothing came to a place
 
 
 def test_recall_moves_a_chunk_in_view_if_asked(window):

@@ -34,7 +34,6 @@ def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
     with watching(former_of(window).backbone) as seen:
         report = getattr(window, way)(*given)
     assert planned.cost.forwards == report.forwards == seen.forwards
-    assert planned.cost.bytes_patched == report.bytes_patched
     return guarantees(window), seen.forwards
 
 

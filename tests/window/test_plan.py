@@ -19,7 +19,19 @@ from kamera.trust import Proof, ReusePolicy
 from kamera.window.plan import plan
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
 from kamera.window.seats import Seat, Seats, Source, Spot
-from kamera.window.steps import Archive, Clean, Cost, Harvest, Limits, Place, Prefill, View
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Cost,
+    Harvest,
+    Limits,
+    Place,
+    Prefill,
+    Sample,
+    View,
+    cost_of,
+    runs_of,
+)
 
 LENGTH, ANCHOR = 10, 4
 POLICY = ReusePolicy(certified=False, forms="always")
@@ -72,7 +84,6 @@ class Row:
     antecedents: tuple[str, ...]
     kind: str
     formed: str
-    sizes: tuple = ()
     rank: int = 8
     proof: Proof | None = PROVED
     created: float = 0.0
@@ -148,7 +159,7 @@ def test_an_append_that_archives_later_is_one_forward():
 def test_the_first_chunk_is_its_canonical():
     made = decided(Append(new("a"), "now"), standing(), Fake(), POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.seat.source.patch, step.computes, made.cost.forwards) == (None, True, 1)
+    assert (step.seat.source.patch, step.tokens, made.cost.forwards) == (None, step.seat.length, 1)
     assert worths(made) == ["exact"]
 
 
@@ -178,9 +189,9 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     rows.based["b", (), "other"] = Row((), "exact", "exact")
     made = decided(Append(new("b"), "now"), standing(), rows, POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
-    assert (step.seat.source.patch.base, step.computes) == ("other", False)
+    assert (step.seat.source.patch.base, step.tokens) == ("other", 0)
     assert (made.cost, worths(made)) == (Cost(), ["patched"])
-    assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
+    assert step.seat.source.home == Line().compact(["b"])[0].shift((3,))
     gone = decided(Evict(0), made.after, rows, POLICY, limits())
     assert (kinds(gone), gone.cost) == ([], Cost())
 
@@ -278,7 +289,7 @@ def test_a_patch_that_a_plan_forms_serves_later_in_it():
         Reorder([1, 0, 2]), replace(state, seats=(*state.seats[:2], late)), Fake(), POLICY, limits()
     )
     archive = next(s for s in moved.steps if isinstance(s, Archive) and s.number == late.number)
-    assert archive.computes and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
+    assert archive.tokens and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
 
 
 def test_an_arrangement_keeps_repairs_or_prefills():
@@ -342,6 +353,26 @@ def standing_as(state: Seats) -> Seats:
     return Seats(tuple(replace(seat) for seat in state.seats), state.frame)
 
 
+def test_later_work_that_waits_already_is_not_counted_again():
+    state, policy = standing("a", "b"), replace(POLICY, forms="returning")
+    row = replace(state, seats=tuple(replace(seat, archived=False) for seat in state.seats))
+    alone, waiting = limits(), replace(limits(), pending=frozenset("a"))
+    costs = [decided(Slide(2), row, Fake(), policy, bound).later for bound in (alone, waiting)]
+    assert costs == [Cost(2, 2 * LENGTH), Cost(1, LENGTH)]
+
+
+def test_steps_that_share_a_forward_are_one_group_with_what_is_placed_between():
+    row = standing("a", "b", "c", "d")
+    a, b, c, d = row.seats
+    first, archive, place = Prefill(a, standing()), Archive(b.number), Place(b)
+    sample = Sample(c, row, SampleSize(3, 0.5), c.source, own=True, joined=True)
+    clean, last = Clean(d.number), Prefill(d, row)
+    steps = [first, archive, place, sample, clean, last]
+    assert runs_of(steps) == [[first, place, sample], [archive], [clean], [last]]
+    assert cost_of(steps) == Cost(2, LENGTH + 3 + LENGTH)
+    assert cost_of([replace(place, tokens=4), replace(last, joined=True)], 1) == Cost(1, 4 + LENGTH, 1)
+
+
 def test_the_planner_names_neither_torch_nor_a_backbone():
     """Its own code, that is: what it imports of the store knows tensors."""
     for name in ("plan", "placer", "seating", "seats", "steps"):
@@ -359,7 +390,7 @@ def test_a_patch_formed_behind_stronger_kv_is_not_formed_again_whatever_its_rank
     rows.patch_within = lambda *given: None  # smaller than the budget
     rows.patch = lambda *given: Row(("a", "b"), "exact", stored, budget=PatchBudget(1))
     first, second = standing("a", "b").seats
-    before = replace(standing("a", "b"), seats=(first, second.labelled("patched")))
+    before = replace(standing("a", "b"), seats=(first, second.relabel("patched")))
     made = decided(Append(new("c"), "now"), before, rows, POLICY, limits())
     assert kinds(made).count("Harvest") == harvests
     assert worths(made) == ["exact", "patched", "patched"]

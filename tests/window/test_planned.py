@@ -98,13 +98,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
             continue
         slots = window.slots
         report = getattr(window, verb)(*given_, **options)
-        measured = Cost(
-            report.forwards,
-            report.tokens_recomputed,
-            report.vision_encodes,
-            report.bytes_rotated,
-            report.bytes_patched,
-        )
+        measured = Cost(report.forwards, report.tokens_recomputed, report.vision_encodes)
         left = {s.number for s in slots} - {s.number for s in window.slots}
         stand = tuple(slot.chunk_id for slot in window.slots), tuple(slot.guarantee for slot in window.slots)
         foreseen = planned.cost, planned.after.chunk_ids, planned.after.worths, set(planned.left)
@@ -137,8 +131,7 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         assert (seen.forwards, seen.encodes) == (0, 0)
         assert (window.slots, store.ls()) == (slots, held)
     assert [p.operation for p in plans[:3]] == ["append", "recall", "slide"]
-    turned = 4 * backbone.facts.phased_bytes_per_token  # the anchor's four tokens move up
-    assert plans[2].cost == Cost(bytes_turned=turned)
+    assert plans[2].cost == Cost()
     assert plans[0].cost == Cost(2, 2 * chunks[3].num_tokens, 1)
 
 

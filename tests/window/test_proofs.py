@@ -270,7 +270,7 @@ def test_a_sound_patch_proves_itself_to_questions_it_never_heard(stage, shipped)
 def test_no_wrong_build_proves_itself(stage, shipped, fault):
     scene, of = material(stage)
     prover = Prover(shipped, stage.anchor, 0.05)
-    served = Span(of.under(SABOTAGES[fault]).served(), None, (0,) * shipped.axes)
+    served = Span(of.under(SABOTAGES[fault]).served_kv(), None, (0,) * shipped.axes)
     proof = prover.proof(scene.delta, scene.conditioned, served, facts_of(scene), before_of(scene))
     assert not proof.holds_at(0.05), proof
     assert proof.kl > 0.5, "far beyond any tolerance"

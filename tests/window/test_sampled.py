@@ -13,13 +13,24 @@ from kamera.engines import Sampling, Span
 from kamera.engines.hf import HfEngine
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import Design, token_kernel
-from kamera.window import Append, Arrange, former_of, sequence_of
+from kamera.window import Append, Arrange, Evict, former_of, sequence_of
 from kamera.window.audit import Served, audit_slot
-from kamera.window.steps import Plan, Sample
+from kamera.window.steps import Place, Plan, Sample
 from lab.placement import assembled
 from tests.engines.compare import worst
 from tests.models import tiny
-from tests.window.rig import QUESTION, Snapshot, borne, guarantees, live, make, rig, watching
+from tests.window.rig import (
+    FULL_RANK,
+    QUESTION,
+    SYSTEM,
+    Snapshot,
+    borne,
+    guarantees,
+    live,
+    make,
+    rig,
+    watching,
+)
 
 FAMILIES = ("qwen2_5_vl", "deepseek_v3", "qwen3_vl", "mistral_sliding", "deepseek_v32")
 POLICY = ReusePolicy(
@@ -35,6 +46,28 @@ def count(length: int) -> int:
 def completion_of(backbone: HfEngine, kv, positions, tokens: int):
     design = Design.of(token_kernel(kv, backbone.layout, positions))
     return design.completion(tokens, positions)
+
+
+def test_a_chunk_that_is_placed_between_samples_stands_there_in_their_forward():
+    backbone, (first, leaving, one, patched, two) = rig("qwen2_5_vl", 5)
+    store = ChunkStore.open("memory://")
+    policy = ReusePolicy(rank=FULL_RANK, certified=False, tolerance=None)
+    former = KameraWindow(backbone, store, SYSTEM, policy=policy)
+    for chunk, archive in ((first, "later"), (one, "later"), (patched, "now")):
+        former.append(chunk, archive=archive)
+    former.flush()
+    window = KameraWindow(backbone, store, SYSTEM, policy=dataclasses.replace(POLICY, tolerance=None))
+    for chunk in (first, leaving, one, patched, two):
+        window.append(chunk)
+    window.flush()
+    plan = window.plan(Evict(1))
+    steps = [(type(step), step.seat.chunk_id) for step in plan.steps if isinstance(step, Place | Sample)]
+    assert steps == [(Sample, one.id), (Place, patched.id), (Sample, two.id)]
+    with watching(backbone) as seen:
+        report = window.run(plan)
+    assert seen.forwards == report.forwards == plan.cost.forwards == 1
+    assert guarantees(window) == ["exact", "sampled", "patched", "sampled"]
+    assert window.slots[2].rank > 0  # it stands on its canonical and patch, not on the KV that it had
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -55,10 +55,6 @@ class LiveCache:
         return self._shown
 
     @property
-    def standing(self) -> tuple[Span, ...]:
-        return self._room.standing
-
-    @property
     def tensors(self) -> KV:
         return self._room.kv
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from kamera.trust import GUARANTEES
 from kamera.window.events import Event
-from kamera.window.view.story import FIELDS, Life, lives
+from kamera.window.view.story import FIELDS, lives
 
 
 def page(events: Iterable[Event], *, title: str = "A window's life", live: bool = False) -> str:
@@ -19,7 +19,9 @@ def page(events: Iterable[Event], *, title: str = "A window's life", live: bool 
     ``live``: it goes on, by the server-sent events of ``events`` beside it: a `document` in JSON of the lives
     that went on.
     """
-    data = embed_json({**document(lives(events)), "title": title, "live": live})
+    data = embed_json(
+        {**document([life.to_document() for life in lives(events)]), "title": title, "live": live}
+    )
     data = f'<script type="application/json" id="data">{data}</script>'
     return whole(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
 
@@ -30,10 +32,9 @@ def whole(title: str, body: str, script: str = "") -> str:
     return html.replace("<!--body-->", body).replace("<!--script-->", script)
 
 
-def document(told: Iterable[Life]) -> dict[str, Any]:
-    """All that a page shows, as JSON types."""
-    shown = [life.to_document() for life in told]
-    return {"fields": FIELDS, "guarantees": GUARANTEES, "lives": shown}
+def document(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All that a page shows of these lives (`Life.to_document`), as JSON types."""
+    return {"fields": FIELDS, "guarantees": GUARANTEES, "lives": told}
 
 
 def embed_json(value: Any) -> str:

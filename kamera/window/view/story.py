@@ -97,137 +97,29 @@ class Deed:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Life:
-    """All operations on one window, or on the windows of one session."""
+    """All operations on one window, or on the windows of one session.
 
-    name: str
-    anchor_tokens: int
-    max_tokens: int | None
-    lanes: tuple[Lane, ...]
-    deeds: tuple[Deed, ...]
-    spans: tuple[Stay, ...]
-    marks: tuple[Mark, ...]
-    later: tuple[int, int]
-
-    def to_document(self) -> dict[str, Any]:
-        """The life as JSON types: rows of values, their names once."""
-        return {
-            "name": self.name,
-            "anchor": self.anchor_tokens,
-            "max": self.max_tokens,
-            "later": self.later,
-            "lanes": [list(lane) for lane in self.lanes],
-            "deeds": [list(vars(deed).values()) for deed in self.deeds],
-            "spans": [list(span) for span in self.spans],
-            "marks": [list(mark) for mark in self.marks],
-        }
-
-
-FIELDS = {
-    "lane": tuple(Lane.__annotations__),
-    "span": tuple(Stay.__annotations__),
-    "mark": tuple(Mark.__annotations__),
-    "deed": tuple(Deed.__annotations__),
-}
-"""Names of the values in the rows of a document."""
-
-
-class Lives:
-    """Lives that go on: a listener, which any thread may tell an event, and any may ask.
-
-    ``most`` is how many are held, those told last; after so many ``operations`` one begins anew.
+    It goes on: ``told`` is the number of the event that it took last, among those of all lives.
     """
 
-    def __init__(self, most: int | None = None, operations: int | None = None) -> None:
-        self._most, self._operations = most, operations
-        self._lock = threading.Lock()
-        self._lives: dict[str, _LifeBuilder] = {}
-        self.count = 0
-
-    def __call__(self, event: Event) -> None:
-        """Take an event."""
-        name = event.session or event.window
-        with self._lock:
-            self.count += 1
-            life = self._lives.setdefault(name, _LifeBuilder(name))
-            if len(life.deeds) == self._operations:
-                life = self._lives[name] = _LifeBuilder(name)
-            life.add(event, self.count)
-            if len(self._lives) - 1 == self._most:
-                del self._lives[min(self._lives.values(), key=attrgetter("told")).name]
-
-    def since(self, count: int = 0) -> list[Life]:
-        """Those that were told something after the first ``count`` events, in the order of their birth."""
-        with self._lock:
-            return [life.life() for life in self._lives.values() if life.told > count]
-
-
-def lives(events: Iterable[Event]) -> list[Life]:
-    """The lives that events tell, in the order in which they begin."""
-    told = Lives()
-    for event in events:
-        told(event)
-    return told.since()
-
-
-@dataclass
-class _Prefixes:
-    """The prompts that a life's prefix cache has seen: a tree a system prompt, and it forgets nothing."""
-
-    _roots: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
-        """How many of the first chunks it has; from now on it has all."""
-        node, count, seen = self._roots.setdefault(anchor, {}), 0, True
-        for chunk_id in chunk_ids:
-            seen = seen and chunk_id in node
-            count += seen
-            node = node.setdefault(chunk_id, {})
-        return count
-
-
-@dataclass
-class _LifeBuilder:
-    """Builds one life, event by event."""
-
     name: str
-    prefixes: _Prefixes = field(default_factory=_Prefixes)
+    anchor_tokens: int = 0
+    max_tokens: int | None = None
     lanes: list[Lane] = field(default_factory=list)
     deeds: list[Deed] = field(default_factory=list)
-    spans: list[Stay] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     told: int = 0
-    _last: Event | None = None
-    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
+    _ended: list[Stay] = field(default_factory=list)
     _open: dict[int, Stay] = field(default_factory=dict)
+    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
     _patches: dict[int, int] = field(default_factory=dict)
     _later: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _prompts: dict[tuple[str | int, str], int] = field(default_factory=dict)
 
     def add(self, event: Event, number: int) -> None:
         """Take the event of a number."""
-        self._take(event)
-        self._last, self.told = event, number
-
-    def life(self) -> Life:
-        """The life so far."""
-        assert self._last is not None, "it begins with an event"
-        spans = [*self.spans, *self._open.values()]
-        forwards, tokens = (sum(part) for part in zip(*self._later.values(), strict=True))
-        return Life(
-            self.name,
-            self._last.anchor_tokens,
-            self._last.max_tokens,
-            tuple(self.lanes),
-            tuple(self.deeds),
-            tuple(sorted(spans, key=attrgetter("first", "lane"))),
-            tuple(self.marks),
-            (forwards, tokens),
-        )
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _take(self, event: Event) -> None:
         report, at = event.report, len(self.deeds)
         after = report.slots
         order = self._order(after, event)
@@ -241,13 +133,11 @@ class _LifeBuilder:
             front.add(slot.chunk_id)
             if outcome.how != "kept":
                 self.marks.append(Mark(at, lane, outcome.how, outcome.tokens, outcome.reason))
-        self._close({lane: span for lane, span in self._open.items() if lane not in now})
-        for lane, span in now.items():
-            old = self._open.get(lane)
-            if old is not None and span[3:] == old[3:]:  # all behind lane, first and last
+        for lane, old in self._open.items():
+            if lane in now and now[lane][3:] == old[3:]:  # all behind lane, first and last
                 now[lane] = old._replace(last=at)
-            elif old is not None:
-                self._close({lane: old})
+            else:
+                self._ended.append(old)
         self._open = now
         spent = event.usage.later
         self._later[event.window] = spent.forwards, spent.tokens
@@ -271,6 +161,33 @@ class _LifeBuilder:
                 report.notes,
             )
         )
+        self.told, self.anchor_tokens, self.max_tokens = number, event.anchor_tokens, event.max_tokens
+
+    @property
+    def spans(self) -> list[Stay]:
+        """Those of all lanes, in the order in which they begin."""
+        return sorted([*self._ended, *self._open.values()], key=attrgetter("first", "lane"))
+
+    @property
+    def later(self) -> tuple[int, int]:
+        """Forwards and tokens of the later work of its windows."""
+        forwards, tokens = (sum(part) for part in zip(*self._later.values(), strict=True))
+        return forwards, tokens
+
+    def to_document(self) -> dict[str, Any]:
+        """The life as JSON types: rows of values, their names once."""
+        return {
+            "name": self.name,
+            "anchor": self.anchor_tokens,
+            "max": self.max_tokens,
+            "later": self.later,
+            "lanes": [list(lane) for lane in self.lanes],
+            "deeds": [list(vars(deed).values()) for deed in self.deeds],
+            "spans": [list(span) for span in self.spans],
+            "marks": [list(mark) for mark in self.marks],
+        }
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _order(self, slots: Sequence[Slot], event: Event) -> tuple[int, ...]:
         """Lanes of slots; a chunk that stands twice in a window has two."""
@@ -313,19 +230,72 @@ class _LifeBuilder:
         """What a prefix cache and a prefill of everything run; nothing where the window holds the same."""
         after = event.report.slots
         ids = [slot.chunk_id for slot in after]
+        here = [slot.chunk_id for slot in event.before]
         if not self.deeds:  # a fork begins with what its window held
-            self.prefixes.known(event.anchor, [slot.chunk_id for slot in event.before])
-        known = self.prefixes.known(event.anchor, ids)
-        same = [slot.chunk_id for slot in event.before] == ids
+            self._count_known(event.anchor, here)
 
         def of(first: int, extra: int) -> Rival:
             tokens = sum(slot.length for slot in after[first:])
             return Rival(extra + tokens, sum(outcome.media for outcome in outcomes[first:]))
 
-        return of(known, 0), Rival(0, 0) if same else of(0, event.anchor_tokens)
+        prefix = of(self._count_known(event.anchor, ids), 0)
+        return prefix, Rival(0, 0) if here == ids else of(0, event.anchor_tokens)
 
-    def _close(self, spans: dict[int, Stay]) -> None:
-        self.spans.extend(spans.values())
+    def _count_known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
+        """How many of the first chunks a prefix cache has, which forgets nothing; from now on it has all."""
+        at: str | int = anchor
+        count = 0
+        for chunk_id in chunk_ids:
+            count += (at, chunk_id) in self._prompts
+            at = self._prompts.setdefault((at, chunk_id), len(self._prompts))
+        return count
+
+
+FIELDS = {
+    "lane": tuple(Lane.__annotations__),
+    "span": tuple(Stay.__annotations__),
+    "mark": tuple(Mark.__annotations__),
+    "deed": tuple(Deed.__annotations__),
+}
+"""Names of the values in the rows of a document."""
+
+
+class Lives:
+    """Lives that go on: a listener, which any thread may tell an event, and any may ask.
+
+    ``most`` is how many are held, those told last; after so many ``operations`` one begins anew.
+    """
+
+    def __init__(self, most: int | None = None, operations: int | None = None) -> None:
+        self._most, self._operations = most, operations
+        self._lock = threading.Lock()
+        self._lives: dict[str, Life] = {}
+        self.count = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        name = event.session or event.window
+        with self._lock:
+            self.count += 1
+            life = self._lives.setdefault(name, Life(name))
+            if len(life.deeds) == self._operations:
+                life = self._lives[name] = Life(name)
+            life.add(event, self.count)
+            if len(self._lives) - 1 == self._most:
+                del self._lives[min(self._lives.values(), key=attrgetter("told")).name]
+
+    def since(self, count: int = 0) -> list[dict[str, Any]]:
+        """Documents of those that were told something after ``count`` events, in the order of their birth."""
+        with self._lock:
+            return [life.to_document() for life in self._lives.values() if life.told > count]
+
+
+def lives(events: Iterable[Event]) -> list[Life]:
+    """The lives that events tell, in the order in which they begin."""
+    told = Lives()
+    for event in events:
+        told(event)
+    return list(told._lives.values())
 
 
 def _label(slot: Slot, event: Event) -> str:

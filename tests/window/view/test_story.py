@@ -127,7 +127,7 @@ def test_a_chunk_that_stands_twice_has_two_lanes():
 
 
 def test_a_document_is_json_with_a_name_for_each_value():
-    made = json.loads(json.dumps(document(lives(walk()))))
+    made = json.loads(json.dumps(document([life.to_document() for life in lives(walk())])))
     (life,) = made["lives"]
     for kind in ("lane", "span", "mark", "deed"):
         assert {len(row) for row in life[f"{kind}s"]} == {len(FIELDS[kind])}
