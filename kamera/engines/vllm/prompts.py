@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kamera.engines.vllm.known import KnownPrompts, useful
+from kamera.engines.vllm.known import KnownPrompts, Least, useful
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import PatchBudget
@@ -52,12 +52,15 @@ class _Tenant:
 class PromptTables:
     """The tables of all tenants. One thread uses it; stores are read by others.
 
+    Prompts are served with at least the guarantee ``least``, and if that supplies at least a ``block`` of
+    tokens more than vLLM's own prefix cache.
     A store is asked for what is new when a request of its tenant comes and the last look is a while ago. Rows
     that have left are noticed by whoever misses their objects (`forget`).
     """
 
-    def __init__(self, stores: Stores, budget: PatchBudget) -> None:
+    def __init__(self, stores: Stores, budget: PatchBudget, least: Least, block: int) -> None:
         self._stores, self._budget = stores, budget
+        self.least, self.block = least, block
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._aside = ThreadPoolExecutor(2, thread_name_prefix="kamera-prompts")
 

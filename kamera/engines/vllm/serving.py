@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import torch
+
 from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
@@ -57,9 +59,13 @@ def recipe_of(
     return recipe
 
 
-def check_places(recipe: Recipe, lows: Sequence[tuple[int, ...]]) -> None:
-    """Raise IncompatibleChunk unless the leading parts stand where the engine counts them: at ``lows``."""
-    for part, low in zip(recipe.leading.parts, lows, strict=True):
+def check_places(recipe: Recipe, positions: torch.Tensor) -> None:
+    """Raise IncompatibleChunk unless the leading parts stand where the engine counts their tokens.
+
+    ``positions`` ``[axes, tokens]`` are the engine's own of the prompt.
+    """
+    for part in recipe.leading.parts:
+        low = tuple(positions[:, part.start : part.stop].amin(1).tolist())
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"

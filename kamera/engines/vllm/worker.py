@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.engines.materials import read_anchor, read_part
-from kamera.engines.vllm.harvest import Harvester, PageHarvest
+from kamera.engines.vllm.harvest import Harvester, Ripe
 from kamera.engines.vllm.layout import EngineLayout
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.serving import PageLoad
@@ -52,14 +52,13 @@ class WorkerSide:
         self._ended, self._failed = set(), set()
         return taken
 
-    def harvest(self, harvests: Sequence[PageHarvest]) -> None:
+    def harvest(self, chunks: Sequence[Ripe]) -> None:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
-        for one in harvests:
-            for ripe in one.chunks:
-                stop = ripe.start + len(ripe.ids)
-                kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, stop))
-                if self._harvester is not None:
-                    self._harvester.take(ripe, kv)
+        for ripe in chunks:
+            slots = self._pages.slots(ripe.block_ids, ripe.start, ripe.start + len(ripe.ids))
+            kv = self._pages.read(slots)
+            if self._harvester is not None:
+                self._harvester.take(ripe, kv)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -81,13 +80,11 @@ class WorkerSide:
         """Memory for the KV of ``tokens``, all layers."""
         layers = self._layout.layers
         groups = layer_groups(layers)
-        return Blocks(
-            [
-                {
-                    c.name: torch.empty(len(group), c.heads, tokens, c.dim, dtype=self._dtype)
-                    for c in layers[group[0]].channels
-                }
-                for group in groups
-            ],
-            groups,
-        )
+        blocks = [
+            {
+                c.name: torch.empty(len(group), c.heads, tokens, c.dim, dtype=self._dtype)
+                for c in layers[group[0]].channels
+            }
+            for group in groups
+        ]
+        return Blocks(blocks, groups)

@@ -125,9 +125,9 @@ def test_a_recipe_is_refused_that_is_not_of_this_prompt_tenant_or_model():
 
 def test_parts_that_do_not_stand_where_the_engine_counts_them_are_refused():
     made = asked(recipe("a", "b"))
-    check_places(made, [(3,), (5,)])
+    check_places(made, torch.arange(9)[None])
     with pytest.raises(IncompatibleChunk, match="stands at"):
-        check_places(made, [(3,), (6,)])
+        check_places(made, torch.tensor([[0, 1, 2, 3, 4, 6, 7, 8, 9]]))
 
 
 def test_what_is_supplied_ends_before_the_first_part_that_is_missing():
