@@ -2,15 +2,15 @@
 
 It names stored objects and holds no tensor. JSON both ways, strict: a text that was edited, values of other
 types and parts that contradict each other are refused by name. A scheduler reads it before anything else, so
-it says nothing twice: each name stands once, in ``names``, in whose order antecedents are mostly one run
-``[first, stop]``; keys follow from the other fields; token ids are int32 in base64.
+it says nothing twice: each name stands once, in ``names``. Antecedents are a number of the first ones of those
+told before, and the numbers of the others. Keys follow from the other fields; token ids are int32 in base64.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -252,60 +252,42 @@ def _contradiction(recipe: Recipe) -> str:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-class _Names:
-    """The names in a recipe, those of the longest antecedents first, and their ``places``."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        told: dict[str, None] = {}
-        for part in reversed(parts):
-            row = part.patch or part.kv
-            told.update(dict.fromkeys(part.antecedents))
-            if row is not None and row.antecedents is not part.antecedents:
-                told.update(dict.fromkeys(row.antecedents))
-            told[part.chunk_id] = None
-        self.names = tuple(told)
-        self.places = {name: place for place, name in enumerate(self.names)}
-
-    def runs(self, antecedents: tuple[str, ...]) -> list[int]:
-        """Where antecedents stand: ``first, stop`` of each run."""
-        found, at = list[int](), 0
-        while at < len(antecedents):
-            first = stop = self.places[antecedents[at]]
-            if self.names[first : first + len(antecedents) - at] == antecedents[at:]:
-                return [*found, first, first + len(antecedents) - at]
-            while at < len(antecedents) and self.places[antecedents[at]] == stop:
-                at, stop = at + 1, stop + 1
-            found += (first, stop)
-        return found
-
-
 def _text_of(recipe: Recipe) -> str:
     """All that a recipe says; equal texts are equal recipes."""
-    own, named = recipe.context, _Names(recipe.parts)
+    own, places, last = recipe.context, dict[str, int](), tuple[str, ...]()
+
+    def numbers(antecedents: tuple[str, ...]) -> list[int]:
+        nonlocal last
+        if not antecedents:
+            return []
+        same = len(last) if antecedents[: len(last)] == last else 0
+        last = antecedents
+        return [same, *[places.setdefault(name, len(places)) for name in antecedents[same:]]]
 
     def row(told: RowKey | None) -> list[Any] | None:
         if told is None:
             return None
-        anchor, runs = told.context.anchor, named.runs(told.antecedents)
-        at = "" if anchor == own.anchor else anchor
-        return [told.kind, at, runs, told.base, told.formed, told.created, told.rank]
+        anchor = "" if told.context.anchor == own.anchor else told.context.anchor
+        behind = numbers(told.antecedents)
+        return [told.kind, anchor, behind, told.base, told.formed, told.created, told.rank]
 
+    parts = [
+        [
+            places.setdefault(p.chunk_id, len(places)), len(p.ids), p.position, p.offset, p.base,
+            p.guarantee, p.made, numbers(p.antecedents), row(p.kv), row(p.patch), p.missing,
+        ]
+        for p in recipe.parts
+    ]  # fmt: skip
     document = {
         "anchor": recipe.anchor is not None,
         "anchor_tokens": len(recipe.anchor_ids),
         "context": [own.fingerprint, own.anchor, own.tenant, own.kv, str(own.probe)],
         "ids": base64.b64encode(np.array(recipe.ids, dtype="<i4").tobytes()).decode(),
-        "names": named.names,
-        "parts": [
-            [
-                named.places[p.chunk_id], len(p.ids), p.position, p.offset, p.base, p.guarantee, p.made,
-                named.runs(p.antecedents), row(p.kv), row(p.patch), p.missing,
-            ]
-            for p in recipe.parts
-        ],
+        "names": list(places),
+        "parts": parts,
         "tail": recipe.tail,
         "reopen": recipe.reopen,
-    }  # fmt: skip
+    }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "}"
 
 
@@ -326,46 +308,40 @@ def _read(
     reopen: str,
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
-    own = Context(*context)
+    own, start, made, last = Context(*context), anchor_tokens, list[Part](), tuple[str, ...]()
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
-    named, start, made = tuple(names), anchor_tokens, list[Part]()
-    places, lengths, positions, offsets, *words, behind, kvs, patches, missing = (
-        zip(*parts, strict=True) if parts else [()] * 11
-    )
-    kinds, anchors, runs, bases, formed, created, ranks = (
-        zip(*told, strict=True)
-        if (told := [row for row in (*kvs, *patches) if row is not None])
-        else [()] * 7
-    )
-    _only({str}, context, names, *words, missing, kinds, anchors, bases, (tail, reopen))
-    _only({int}, (start,), places, lengths, *positions, *offsets, *runs, *behind)
-    _only({str, NoneType}, formed)
-    _only({float, NoneType}, created)
-    _only({int, NoneType}, ranks)
+    _only({str}, (*context, *names, tail, reopen))
 
-    def placed(runs: list[int]) -> tuple[str, ...]:
-        if len(runs) == 2:
-            return named[runs[0] : runs[1]]
-        pairs = zip(runs[::2], runs[1::2], strict=True)
-        return tuple(chain.from_iterable(named[first:stop] for first, stop in pairs))
+    def named(numbers: list[int]) -> tuple[str, ...]:
+        nonlocal last
+        _only({int}, numbers)
+        if not numbers:
+            return ()
+        same, *others = numbers
+        last = last[:same] + tuple([names[i] for i in others])
+        return last
 
-    for place, length, position, offset, base, worth, was, at, kv, patch, lacks in parts:
-        chunk, stop, known = named[place], start + length, placed(at)
-        rows = [
-            row and RowKey.of(
-                own, row[0], chunk, known if row[2] == at else placed(row[2]), *row[3:], anchor=row[1]
-            )
-            for row in (kv, patch)
-        ]  # fmt: skip
-        ids_of, by = whole[start:stop], tuple(offset)
-        made.append(
-            Part(chunk, ids_of, start, tuple(position), by, base, worth, was, known, rows[0], rows[1], lacks)
-        )
+    def row(told: list[Any] | None, chunk: str) -> RowKey | None:
+        if told is None:
+            return None
+        kind, elsewhere, behind, base, formed, created, rank = told
+        _only({str}, (kind, elsewhere, base))
+        _only({str, NoneType}, (formed,))
+        _only({float, NoneType}, (created,))
+        _only({int, NoneType}, (rank,))
+        return RowKey.of(own, kind, chunk, named(behind), base, formed, created, rank, anchor=elsewhere)
+
+    for place, length, position, offset, base, worth, was, behind, kv, patch, lacks in parts:
+        _only({int}, (start, place, length, *position, *offset))
+        _only({str}, (base, worth, was, lacks))
+        chunk, known, stop = names[place], named(behind), start + length
+        rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
+        made.append(Part(chunk, whole[start:stop], start, *stand, base, worth, was, known, *rows, lacks))
         start = stop
     kept = RowKey.of(own, "anchor", own.anchor) if anchor else None
     return Recipe(own, kept, whole[:anchor_tokens], tuple(made), tail, reopen)
 
 
-def _only(kinds: set[type], *values: Iterable[Any]) -> None:
-    if not {*map(type, chain.from_iterable(values))} <= kinds:
+def _only(kinds: set[type], values: Iterable[Any]) -> None:
+    if not {*map(type, values)} <= kinds:
         raise TypeError(f"other than {kinds}")
