@@ -2,8 +2,8 @@
 
 It names stored objects and holds no tensor. JSON both ways, strict: a text that was edited, values of other
 types and parts that contradict each other are refused by name. A scheduler reads it before anything else, so
-it says nothing twice: each name stands once, in ``names``. Antecedents are a number of the first ones of those
-told before, and the numbers of the others. Keys follow from the other fields; token ids are int32 in base64.
+it says nothing twice: each name stands once, in ``names``. Antecedents are how many of those told before they
+begin with, and the numbers of the others. Keys follow from the other fields; token ids are int32 in base64.
 """
 
 from __future__ import annotations
