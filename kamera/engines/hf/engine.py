@@ -13,8 +13,8 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Identity, LiveKV, PlainModel, Sampling
 from kamera.engines.extent import Extents
-from kamera.engines.hf import batch, forwards
 from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import forwards
 from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.identity import ModelIdentity
@@ -91,7 +91,7 @@ class HfEngine(Model):
         return LiveCache(self, holds)
 
     def form(self, span: Encoded) -> SpanForm:
-        return SpanForm(batch.form(self, span), can_sample(self, span))
+        return SpanForm(forwards.row_form(self, span), can_sample(self, span))
 
     def prefill(
         self,
@@ -107,7 +107,7 @@ class HfEngine(Model):
         whole = joined(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
-                return batch.prefill(self, spans, positions, cache)
+                return forwards.run_rows(self, spans, positions, cache)
             start, runs = model_cache.cache_length(cache), zip(spans, positions, strict=True)
             # one after another the cache grows behind each
             for span, places in runs if whole is None else [(whole, torch.cat(list(positions), dim=1))]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,14 +22,48 @@ def run(
 
     Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
     """
-    model.limits.check_tokens(positions)
     past = model_cache.new_cache(model.model.config) if past is None else past
     start = model_cache.cache_length(past)
-    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
-        _decode(model, encoded, positions, past)
+    run_decoder(model, [encoded], positions[:, None], past)
     kv = model_cache.read(past, model.layout, model.groups, start)
     check_finite(kv)
     return kv, past
+
+
+def row_form(model: Model, span: Encoded) -> Hashable | None:
+    """A key, equal for spans that may be rows of one forward: same tensors of same shapes. None for others.
+
+    Three kinds run alone: spans whose mask the outer model makes, those with an argument that is not one
+    row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
+    arithmetic, depends on the other rows.
+    """
+    if model.routes or (not model.facts.joins and span.tensors):
+        return None
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not encoding.is_flat(n)) for n, t in span.tensors.items()):
+        return None
+    shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
+    return (span.num_tokens, *shapes)
+
+
+def run_rows(
+    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: ModelCache
+) -> tuple[KV, ...]:
+    """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one forward.
+
+    Rows do not see each other. A row's KV may differ in bits from that of a forward of its own: matrix
+    kernels are chosen by shape. ``past`` must not be used again. Raises ValueError for spans that do not
+    share a `row_form`, NonFiniteKV.
+    """
+    forms = {row_form(model, span) for span in spans}
+    if len(forms) != 1 or None in forms:
+        raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
+    model_cache.detach(past)  # the caller owns what is returned, of one span too
+    rows, start = model_cache.spread(past, len(spans)), model_cache.cache_length(past)
+    run_decoder(model, spans, torch.stack(list(positions), dim=1), rows)
+    made = [model_cache.read(rows, model.layout, model.groups, start, row=i) for i in range(len(spans))]
+    for kv in made:
+        check_finite(kv)
+    return tuple(made)
 
 
 def forward(model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
@@ -141,19 +175,39 @@ def _logits(
     return logits
 
 
-def _decode(model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache) -> None:
-    device = encoding.input_device(model.model)
-    arguments = encoding.decoder_arguments(encoded, device) | {
-        "position_ids": encoding.with_batch(positions).to(device),
-        "past_key_values": past,
-        "use_cache": True,
-    }
-    kinds = encoded.position_inputs.get(model.mask_input or "")
-    if kinds is not None and encoded.tensors:
+def run_decoder(
+    model: Model,
+    spans: Sequence[Encoded],
+    positions: torch.Tensor,
+    past: ModelCache,
+    mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Run spans, each a row, through the decoder at ``positions`` ``[axes, rows, tokens]``, behind ``past``.
+
+    ``past`` is extended. With a ``mask`` the decoder makes none.
+    """
+    model.limits.check_tokens(positions)
+    device, decoder = encoding.input_device(model.model), model.decoder
+    contents = [encoding.decoder_arguments(span, device) for span in spans]
+    arguments: dict[str, Any] = {name: _stack([row[name] for row in contents]) for name in contents[0]}
+    kinds = spans[0].position_inputs.get(model.mask_input or "")
+    if kinds is not None and spans[0].tensors:
         # The outer model derives the mask from token types over the cached tokens too; image
         # blocks never cross a chunk, so the tokens before count as text.
         before = kinds.new_zeros(model_cache.cache_length(past))
         arguments[str(model.mask_input)] = torch.cat([before, kinds])[None].to(device)
-        model.model.model(**arguments)
-    else:
-        model.decoder(**arguments)
+        decoder = model.model.model
+    elif mask is not None:
+        arguments["attention_mask"] = mask
+    places = (positions if len(positions) > 1 else positions[0]).to(device)
+    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
+        decoder(**arguments, position_ids=places, past_key_values=past, use_cache=True)
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """One argument of all rows; of a list of tensors, item by item."""
+    if len(rows) == 1:
+        return rows[0]
+    if isinstance(rows[0], list):
+        return [torch.cat(items) for items in zip(*rows, strict=True)]
+    return torch.cat(list(rows))
