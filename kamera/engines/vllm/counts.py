@@ -5,25 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kamera.engines.recipe import Part, Recipe
 
-
-class CountedMetric(NamedTuple):
-    """A counter: the name of its one label, and its help."""
-
-    label: str
-    help: str
-
-
 COUNTED = {
-    "supplied_tokens": CountedMetric("origin", "Tokens of prompts written into pages, by the KV's origin."),
-    "refused_requests": CountedMetric("reason", "Requests that were computed instead, by what did not fit."),
-    "harvested_bytes": CountedMetric("kind", "Bytes of the objects made of KV in pages, and stored."),
-    "dropped_bytes": CountedMetric("reason", "Bytes of KV in pages that were over the harvest's bound."),
+    "supplied_tokens": ("origin", "Tokens of prompts written into pages, by the KV's origin."),
+    "refused_requests": ("reason", "Requests that were computed instead, by what did not fit."),
+    "harvested_bytes": ("kind", "Bytes of the objects made of KV in pages, and stored."),
+    "dropped_bytes": ("reason", "Bytes of KV in pages that were over the harvest's bound."),
 }
-"""The metrics by name; vLLM shows them as ``vllm:kamera_NAME_total``."""
+"""The metrics by name, each with its one label and its help; ``vllm:kamera_NAME_total`` in vLLM."""
 
 
 class Counts:

@@ -43,7 +43,6 @@ class _Behind:
         self.context, self._budget = context, budget
         self.anchor: RowKey | None = None
         self.chunks = Recognised(context)
-        self.canonicals: dict[str, RowKey] = {}
         self.patches: dict[tuple[str, tuple[str, ...]], tuple[RowKey, PatchBudget | None]] = {}
         self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
 
@@ -53,8 +52,7 @@ class _Behind:
         if row.kind == "anchor":
             self.anchor = RowKey.of(own, "anchor", own.anchor)
         elif row.kind == "canonical":
-            if self.chunks.add(row):
-                self.canonicals[named] = RowKey.of(own, "canonical", named)
+            self.chunks.add(row)
         elif row.antecedents and not row.base:
             behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
             if (named, behind) not in self.patches:
@@ -83,7 +81,7 @@ class _Behind:
                 Part(
                     row.chunk_id, tuple(whole[start:stop]), start, at, offset, "canonical",
                     guarantee, "patched" if patch else "exact", behind,
-                    self.canonicals[row.chunk_id], patch,
+                    RowKey.of(self.context, "canonical", row.chunk_id), patch,
                 )
             )  # fmt: skip
             at = tuple(map(add, at, outline.advance))

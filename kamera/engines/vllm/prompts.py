@@ -29,13 +29,16 @@ _FEW = 256
 
 
 class _Look(NamedTuple):
-    """What a look at a store found: a whole new table, or rows that have come since the last look."""
+    """What a look at a store found: a whole new table, or rows that have come since the last look.
+
+    Its ``count`` rows end with the ``last``.
+    """
 
     table: KnownPrompts | None
-    rows: tuple[ObjectInfo, ...]
-    total: int
+    rows: list[ObjectInfo]
+    count: int
     last: str
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass
@@ -98,7 +101,7 @@ class PromptTables:
             for row in look.rows:
                 mine.table.add(row)
         full = mine.table is not None and mine.table.rows > _ROWS
-        mine.count, mine.last = (0, "") if full else (look.total, look.last)
+        mine.count, mine.last = (0, "") if full else (look.count, look.last)
 
     def _trim(self) -> None:
         """Drop the tables of tenants that have been away longest."""
@@ -116,14 +119,16 @@ class PromptTables:
             with self._stores.another(tenant) as store:
                 new = store.ls(offset=count - 1) if count else []
                 if new and new[0].key == last and len(new) <= _FEW:  # nothing before it has left
-                    seconds = time.perf_counter() - began
-                    return _Look(None, tuple(new[1:]), count + len(new) - 1, new[-1].key, seconds)
-                rows = store.ls()
+                    found = _Look(None, new[1:], count + len(new) - 1, new[-1].key)
+                else:
+                    found = self._whole(store.ls())
         except KameraError as error:
             logger.warning("stored rows of a tenant were not read: %s", error)
-            table = None if count else KnownPrompts(self._budget)
-            return _Look(table, (), count, last, time.perf_counter() - began)
+            found = _Look(None if count else KnownPrompts(self._budget), [], count, last)
+        return found._replace(seconds=time.perf_counter() - began)
+
+    def _whole(self, rows: list[ObjectInfo]) -> _Look:
         anchors = [row for row in rows if row.kind == "anchor"]
         others = [row for row in rows if row.kind != "anchor" and useful(row)]
         table = KnownPrompts(self._budget, [*anchors, *others[-_ROWS // 2 :]])
-        return _Look(table, (), len(rows), rows[-1].key if rows else "", time.perf_counter() - began)
+        return _Look(table, [], len(rows), rows[-1].key if rows else "")
