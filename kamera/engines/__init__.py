@@ -4,7 +4,7 @@ from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, behind, standing
-from kamera.engines.materials import read_anchor, read_part
+from kamera.engines.materials import LiveExecutor, read_anchor, read_part
 from kamera.engines.moves import Move, Stand, Written, bytes_of, moves
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
@@ -15,9 +15,8 @@ from kamera.engines.prompt import (
     PromptPicture,
     joined,
 )
-from kamera.engines.recipe import Base, Offset, Part, Recipe, RowKey
+from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.showing import LiveExecutor
 from kamera.engines.values import (
     FEATURES,
     Answers,
@@ -32,7 +31,6 @@ __all__ = [
     "FEATURES",
     "Account",
     "Answers",
-    "Base",
     "Calls",
     "Completes",
     "Continuation",

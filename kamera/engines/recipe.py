@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +27,8 @@ from kamera.trust import GUARANTEES, Guarantee
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
-Base = Literal["canonical", "conditioned"]
-"""What a part's stored KV is: KV(B|∅), or KV that was run behind its antecedents."""
-
 _PATCHES = ("exact", "sampled", "orbit")
-_BASES = get_args(Base)
+_BASES = ("canonical", "conditioned")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
@@ -78,11 +75,10 @@ class Part:
     """A slot: tokens ``ids`` of the rendered prompt, placeholders expanded, from ``start`` on.
 
     ``position`` is its lowest position on each axis as the model counts this sequence, ``offset`` how far its
-    stored KV is turned to get there. ``base`` says what that KV is, ``guarantee`` what it is worth here,
-    ``made`` what it is worth behind exactly its ``antecedents``, on which it is conditioned
-    (`kamera.store.survivor` names those that knew others). ``patch`` is added to a canonical before it turns.
-    ``missing``: why this part cannot be shown elsewhere; "" if it can. Then, and only then, there is a
-    ``kv``.
+    stored KV is turned to get there. ``guarantee`` is what it is worth here. It is conditioned on exactly its
+    ``antecedents`` (`kamera.store.survivor` names those that knew others). ``kv`` is its canonical, KV(B|∅),
+    to which a ``patch`` is added before it turns, or KV that was run behind its antecedents ("conditioned").
+    ``missing``: why this part cannot be shown elsewhere; "" if it can, and only then it has a ``kv``.
     """
 
     chunk_id: str
@@ -90,9 +86,7 @@ class Part:
     start: int
     position: Offset
     offset: Offset
-    base: Base
     guarantee: Guarantee
-    made: Guarantee
     antecedents: tuple[str, ...]
     kv: RowKey | None = None
     patch: RowKey | None = None
@@ -115,16 +109,13 @@ class Recipe:
 
     ``context`` is the store's; an engine that was started on the model's files computes its fingerprint by
     `kamera.engines.checkpoint_fingerprint`. The anchor stands unturned in front; None if it is not stored.
-    ``tail`` and ``reopen`` are the chat template's text after a question
-    and after an answer. Raises InvalidRecipe for parts that contradict each other.
+    Raises InvalidRecipe for parts that contradict each other.
     """
 
     context: Context
     anchor: RowKey | None
     anchor_ids: tuple[int, ...]
     parts: tuple[Part, ...]
-    tail: str = ""
-    reopen: str = ""
 
     def __post_init__(self) -> None:
         wrong = _contradiction(self)
@@ -165,7 +156,7 @@ class Recipe:
         """
         parts, own = self.leading.parts, self.context
         plain = not own.lossy and all(
-            part.base == "canonical" and part.patch is None and not any(part.offset) and not i
+            not i and part.patch is None and not any(part.offset) and part.kv and part.kv.kind == "canonical"
             for i, part in enumerate(parts)
         )
         if plain or not parts:
@@ -225,16 +216,16 @@ def _contradiction(recipe: Recipe) -> str:
             wrong = "does not begin where the one before it ends"
         elif len(part.position) != axes or len(part.offset) != axes:
             wrong = "stands on other axes than the first one"
-        elif part.guarantee not in GUARANTEES or part.made not in GUARANTEES or part.base not in _BASES:
-            wrong = f"has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
+        elif part.guarantee not in GUARANTEES:
+            wrong = f"has the guarantee {quote(part.guarantee)}"
         elif (kv is None) != bool(part.missing):
             wrong = "has neither KV nor a reason, or both"
-        elif kv is not None and (kv.kind != part.base or kv.chunk_id != part.chunk_id):
+        elif kv is not None and (kv.kind not in _BASES or kv.chunk_id != part.chunk_id):
             wrong = "is shown from KV of another"
         elif patch is not None:
             if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
                 wrong = "has a patch of another"
-            elif part.base != "canonical" or (kv and kv.context.anchor != (patch.base or own.anchor)):
+            elif kv is None or (kv.kind, kv.context.anchor) != ("canonical", patch.base or own.anchor):
                 wrong = "has a patch for other KV than its own"
             rows.append(patch)
         if wrong:
@@ -273,8 +264,8 @@ def _text_of(recipe: Recipe) -> str:
 
     parts = [
         [
-            places.setdefault(p.chunk_id, len(places)), len(p.ids), p.position, p.offset, p.base,
-            p.guarantee, p.made, numbers(p.antecedents), row(p.kv), row(p.patch), p.missing,
+            places.setdefault(p.chunk_id, len(places)), len(p.ids), p.position, p.offset,
+            p.guarantee, numbers(p.antecedents), row(p.kv), row(p.patch), p.missing,
         ]
         for p in recipe.parts
     ]  # fmt: skip
@@ -285,8 +276,6 @@ def _text_of(recipe: Recipe) -> str:
         "ids": base64.b64encode(np.array(recipe.ids, dtype="<i4").tobytes()).decode(),
         "names": list(places),
         "parts": parts,
-        "tail": recipe.tail,
-        "reopen": recipe.reopen,
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "}"
 
@@ -304,13 +293,11 @@ def _read(
     ids: str,
     names: list[str],
     parts: list[list[Any]],
-    tail: str,
-    reopen: str,
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
     own, start, made, last = Context(*context), anchor_tokens, list[Part](), tuple[str, ...]()
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
-    _only({str}, (*context, *names, tail, reopen))
+    _only({str}, (*context, *names))
 
     def named(numbers: list[int]) -> tuple[str, ...]:
         nonlocal last
@@ -331,15 +318,15 @@ def _read(
         _only({int, NoneType}, (rank,))
         return RowKey.of(own, kind, chunk, named(behind), base, formed, created, rank, anchor=elsewhere)
 
-    for place, length, position, offset, base, worth, was, behind, kv, patch, lacks in parts:
+    for place, length, position, offset, worth, behind, kv, patch, lacks in parts:
         _only({int}, (start, place, length, *position, *offset))
-        _only({str}, (base, worth, was, lacks))
+        _only({str}, (worth, lacks))
         chunk, known, stop = names[place], named(behind), start + length
         rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
-        made.append(Part(chunk, whole[start:stop], start, *stand, base, worth, was, known, *rows, lacks))
+        made.append(Part(chunk, whole[start:stop], start, *stand, worth, known, *rows, lacks))
         start = stop
     kept = RowKey.of(own, "anchor", own.anchor) if anchor else None
-    return Recipe(own, kept, whole[:anchor_tokens], tuple(made), tail, reopen)
+    return Recipe(own, kept, whole[:anchor_tokens], tuple(made))
 
 
 def _only(kinds: set[type], values: Iterable[Any]) -> None:

@@ -295,16 +295,8 @@ class EngineWindow:
 
     def _recipe(self, seats: Seats) -> Recipe:
         ids = {one.chunk_id: one.ids for one in self._prompt_chunks(seats)}
-        told = RecipeFacts(
-            self._context,
-            self._anchor,
-            ids,
-            self.policy.budget.rank,
-            {},
-            self._seams.tail,
-            self._seams.reopen,
-            "an engine that harvests stores its patch",
-        )
+        remedy = "an engine that harvests stores its patch"
+        told = RecipeFacts(self._context, self._anchor, ids, self.policy.budget.rank, {}, remedy)
         return recipe(seats, self._rows, told)
 
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:

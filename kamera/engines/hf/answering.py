@@ -19,7 +19,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
-from kamera.engines.hf.adjacent import joined
+from kamera.engines.hf.forwards import joined
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.steps import AnswerRow
 from kamera.engines.values import Continuation

@@ -15,12 +15,11 @@ from kamera.engines.base import Identity, LiveKV, PlainModel, Sampling
 from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
-from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
+from kamera.engines.hf.forwards import TransformersModel, joined, split
 from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.plain import TransformersModel
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.steps import Steps

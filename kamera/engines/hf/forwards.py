@@ -1,9 +1,13 @@
-"""Forwards of a model behind caches of transformers, and the memory that they run in."""
+"""Forwards of a model behind caches of transformers, and the memory that they run in.
+
+KV is causal: spans that follow each other are one span, whose KV is split at the borders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,7 +16,51 @@ from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.ops import KV, Blocks, check_finite, kv_concat
+from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice
+
+
+def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+    """Spans that follow each other as one; None if the decoder cannot take them in one call.
+
+    ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
+    without a forward of the decoder. None for a model that makes its mask from token types, and for an
+    argument of the decoder that has no entry per token.
+    """
+    ids = torch.cat([span.input_ids for span in spans])
+    if not any(span.tensors for span in spans):
+        return Encoded(ids, {}, {})
+    if not model.facts.joins:
+        return None
+    with torch.no_grad(), model.turns.alone():  # texts as the outer model gives them beside pictures
+        rows = [
+            span.tensors or encoding.text_tensors(model.model, model.door, span.input_ids, places)
+            for span, places in zip(spans, positions, strict=True)
+        ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    like = {name: tensor for row in rows for name, tensor in row.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        if encoding.is_flat(name):
+            tensors[name] = torch.cat([row[name] for row in rows if name in row])
+            continue
+        parts = []
+        for span, row in zip(spans, rows, strict=True):
+            part = row.get(name)
+            if part is None and (name == encoding.SEEN or name.endswith("token_type_ids")):
+                part = torch.zeros(1, span.num_tokens, dtype=like[name].dtype)  # text
+            if part is None or part.dim() < 2 or part.shape[:2] != (1, span.num_tokens):
+                return None
+            parts.append(part)
+        device = parts[0].device
+        tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
+    return Encoded(ids, {}, tensors)
+
+
+def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:
+    """Copies of consecutive spans of ``lengths`` tokens out of the KV of all."""
+    stops = list(accumulate(lengths))
+    starts = [0, *stops[:-1]]
+    return tuple(kv_copy(kv_slice(kv, a, b)) for a, b in zip(starts, stops, strict=True))
 
 
 def run(
@@ -211,3 +259,24 @@ def _stack(rows: Sequence[Any]) -> Any:
     if isinstance(rows[0], list):
         return [torch.cat(items) for items in zip(*rows, strict=True)]
     return torch.cat(list(rows))
+
+
+class TransformersModel:
+    """The `PlainModel` of an `HfEngine`. Inputs that the model's forward lacks are left out."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with self._model.turns.alone(), torch.no_grad():
+            logits: torch.Tensor = self._model.model(**self._accept(inputs)).logits[0, -1]
+        return logits
+
+    def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        with self._model.turns.alone(), torch.no_grad():
+            out = self._model.model.generate(**self._accept(inputs), **sampling)
+        return new_tokens(out, inputs["input_ids"].shape[1])
+
+    def _accept(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = inputs.keys() & {*self._model.builder.accepted}
+        return {name: inputs[name].to(encoding.input_device(self._model.model)) for name in names}

@@ -10,9 +10,8 @@ import torch
 from kamera.content import Encoded
 from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.encode import SEEN, input_device, is_flat
-from kamera.engines.hf.forwards import run_decoder
+from kamera.engines.hf.forwards import joined, run_decoder
 from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of

@@ -22,7 +22,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.harvest import Harvester, Ripe
-from kamera.engines.vllm.identity import EngineIdentity
+from kamera.engines.vllm.identity import EngineIdentity, check_version
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.metrics import ConnectorMetrics, ConnectorStats
@@ -32,7 +32,6 @@ from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.serving import PageLoad
 from kamera.engines.vllm.stores import Stores
-from kamera.engines.vllm.versions import check_version
 from kamera.engines.vllm.worker import WorkerSide
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import PatchBudget

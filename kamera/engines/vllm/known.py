@@ -79,8 +79,7 @@ class _Behind:
             guarantee, behind, patch = chosen
             parts.append(
                 Part(
-                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, "canonical",
-                    guarantee, "patched" if patch else "exact", behind,
+                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, guarantee, behind,
                     RowKey.of(self.context, "canonical", row.chunk_id), patch,
                 )
             )  # fmt: skip

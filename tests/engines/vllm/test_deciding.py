@@ -16,10 +16,10 @@ from kamera import ChunkStore, testbed
 from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.harvest import names_of
+from kamera.engines.vllm.identity import check_version
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of
 from kamera.engines.vllm.stores import Stores
-from kamera.engines.vllm.versions import check_version
 from kamera.errors import IncompatibleChunk, InvalidRecipe, UnsupportedBackbone
 from kamera.ops import Blocks, digest, ids_digest
 from kamera.store import CanonicalRecord, Context
@@ -40,8 +40,8 @@ def recipe(*names: str, patched: bool = True, context: Context = CONTEXT, missin
         gone = "not here" if i >= missing else ""
         parts.append(
             Part(
-                name, (10 + i, 20 + i), at, (at,), (at - 3,), "canonical",
-                "exact" if not i else "patched" if patched else "blind", "patched", before if patched else (),
+                name, (10 + i, 20 + i), at, (at,), (at - 3,),
+                "exact" if not i else "patched" if patched else "blind", before if patched else (),
                 None if gone else RowKey.of(context, "canonical", name), None if gone else patch, gone,
             )
         )  # fmt: skip

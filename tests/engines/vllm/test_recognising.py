@@ -75,8 +75,8 @@ def served(rows: Iterable[ObjectInfo] = ROWS, **given: Any) -> list[tuple[str, s
 def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
     recipe = recognised()
     assert recipe is not None and recipe.ids == TOKENS[:-2] and recipe.missing == ()
-    assert [(p.guarantee, p.made, p.antecedents) for p in recipe.parts] == [
-        ("exact", "exact", ()), ("patched", "patched", (A,)), ("patched", "patched", (A, B)),
+    assert [(p.guarantee, p.antecedents) for p in recipe.parts] == [
+        ("exact", ()), ("patched", (A,)), ("patched", (A, B)),
     ]  # fmt: skip
     assert [(p.start, p.position, p.offset) for p in recipe.parts] == [
         (3, (3,), (0,)), (5, (5,), (2,)), (9, (9,), (6,)),
