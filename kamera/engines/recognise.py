@@ -69,9 +69,10 @@ class Recognised:
     ) -> ObjectInfo | None:
         """The longest chunk that begins at token ``at``; ``media[coming]`` is the next picture."""
         beginning = tuple(ids[at : at + OPENING].tolist())
-        begins = [beginning[:length] for length in self._openings]
-        named = [media[coming].id] if coming < len(media) else []
-        for length in sorted({n for b in (*begins, *named) for n in self._lengths.get(b, ())}, reverse=True):
+        begins: list[tuple[int, ...] | str] = [beginning[:length] for length in self._openings]
+        begins += [picture.id for picture in media[coming : coming + 1]]
+        lengths = {length for begin in begins for length in self._lengths.get(begin, ())}
+        for length in sorted(lengths, reverse=True):
             stop, last = at + length, coming
             while last < len(media) and media[last].start < stop:
                 last += 1

@@ -31,12 +31,12 @@ _FEW = 256
 class _Look(NamedTuple):
     """What a look at a store found: a whole new table, or rows that have come since the last look.
 
-    Its ``count`` rows end with the ``last``.
+    Its ``total`` rows end with the ``last``.
     """
 
     table: KnownPrompts | None
     rows: list[ObjectInfo]
-    count: int
+    total: int
     last: str
     seconds: float = 0.0
 
@@ -101,7 +101,7 @@ class PromptTables:
             for row in look.rows:
                 mine.table.add(row)
         full = mine.table is not None and mine.table.rows > _ROWS
-        mine.count, mine.last = (0, "") if full else (look.count, look.last)
+        mine.count, mine.last = (0, "") if full else (look.total, look.last)
 
     def _trim(self) -> None:
         """Drop the tables of tenants that have been away longest."""

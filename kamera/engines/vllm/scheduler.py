@@ -85,13 +85,10 @@ class SchedulerSide:
                 self._plain(request, fingerprint, local)
                 return
             reason = "place"
-            positions = self.positions.of(request)
-            check_places(recipe, positions)
+            self._admit(request, recipe)
         except (KameraError, ValueError) as error:
             self.counts.add("refused_requests", reason)
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
-            return
-        self._admit(_Request(request, recipe, positions))
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
@@ -172,12 +169,13 @@ class SchedulerSide:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _admit(self, known: _Request) -> None:
-        """Supply a request, apart from all that are supplied otherwise."""
-        recipe = known.recipe
-        self._requests[known.request.request_id] = known
+    def _admit(self, request: Any, recipe: Recipe, recognised: bool = False) -> None:
+        """Supply a request, apart from all that are supplied otherwise. Raises as `check_places`."""
+        positions = self.positions.of(request)
+        check_places(recipe, positions)
+        self._requests[request.request_id] = _Request(request, recipe, positions, recognised, recognised)
         if recipe.salt != recipe.context.tenant:
-            salt(known.request, recipe.salt)
+            salt(request, recipe.salt)
 
     def _plain(self, request: Any, fingerprint: str, local: int) -> None:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
@@ -196,14 +194,10 @@ class SchedulerSide:
         try:
             whole = np.array(ids, dtype="<i8")
             recipe = table.recipe(fingerprint, whole, _pictures(request), self.tables.least)
-            if recipe is None or recipe.borders[-1] - local < self.tables.block:
-                return True
-            positions = self.positions.of(request)
-            check_places(recipe, positions)
+            if recipe is not None and recipe.borders[-1] - local >= self.tables.block:
+                self._admit(request, recipe, recognised=True)
         except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
-            return True
-        self._admit(_Request(request, recipe, positions, recognised=True, harvested=True))
         return True
 
 
