@@ -75,7 +75,7 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(given, GenerationConfig):
         raise ValueError(f"generation_config={quote(given)} is none: give a GenerationConfig of transformers")
     for name, (kind, least, most, wanted) in _RANGES.items():
-        value = options.get(name)
+        value: Any = options.get(name)
         number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         if value is not None and not (number and least <= value <= most):
             raise ValueError(f"{name}={quote(value)}: give {wanted}")
