@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -112,7 +111,7 @@ class StoredRows:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = set[str]()
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
         self._pending: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
@@ -137,7 +136,7 @@ class StoredRows:
         with self._lock:
             for row in (recipe.anchor, *(row for part in recipe.parts for row in (part.kv, part.patch))):
                 if row is not None:
-                    self._seen.pop(row.key, None)
+                    self._seen.discard(row.key)
 
     def drop(self, request_id: str) -> None:
         """A request is over."""
@@ -149,18 +148,15 @@ class StoredRows:
         if not keys[0]:
             return -1
         with self._lock:
-            unseen = {key for named in keys for key in named if key not in self._seen}
+            unseen = {*chain.from_iterable(keys)} - self._seen
         try:
             there = present(self._stores.of(recipe.context.tenant), unseen) if unseen else set()
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1
         with self._lock:
-            self._seen.update(dict.fromkeys(there))
-            for key in chain.from_iterable(keys):
-                if key in self._seen:
-                    self._seen.move_to_end(key)
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
+            if len(self._seen) > _REMEMBERED:
+                self._seen.clear()  # they are looked up again
+            self._seen |= there
         lost = unseen - there
         return next((i for i, named in enumerate(keys) if not lost.isdisjoint(named)), len(keys)) - 1
