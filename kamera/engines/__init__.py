@@ -13,7 +13,7 @@ from kamera.engines.prompt import (
     EnginePrompt,
     EngineSampling,
     PromptPicture,
-    joined,
+    join_pieces,
 )
 from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
@@ -70,7 +70,7 @@ __all__ = [
     "calls_of",
     "checkpoint_fingerprint",
     "is_later",
-    "joined",
+    "join_pieces",
     "later",
     "match",
     "moves",

@@ -299,7 +299,7 @@ def _read(
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
     _only({str}, (*context, *names))
 
-    def named(numbers: list[int]) -> tuple[str, ...]:
+    def lineage(numbers: list[int]) -> tuple[str, ...]:
         nonlocal last
         _only({int}, numbers)
         if not numbers:
@@ -316,12 +316,12 @@ def _read(
         _only({str, NoneType}, (formed,))
         _only({float, NoneType}, (created,))
         _only({int, NoneType}, (rank,))
-        return RowKey.of(own, kind, chunk, named(behind), base, formed, created, rank, anchor=elsewhere)
+        return RowKey.of(own, kind, chunk, lineage(behind), base, formed, created, rank, anchor=elsewhere)
 
     for place, length, position, offset, worth, behind, kv, patch, lacks in parts:
         _only({int}, (start, place, length, *position, *offset))
         _only({str}, (worth, lacks))
-        chunk, known, stop = names[place], named(behind), start + length
+        chunk, known, stop = names[place], lineage(behind), start + length
         rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
         made.append(Part(chunk, whole[start:stop], start, *stand, worth, known, *rows, lacks))
         start = stop

@@ -167,7 +167,7 @@ def test_who_waits_for_later_work_is_not_waited_for(monkeypatch):
         ThreadPoolExecutor(1) as pool,
         hooked(backbone, meeting.at_layer),
         Account().now(backbone),
-        calls_of(backbone).awaited(),
+        calls_of(backbone).hurry(),
     ):
         pool.submit(meeting.work).result(LONG / 4)
     assert meeting.seen == [f"later {i}" for i in range(layers)]

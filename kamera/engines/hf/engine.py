@@ -16,7 +16,7 @@ from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
 from kamera.engines.hf.answering import answer
-from kamera.engines.hf.forwards import TransformersModel, joined, split
+from kamera.engines.hf.forwards import TransformersModel, join_spans, split
 from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
@@ -103,7 +103,7 @@ class HfEngine(Model):
         lengths = [span.num_tokens for span in spans]
         if not apart and not sum(lengths):
             return tuple(forwards.room(self, 0) for _ in spans)
-        whole = joined(self, spans, positions) if len(spans) > 1 and not apart else None
+        whole = join_spans(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
                 return forwards.run_rows(self, spans, positions, cache)
@@ -175,7 +175,7 @@ class HfEngine(Model):
 
         A copy does not keep the whole cache alive, and nothing else writes to it.
         """
-        standing = behind.kept(cache, start, lengths) if isinstance(behind, LiveCache) else None
+        standing = behind.adopt(cache, start, lengths) if isinstance(behind, LiveCache) else None
         if standing is not None:
             return standing
         return split(model_cache.read(cache, self.layout, self.groups, start), lengths)
@@ -187,5 +187,5 @@ class HfEngine(Model):
             return
         if not isinstance(behind, LiveCache):
             raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
-        with behind.lent() as cache:
+        with behind.lend() as cache:
             yield cache

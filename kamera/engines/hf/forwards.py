@@ -16,10 +16,10 @@ from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice
+from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
 
 
-def joined(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+def join_spans(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
     """Spans that follow each other as one; None if the decoder cannot take them in one call.
 
     ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
@@ -182,7 +182,9 @@ def cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
     held = [s for s in spans if s.groups]
     kv = kv_concat(held) if len(held) > 1 else held[0] if held else room(model, 0)
-    return model_cache.build(model.model.config, model.layout, kv)
+    made = model_cache.growing(model.model.config, model.layout, kv, 0, kv_tokens(kv))
+    model_cache.detach(made)  # nothing is written into the spans
+    return made
 
 
 def room(model: Model, tokens: int) -> KV:

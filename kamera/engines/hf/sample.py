@@ -11,7 +11,7 @@ from kamera.content import Encoded
 from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import SEEN, input_device, is_flat
-from kamera.engines.hf.forwards import joined, run_decoder
+from kamera.engines.hf.forwards import join_spans, run_decoder
 from kamera.engines.hf.model import Model
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of
@@ -47,7 +47,7 @@ def sample(
         rows.append(start + chosen)
         encoded.append(take(part.encoded, chosen))
         positions.append(part.positions[:, chosen])
-    whole = joined(model, encoded, positions)
+    whole = join_spans(model, encoded, positions)
     if whole is None:
         raise UnsupportedBackbone(
             f"{type(model.model).__name__} cannot take tokens of these chunks in one call: prefill them"

@@ -48,7 +48,7 @@ _INSTEAD = {
 
 _COUNT = numbers.Integral, 1, math.inf, "a whole number from 1 on"
 _SHARE = numbers.Real, 0, 1, "a number from 0 to 1"
-_RANGES: dict[str, tuple[type, float, float, str]] = {
+_RANGES: dict[str, tuple[Any, float, float, str]] = {
     **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), _COUNT),
     **dict.fromkeys(("top_p", "min_p", "typical_p"), _SHARE),
     "temperature": (numbers.Real, 0, math.inf, "a number from 0 on"),
@@ -75,7 +75,7 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(given, GenerationConfig):
         raise ValueError(f"generation_config={quote(given)} is none: give a GenerationConfig of transformers")
     for name, (kind, least, most, wanted) in _RANGES.items():
-        value: Any = options.get(name)
+        value = options.get(name)
         number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         if value is not None and not (number and least <= value <= most):
             raise ValueError(f"{name}={quote(value)}: give {wanted}")

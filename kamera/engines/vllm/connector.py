@@ -176,7 +176,7 @@ class KameraConnector(KVConnectorBase_V1):
         """Pages are there: load into them."""
         if num_external_tokens:
             (block_ids,) = blocks.get_block_ids()
-            self.scheduler.allocated(request, block_ids, num_external_tokens)
+            self.scheduler.begin_load(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The loads of this step."""
@@ -189,8 +189,8 @@ class KameraConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         """Loads that failed: their requests are computed."""
         failed = connector_output.failed_recving or set()
-        self.scheduler.missed(failed)
-        self.scheduler.loaded((connector_output.finished_recving or set()) - failed)
+        self.scheduler.fail_loads(failed)
+        self.scheduler.end_loads((connector_output.finished_recving or set()) - failed)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""

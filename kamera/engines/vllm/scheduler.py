@@ -102,7 +102,7 @@ class SchedulerSide:
         if known is None or known.failed:
             return 0
         recipe = known.recipe
-        stored = len(recipe.parts) if known.recognised else self.rows.stored(request.request_id, recipe)
+        stored = len(recipe.parts) if known.recognised else self.rows.count_stored(request.request_id, recipe)
         if stored is None:
             return None
         known.local = computed
@@ -111,7 +111,7 @@ class SchedulerSide:
         stop = min(recipe.borders[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
 
-    def allocated(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
+    def begin_load(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
         """Pages are there for a request of which ``tokens`` are supplied."""
         known = self._requests.get(request.request_id)
         if known is None or not tokens:
@@ -142,7 +142,7 @@ class SchedulerSide:
                 found += _ripe(known, tuple(block_ids))
         return tuple(found)
 
-    def loaded(self, request_ids: Collection[str]) -> None:
+    def end_loads(self, request_ids: Collection[str]) -> None:
         """Workers have loaded for these requests."""
         for request_id in request_ids:
             known = self._requests.get(request_id)
@@ -150,7 +150,7 @@ class SchedulerSide:
                 for origin, tokens in origins(known.recipe, known.load.start, known.load.stop):
                     self.counts.add("supplied_tokens", origin, tokens)
 
-    def missed(self, request_ids: Collection[str]) -> None:
+    def fail_loads(self, request_ids: Collection[str]) -> None:
         """Workers could not load for these requests: they are computed, and their rows looked up anew."""
         for request_id in request_ids:
             known = self._requests.get(request_id)

@@ -116,7 +116,7 @@ class StoredRows:
         self._pending: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
 
-    def stored(self, request_id: str, recipe: Recipe) -> int | None:
+    def count_stored(self, request_id: str, recipe: Recipe) -> int | None:
         """Of how many leading parts of ``recipe`` all objects are stored, -1 without the anchor's.
 
         None while a remote has not answered yet.

@@ -203,9 +203,9 @@ def test_a_remote_is_asked_aside_and_the_request_waits():
     made = asked(recipe("a", "b", patched=False))
     stores = _Remote(_filled(made))
     rows = StoredRows(stores)
-    assert rows.stored("r", made) is None
+    assert rows.count_stored("r", made) is None
     stores.answers.set()
-    while (found := rows.stored("r", made)) is None:
+    while (found := rows.count_stored("r", made)) is None:
         pass
     assert found == 2
 
@@ -218,11 +218,11 @@ def test_rows_decide_without_a_tensor_and_a_missed_object_is_looked_up_anew(tmp_
     rows = StoredRows(Stores(str(tmp_path)))
     own = rows._stores.of("")
     own.get_canonical = own.get_anchor = own.get_patch = None  # reading a record would fail
-    assert rows.stored("r", made) == 2
+    assert rows.count_stored("r", made) == 2
     StoreAdmin(store).delete(made.parts[1].kv.key)
-    assert rows.stored("r", made) == 2  # a row that was seen is a promise
+    assert rows.count_stored("r", made) == 2  # a row that was seen is a promise
     rows.forget(made)  # which a worker found broken
-    assert rows.stored("r", made) == 1
+    assert rows.count_stored("r", made) == 1
 
 
 def test_without_the_anchor_nothing_is_supplied():
@@ -232,7 +232,7 @@ def test_without_the_anchor_nothing_is_supplied():
     stores = _Remote(store)
     stores.answers.set()
     rows = StoredRows(stores)
-    while (found := rows.stored("r", made)) is None:
+    while (found := rows.count_stored("r", made)) is None:
         pass
     assert found == -1
 

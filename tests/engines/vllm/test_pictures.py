@@ -220,7 +220,7 @@ def served_without(bed: Bed, lost: int) -> tuple[Item, int]:
     side = scheduler_of(bed.llm).connector.scheduler
     params = {FIELD: recipe.to_json()}
     seen = recipe_of(params, bed.ids(window, question.text), "", side.identity.model)
-    assert side.rows.stored("before", seen) == 4
+    assert side.rows.count_stored("before", seen) == 4
     StoreAdmin(bed.store).delete(recipe.parts[lost].kv.key)
     before = bed.counts.all["refused_requests/load"]
     served = ask(bed.llm, given, recipe.to_json())

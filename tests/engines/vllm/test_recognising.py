@@ -239,7 +239,7 @@ def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
 def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
-    made.rows.stored = None  # a look would fail
+    made.rows.count_stored = None  # a look would fail
     request = Request("r")
     made.arrive(request)
     assert made.match(request, 0) == 5 and made.match(request, 4) == 1
@@ -325,8 +325,8 @@ def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path
     made, request = side(tmp_path), Request("r")
     made.arrive(request)
     StoreAdmin(store).delete(record(A).key)
-    made.allocated(request, [0], made.match(request, 0))
-    made.missed(["r"])
+    made.begin_load(request, [0], made.match(request, 0))
+    made.fail_loads(["r"])
     assert made.match(request, 0) == 0 and made.counts.all["refused_requests/load"] == 1
     made.arrive(after := Request("s"))
     assert made.match(after, 0) == 0  # its table is known to be wrong
