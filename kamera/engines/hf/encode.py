@@ -21,7 +21,7 @@ from torch import nn
 
 from kamera.content import TOKEN_TYPES, Chunk, Encoded
 from kamera.engines.hf.hooks import Observer
-from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone, first_line
 from kamera.ops import flat_lists
 
 SEEN = "visual_pos_masks"
@@ -106,10 +106,9 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
     try:
         caught = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise IncompatibleChunk(
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
-            f"{chunk.id[:12]}: {first}"
+            f"{chunk.id[:12]}: {first_line(error)}"
         ) from error
     return Encoded(chunk.input_ids, chunk.position_inputs(), _content(caught))
 
