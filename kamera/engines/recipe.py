@@ -212,6 +212,7 @@ def _contradiction(recipe: Recipe) -> str:
     rows = [] if anchor is None else [anchor]
     for part in recipe.parts:
         wrong, kv, patch = "", part.kv, part.patch
+        home = (patch.base if patch else "") or own.anchor
         if part.start != start or not part.ids:
             wrong = "does not begin where the one before it ends"
         elif len(part.position) != axes or len(part.offset) != axes:
@@ -222,10 +223,12 @@ def _contradiction(recipe: Recipe) -> str:
             wrong = "has neither KV nor a reason, or both"
         elif kv is not None and (kv.kind not in _BASES or kv.chunk_id != part.chunk_id):
             wrong = "is shown from KV of another"
+        elif kv is not None and kv.kind == "canonical" and kv.context.anchor != home:
+            wrong = "is shown from KV behind another system prompt"
         elif patch is not None:
             if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
                 wrong = "has a patch of another"
-            elif kv is None or (kv.kind, kv.context.anchor) != ("canonical", patch.base or own.anchor):
+            elif kv is None or kv.kind != "canonical":
                 wrong = "has a patch for other KV than its own"
             rows.append(patch)
         if wrong:

@@ -205,6 +205,7 @@ def test_parts_that_contradict_each_other_are_no_recipe(window):
         (first, replace(second, position=(1, 2))),
         (first, replace(second, kv=replace(second.kv, kind="conditioned"))),
         (first, replace(second, guarantee="perfect")),
+        (replace(first, kv=replace(first.kv, context=replace(recipe.context, anchor="a" * 64))), second),
     ):
         with pytest.raises(InvalidRecipe):
             replace(recipe, parts=parts)

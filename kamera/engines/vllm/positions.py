@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from kamera.errors import IncompatibleChunk
+
 
 class Positions:
     """Positions of prompts under one model configuration of vLLM; no weights are loaded."""
@@ -20,9 +22,14 @@ class Positions:
             self._model.__dict__["config"] = config.hf_config
 
     def of(self, request: Any) -> torch.Tensor:
-        """Positions of a request's prompt, int64 ``[axes, tokens]``."""
+        """Positions of a request's prompt, int64 ``[axes, tokens]``.
+
+        Raises IncompatibleChunk for a picture whose size vLLM does not tell.
+        """
         ids = list(request.prompt_token_ids or ())
         if self._model is None:
             return torch.arange(len(ids))[None]
+        if any(feature.data is None for feature in request.mm_features):
+            raise IncompatibleChunk("a prompt with a picture of unknown size: send its pixels")
         positions, _ = self._model.get_mrope_input_positions(ids, request.mm_features)
         return torch.as_tensor(positions, dtype=torch.int64)

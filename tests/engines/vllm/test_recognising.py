@@ -298,6 +298,18 @@ def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
     assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
 
 
+def test_a_prompt_with_a_picture_of_unknown_size_is_computed(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    made.positions._model = SimpleNamespace(get_mrope_input_positions=None)  # to call it would fail
+    made.arrive(request := Request("r", mm_features=[mm_feature(data=None)]))
+    assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
+
+
+def mm_feature(**given: Any) -> SimpleNamespace:
+    return SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B, **given)
+
+
 def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
