@@ -17,13 +17,7 @@ from kamera.engines.vllm.harvest import Ripe, names_of
 from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.serving import (
-    PageLoad,
-    StoredRows,
-    check_places,
-    recipe_of,
-    salt,
-)
+from kamera.engines.vllm.serving import PageLoad, StoredRows, check_places, recipe_of, salt
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import chunk_id
