@@ -50,9 +50,6 @@ class Recognised:
         for row in rows:
             self.add(row)
 
-    def __len__(self) -> int:
-        return len({row.key for row in self._rows.values()})
-
     def add(self, row: ObjectInfo) -> bool:
         """Know a canonical; False for a row of another kind, or of another context."""
         if row.kind != "canonical" or row.context != self.context or row.outline is None or not row.tokens:

@@ -22,14 +22,13 @@ class Counts:
 
     def __init__(self) -> None:
         self.all: Counter[str] = Counter()
-        self._untold: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, metric: str, label: str, count: int = 1) -> None:
         """Count something more."""
         with self._lock:
-            for counts in (self.all, self._untold):
-                counts[f"{metric}/{label}"] += count
+            self.all[f"{metric}/{label}"] += count
 
     def of(self, metric: str) -> int:
         """What a metric has counted since the start, under any label."""
@@ -39,8 +38,8 @@ class Counts:
     def take(self) -> dict[str, int]:
         """The counts since the last call; empty for none."""
         with self._lock:
-            counts, self._untold = self._untold, Counter()
-        return dict(counts)
+            new, self._told = self.all - self._told, self.all.copy()
+        return dict(new)
 
 
 def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:
