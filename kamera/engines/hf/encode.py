@@ -41,7 +41,7 @@ class Door(Observer):
         super().__init__(self._stop)
         self._decoder = decoder
         self._shut = threading.local()
-        self._hang()
+        self._stand()
 
     def __call__(self, *given: Any) -> Any:
         """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
@@ -78,11 +78,8 @@ class Door(Observer):
             self._shut.content = None
 
     def _stand(self) -> None:
-        if self not in self._decoder._forward_pre_hooks.values():
-            self._hang()  # all hooks of the model were removed
-
-    def _hang(self) -> None:
-        self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+        if self not in self._decoder._forward_pre_hooks.values():  # all of them may have been removed
+            self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         caught = getattr(self._shut, "caught", None)

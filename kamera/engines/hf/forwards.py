@@ -36,10 +36,9 @@ def join_spans(model: Model, spans: Sequence[Encoded], positions: Sequence[torch
             span.tensors or encoding.text_tensors(model.model, model.door, span.input_ids, places)
             for span, places in zip(spans, positions, strict=True)
         ]
-    names = dict.fromkeys(name for row in rows for name in row)
     like = {name: tensor for row in rows for name, tensor in row.items()}
     tensors: dict[str, torch.Tensor] = {}
-    for name in names:
+    for name in like:
         if encoding.is_flat(name):
             tensors[name] = torch.cat([row[name] for row in rows if name in row])
             continue
