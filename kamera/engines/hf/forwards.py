@@ -98,8 +98,8 @@ def run_rows(
     """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one forward.
 
     Rows do not see each other. A row's KV may differ in bits from that of a forward of its own: matrix
-    kernels are chosen by shape. ``past`` must not be used again. Raises ValueError for spans that do not
-    share a `row_form`, NonFiniteKV.
+    kernels are chosen by shape; who needs equal bits must check (`kamera.compile`). ``past`` must not be used
+    again. Raises ValueError for spans that do not share a `row_form`, NonFiniteKV.
     """
     forms = {row_form(model, span) for span in spans}
     if len(forms) != 1 or None in forms:
