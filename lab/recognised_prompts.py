@@ -191,10 +191,10 @@ def measured(folder: Path) -> dict[str, Any]:
     scheduler = scheduler_of(llm)
     side = scheduler.connector.scheduler
     began = time.monotonic()
-    while side.prompts.tables.of("") is None:
+    while side.tables.of("") is None:
         time.sleep(0.05)
     read, tokens = time.monotonic() - began, list[int]()
-    table = side.prompts.tables.of("")
+    table = side.tables.of("")
     recipes: list[str] = []
     recipe_of = table.recipe
 

@@ -20,7 +20,7 @@ from kamera.content import Encoded
 from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import decoder_arguments, with_batch
-from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
+from kamera.engines.hf.sample import refuse_undivided, row_masks, take
 from kamera.ops import KV, LayerKV, Layout, kv_concat, kv_tokens
 from lab.hooks import on_entry
 
@@ -127,7 +127,7 @@ def recompute(
     start = 0 if resume is None else resume.layer
     if not 0 <= start < len(backbone.layout):
         raise ValueError(f"layer {start} is outside a model of {len(backbone.layout)}")
-    refuse_unmaskable(backbone, encoded)
+    refuse_undivided(backbone, encoded)
     backbone.limits.check_tokens(positions)
     nothing = rows[:0]
     fresh: list[torch.Tensor] = [nothing] * len(backbone.layout)

@@ -4,7 +4,7 @@ from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, behind, standing
-from kamera.engines.materials import read_anchor, read_part
+from kamera.engines.materials import LiveExecutor, read_anchor, read_part
 from kamera.engines.moves import Written
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
 from kamera.engines.prompt import (
@@ -13,11 +13,10 @@ from kamera.engines.prompt import (
     EnginePrompt,
     EngineSampling,
     PromptPicture,
-    joined,
+    join_pieces,
 )
-from kamera.engines.recipe import Base, Offset, Part, Recipe, RowKey
+from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.showing import LiveExecutor
 from kamera.engines.values import (
     FEATURES,
     Answers,
@@ -32,7 +31,6 @@ __all__ = [
     "FEATURES",
     "Account",
     "Answers",
-    "Base",
     "Calls",
     "Completes",
     "Continuation",
@@ -69,7 +67,7 @@ __all__ = [
     "calls_of",
     "checkpoint_fingerprint",
     "is_later",
-    "joined",
+    "join_pieces",
     "later",
     "match",
     "open_accounts",

@@ -47,7 +47,7 @@ class Calls:
                 self._changed.notify_all()
 
     @contextmanager
-    def awaited(self) -> Iterator[None]:
+    def hurry(self) -> Iterator[None]:
         """Context of a thread that waits for later work, which gives way to nobody meanwhile."""
         with self._changed:
             self._awaited += 1

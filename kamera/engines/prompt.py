@@ -31,7 +31,7 @@ class EngineSampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
-    def given(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """What is said, by the names that vLLM and OpenAI's API give it."""
         return {name: value for name, value in vars(self).items() if value not in (None, ())}
 
@@ -68,7 +68,7 @@ class EngineCompletion:
     cached_tokens: int
 
     @property
-    def spent(self) -> Spent:
+    def cost(self) -> Spent:
         """What the engine ran for it: a forward a token, seconds not counted."""
         computed, said = self.prompt_tokens - self.cached_tokens, len(self.token_ids)
         return Spent(max(said, int(computed > 0)), computed + max(0, said - 1))
@@ -84,7 +84,7 @@ class Completes(Protocol):
         """
 
 
-def joined(pieces: Iterable[EngineCompletion]) -> EngineCompletion:
+def join_pieces(pieces: Iterable[EngineCompletion]) -> EngineCompletion:
     """An answer in one piece. Raises EngineFailed for one of no pieces."""
     held = list(pieces)
     if not held:

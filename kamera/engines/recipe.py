@@ -2,20 +2,20 @@
 
 It names stored objects and holds no tensor. JSON both ways, strict: a text that was edited, values of other
 types and parts that contradict each other are refused by name. A scheduler reads it before anything else, so
-it says nothing twice: each name stands once, in ``names``, in whose order antecedents are mostly one run
-``[first, stop]``; keys follow from the other fields; token ids are int32 in base64.
+it says nothing twice: each name stands once, in ``names``. Antecedents are how many of those told before they
+begin with, and the numbers of the others. Keys follow from the other fields; token ids are int32 in base64.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +27,8 @@ from kamera.trust import GUARANTEES, Guarantee
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
-Base = Literal["canonical", "conditioned"]
-"""What a part's stored KV is: KV(B|∅), or KV that was run behind its antecedents."""
-
 _PATCHES = ("exact", "sampled", "orbit")
-_BASES = get_args(Base)
+_BASES = ("canonical", "conditioned")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
@@ -78,11 +75,10 @@ class Part:
     """A slot: tokens ``ids`` of the rendered prompt, placeholders expanded, from ``start`` on.
 
     ``position`` is its lowest position on each axis as the model counts this sequence, ``offset`` how far its
-    stored KV is turned to get there. ``base`` says what that KV is, ``guarantee`` what it is worth here,
-    ``made`` what it is worth behind exactly its ``antecedents``, on which it is conditioned
-    (`kamera.store.survivor` names those that knew others). ``patch`` is added to a canonical before it turns.
-    ``missing``: why this part cannot be shown elsewhere; "" if it can. Then, and only then, there is a
-    ``kv``.
+    stored KV is turned to get there. ``guarantee`` is what it is worth here. It is conditioned on exactly its
+    ``antecedents`` (`kamera.store.survivor` names those that knew others). ``kv`` is its canonical, KV(B|∅),
+    to which a ``patch`` is added before it turns, or KV that was run behind its antecedents ("conditioned").
+    ``missing``: why this part cannot be shown elsewhere; "" if it can, and only then it has a ``kv``.
     """
 
     chunk_id: str
@@ -90,9 +86,7 @@ class Part:
     start: int
     position: Offset
     offset: Offset
-    base: Base
     guarantee: Guarantee
-    made: Guarantee
     antecedents: tuple[str, ...]
     kv: RowKey | None = None
     patch: RowKey | None = None
@@ -115,16 +109,13 @@ class Recipe:
 
     ``context`` is the store's; an engine that was started on the model's files computes its fingerprint by
     `kamera.engines.checkpoint_fingerprint`. The anchor stands unturned in front; None if it is not stored.
-    ``tail`` and ``reopen`` are the chat template's text after a question
-    and after an answer. Raises InvalidRecipe for parts that contradict each other.
+    Raises InvalidRecipe for parts that contradict each other.
     """
 
     context: Context
     anchor: RowKey | None
     anchor_ids: tuple[int, ...]
     parts: tuple[Part, ...]
-    tail: str = ""
-    reopen: str = ""
 
     def __post_init__(self) -> None:
         wrong = _contradiction(self)
@@ -165,7 +156,7 @@ class Recipe:
         """
         parts, own = self.leading.parts, self.context
         plain = not own.lossy and all(
-            part.base == "canonical" and part.patch is None and not any(part.offset) and not i
+            not i and part.patch is None and not any(part.offset) and part.kv and part.kv.kind == "canonical"
             for i, part in enumerate(parts)
         )
         if plain or not parts:
@@ -221,20 +212,23 @@ def _contradiction(recipe: Recipe) -> str:
     rows = [] if anchor is None else [anchor]
     for part in recipe.parts:
         wrong, kv, patch = "", part.kv, part.patch
+        home = (patch.base if patch else "") or own.anchor
         if part.start != start or not part.ids:
             wrong = "does not begin where the one before it ends"
         elif len(part.position) != axes or len(part.offset) != axes:
             wrong = "stands on other axes than the first one"
-        elif part.guarantee not in GUARANTEES or part.made not in GUARANTEES or part.base not in _BASES:
-            wrong = f"has the guarantee {quote(part.guarantee)} of {quote(part.base)} KV"
+        elif part.guarantee not in GUARANTEES:
+            wrong = f"has the guarantee {quote(part.guarantee)}"
         elif (kv is None) != bool(part.missing):
             wrong = "has neither KV nor a reason, or both"
-        elif kv is not None and (kv.kind != part.base or kv.chunk_id != part.chunk_id):
+        elif kv is not None and (kv.kind not in _BASES or kv.chunk_id != part.chunk_id):
             wrong = "is shown from KV of another"
+        elif kv is not None and kv.kind == "canonical" and kv.context.anchor != home:
+            wrong = "is shown from KV behind another system prompt"
         elif patch is not None:
             if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
                 wrong = "has a patch of another"
-            elif part.base != "canonical" or (kv and kv.context.anchor != (patch.base or own.anchor)):
+            elif kv is None or kv.kind != "canonical":
                 wrong = "has a patch for other KV than its own"
             rows.append(patch)
         if wrong:
@@ -252,60 +246,40 @@ def _contradiction(recipe: Recipe) -> str:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-class _Names:
-    """The names in a recipe, those of the longest antecedents first, and their ``places``."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        told: dict[str, None] = {}
-        for part in reversed(parts):
-            row = part.patch or part.kv
-            told.update(dict.fromkeys(part.antecedents))
-            if row is not None and row.antecedents is not part.antecedents:
-                told.update(dict.fromkeys(row.antecedents))
-            told[part.chunk_id] = None
-        self.names = tuple(told)
-        self.places = {name: place for place, name in enumerate(self.names)}
-
-    def runs(self, antecedents: tuple[str, ...]) -> list[int]:
-        """Where antecedents stand: ``first, stop`` of each run."""
-        found, at = list[int](), 0
-        while at < len(antecedents):
-            first = stop = self.places[antecedents[at]]
-            if self.names[first : first + len(antecedents) - at] == antecedents[at:]:
-                return [*found, first, first + len(antecedents) - at]
-            while at < len(antecedents) and self.places[antecedents[at]] == stop:
-                at, stop = at + 1, stop + 1
-            found += (first, stop)
-        return found
-
-
 def _text_of(recipe: Recipe) -> str:
     """All that a recipe says; equal texts are equal recipes."""
-    own, named = recipe.context, _Names(recipe.parts)
+    own, places, last = recipe.context, dict[str, int](), tuple[str, ...]()
+
+    def numbers(antecedents: tuple[str, ...]) -> list[int]:
+        nonlocal last
+        if not antecedents:
+            return []
+        same = len(last) if antecedents[: len(last)] == last else 0
+        last = antecedents
+        return [same, *[places.setdefault(name, len(places)) for name in antecedents[same:]]]
 
     def row(told: RowKey | None) -> list[Any] | None:
         if told is None:
             return None
-        anchor, runs = told.context.anchor, named.runs(told.antecedents)
-        at = "" if anchor == own.anchor else anchor
-        return [told.kind, at, runs, told.base, told.formed, told.created, told.rank]
+        anchor = "" if told.context.anchor == own.anchor else told.context.anchor
+        behind = numbers(told.antecedents)
+        return [told.kind, anchor, behind, told.base, told.formed, told.created, told.rank]
 
+    parts = [
+        [
+            places.setdefault(p.chunk_id, len(places)), len(p.ids), p.position, p.offset,
+            p.guarantee, numbers(p.antecedents), row(p.kv), row(p.patch), p.missing,
+        ]
+        for p in recipe.parts
+    ]  # fmt: skip
     document = {
         "anchor": recipe.anchor is not None,
         "anchor_tokens": len(recipe.anchor_ids),
         "context": [own.fingerprint, own.anchor, own.tenant, own.kv, str(own.probe)],
         "ids": base64.b64encode(np.array(recipe.ids, dtype="<i4").tobytes()).decode(),
-        "names": named.names,
-        "parts": [
-            [
-                named.places[p.chunk_id], len(p.ids), p.position, p.offset, p.base, p.guarantee, p.made,
-                named.runs(p.antecedents), row(p.kv), row(p.patch), p.missing,
-            ]
-            for p in recipe.parts
-        ],
-        "tail": recipe.tail,
-        "reopen": recipe.reopen,
-    }  # fmt: skip
+        "names": list(places),
+        "parts": parts,
+    }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "}"
 
 
@@ -322,50 +296,42 @@ def _read(
     ids: str,
     names: list[str],
     parts: list[list[Any]],
-    tail: str,
-    reopen: str,
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
-    own = Context(*context)
+    own, start, made, last = Context(*context), anchor_tokens, list[Part](), tuple[str, ...]()
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
-    named, start, made = tuple(names), anchor_tokens, list[Part]()
-    places, lengths, positions, offsets, *words, behind, kvs, patches, missing = (
-        zip(*parts, strict=True) if parts else [()] * 11
-    )
-    kinds, anchors, runs, bases, formed, created, ranks = (
-        zip(*told, strict=True)
-        if (told := [row for row in (*kvs, *patches) if row is not None])
-        else [()] * 7
-    )
-    _only({str}, context, names, *words, missing, kinds, anchors, bases, (tail, reopen))
-    _only({int}, (start,), places, lengths, *positions, *offsets, *runs, *behind)
-    _only({str, NoneType}, formed)
-    _only({float, NoneType}, created)
-    _only({int, NoneType}, ranks)
+    _only({str}, (*context, *names))
 
-    def placed(runs: list[int]) -> tuple[str, ...]:
-        if len(runs) == 2:
-            return named[runs[0] : runs[1]]
-        pairs = zip(runs[::2], runs[1::2], strict=True)
-        return tuple(chain.from_iterable(named[first:stop] for first, stop in pairs))
+    def lineage(numbers: list[int]) -> tuple[str, ...]:
+        nonlocal last
+        _only({int}, numbers)
+        if not numbers:
+            return ()
+        same, *others = numbers
+        last = last[:same] + tuple([names[i] for i in others])
+        return last
 
-    for place, length, position, offset, base, worth, was, at, kv, patch, lacks in parts:
-        chunk, stop, known = named[place], start + length, placed(at)
-        rows = [
-            row and RowKey.of(
-                own, row[0], chunk, known if row[2] == at else placed(row[2]), *row[3:], anchor=row[1]
-            )
-            for row in (kv, patch)
-        ]  # fmt: skip
-        ids_of, by = whole[start:stop], tuple(offset)
-        made.append(
-            Part(chunk, ids_of, start, tuple(position), by, base, worth, was, known, rows[0], rows[1], lacks)
-        )
+    def row(told: list[Any] | None, chunk: str) -> RowKey | None:
+        if told is None:
+            return None
+        kind, elsewhere, behind, base, formed, created, rank = told
+        _only({str}, (kind, elsewhere, base))
+        _only({str, NoneType}, (formed,))
+        _only({float, NoneType}, (created,))
+        _only({int, NoneType}, (rank,))
+        return RowKey.of(own, kind, chunk, lineage(behind), base, formed, created, rank, anchor=elsewhere)
+
+    for place, length, position, offset, worth, behind, kv, patch, lacks in parts:
+        _only({int}, (start, place, length, *position, *offset))
+        _only({str}, (worth, lacks))
+        chunk, known, stop = names[place], lineage(behind), start + length
+        rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
+        made.append(Part(chunk, whole[start:stop], start, *stand, worth, known, *rows, lacks))
         start = stop
     kept = RowKey.of(own, "anchor", own.anchor) if anchor else None
-    return Recipe(own, kept, whole[:anchor_tokens], tuple(made), tail, reopen)
+    return Recipe(own, kept, whole[:anchor_tokens], tuple(made))
 
 
-def _only(kinds: set[type], *values: Iterable[Any]) -> None:
-    if not {*map(type, chain.from_iterable(values))} <= kinds:
+def _only(kinds: set[type], values: Iterable[Any]) -> None:
+    if not {*map(type, values)} <= kinds:
         raise TypeError(f"other than {kinds}")

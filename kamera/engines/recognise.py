@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,26 +44,21 @@ class Recognised:
     def __init__(self, context: Context, rows: Iterable[ObjectInfo] = ()) -> None:
         self.context = context
         self._rows: dict[_Name, ObjectInfo] = {}
-        self._texts: dict[tuple[int, ...], set[int]] = {}  # lengths, by how texts begin
-        self._pictures: dict[str, set[int]] = {}  # lengths, by the first picture
-        self._short = set[int]()  # lengths of texts that are no longer than an opening
+        # lengths of chunks, by the opening of a text, or by the first picture
+        self._lengths: dict[tuple[int, ...] | str, set[int]] = defaultdict(set)
+        self._openings = set[int]()  # their lengths: a short text is no longer than its opening
         for row in rows:
             self.add(row)
-
-    def __len__(self) -> int:
-        return len({row.key for row in self._rows.values()})
 
     def add(self, row: ObjectInfo) -> bool:
         """Know a canonical; False for a row of another kind, or of another context."""
         if row.kind != "canonical" or row.context != self.context or row.outline is None or not row.tokens:
             return False
         for name in _names(row):
-            if name not in self._rows:
-                self._rows[name] = row
-                table: dict[Any, set[int]] = self._pictures if name[1] else self._texts
-                table.setdefault(name[1][0] if name[1] else row.outline.opening, set()).add(row.tokens)
-                if len(row.outline.opening) == row.tokens:
-                    self._short.add(row.tokens)
+            if self._rows.setdefault(name, row) is row:
+                opening = row.outline.opening
+                self._lengths[name[1][0] if name[1] else opening].add(row.tokens)
+                self._openings.add(len(opening))
         return True
 
     def longest(
@@ -70,20 +66,19 @@ class Recognised:
     ) -> ObjectInfo | None:
         """The longest chunk that begins at token ``at``; ``media[coming]`` is the next picture."""
         beginning = tuple(ids[at : at + OPENING].tolist())
-        lengths = {length for length in self._short if beginning[:length] in self._texts}
-        lengths.update(self._texts.get(beginning, ()))
-        if coming < len(media):
-            lengths.update(self._pictures.get(media[coming].id, ()))
+        begins: list[tuple[int, ...] | str] = [beginning[:length] for length in self._openings]
+        begins += [picture.id for picture in media[coming : coming + 1]]
+        lengths = {length for begin in begins for length in self._lengths.get(begin, ())}
         for length in sorted(lengths, reverse=True):
             stop, last = at + length, coming
             while last < len(media) and media[last].start < stop:
                 last += 1
             if stop > len(ids) or (last > coming and sum(media[last - 1][:2]) > stop):
                 continue
-            named = tuple([m.id for m in media[coming:last]])
-            own = tuple(dict.fromkeys(named))  # several pictures may all bear their chunk's id
+            pictures = tuple([m.id for m in media[coming:last]])
+            own = tuple(dict.fromkeys(pictures))  # several may all bear their chunk's id
             digest = ids_digest(ids[at:stop])
-            row = self._rows.get((digest, named)) or self._rows.get((digest, own))
+            row = self._rows.get((digest, pictures)) or self._rows.get((digest, own))
             if row is not None:
                 return row
         return None

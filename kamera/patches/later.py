@@ -193,7 +193,7 @@ class Later:
     def awaited(self) -> Iterator[None]:
         """Context of a thread that waits for later work, which gives way to no call meanwhile."""
         backbone = self._backbone()
-        with nullcontext() if backbone is None else calls_of(backbone).awaited():
+        with nullcontext() if backbone is None else calls_of(backbone).hurry():
             yield
 
     # -- inside --------------------------------------------------------------------------------

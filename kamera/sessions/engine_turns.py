@@ -17,7 +17,7 @@ from kamera.engines import (
     EngineCompletion,
     EngineSampling,
     Spent,
-    joined,
+    join_pieces,
     open_accounts,
 )
 from kamera.errors import UnsupportedByEngine
@@ -155,9 +155,9 @@ def show_by_engine(
 def _answer(window: EngineWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = joined(_watch(window.engine.stream(prompt), options["stream"]))
+    done = join_pieces(_watch(window.engine.stream(prompt), options["stream"]))
     for account in open_accounts():
-        account.add(done.spent)
+        account.add(done.cost)
     return done
 
 

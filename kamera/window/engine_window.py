@@ -25,7 +25,7 @@ from kamera.engines import (
     PositionLimits,
     Recipe,
     Usage,
-    joined,
+    join_pieces,
     open_accounts,
 )
 from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, quote
@@ -177,9 +177,11 @@ class EngineWindow:
         parts = [part for one in self._prompt_chunks(self._seats) for part in one.parts]
         user = message("user", *parts, *([question] if question else []))
         messages = (*self._head.messages, user)
-        done = joined(self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)))
+        done = join_pieces(
+            self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens))
+        )
         computed = done.prompt_tokens - done.cached_tokens
-        self._account.add(done.spent)
+        self._account.add(done.cost)
         return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
 
     def prompt(self, dialogue: Dialogue, tokens: int, sampling: EngineSampling) -> EnginePrompt:
@@ -282,9 +284,9 @@ class EngineWindow:
         user = message("user", *(part for one in shown for part in one.parts))
         messages = (*self._head.messages, user) if any(one.images for one in shown) else ()
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
-        done = joined(self.engine.stream(replace(prompt, later=True)))
+        done = join_pieces(self.engine.stream(replace(prompt, later=True)))
         for account in {self._account, *open_accounts()}:
-            account.owe(done.spent)
+            account.owe(done.cost)
 
     def _place_stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
@@ -335,16 +337,8 @@ class EngineWindow:
 
     def _recipe(self, seats: Seats) -> Recipe:
         ids = {one.chunk_id: one.ids for one in self._prompt_chunks(seats)}
-        told = RecipeFacts(
-            self._context,
-            self._anchor,
-            ids,
-            self.policy.budget.rank,
-            {},
-            self._seams.tail,
-            self._seams.reopen,
-            "an engine that harvests stores its patch",
-        )
+        remedy = "an engine that harvests stores its patch"
+        told = RecipeFacts(self._context, self._anchor, ids, self.policy.budget.rank, {}, remedy)
         return recipe(seats, self._rows, told)
 
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kamera.engines import Base, Part, Recipe, RowKey
+from kamera.engines import Part, Recipe, RowKey
 from kamera.patches import Catalogue, Copy, Former, canonical_of, pay
 from kamera.store import CanonicalRecord, Context, conditioned
 from kamera.trust import Guarantee
@@ -29,8 +29,6 @@ class RecipeFacts:
     ids: Mapping[str, tuple[int, ...]]
     rank: int | None
     contents: Mapping[int, str]
-    tail: str = ""
-    reopen: str = ""
     remedy: str = "keep_kv(window) stores it"
 
 
@@ -40,14 +38,8 @@ def recipe(seats: Seats, rows: Catalogue, told: RecipeFacts) -> Recipe:
     for seat, worth in zip(seats.seats, seats.worths, strict=True):
         parts.append(_part(seat, worth, start, back, rows, told))
         start += seat.length
-    return Recipe(
-        own,
-        RowKey.of(own, "anchor", own.anchor) if has_anchor(rows) else None,
-        told.anchor_ids,
-        tuple(parts),
-        told.tail,
-        told.reopen,
-    )
+    anchor = RowKey.of(own, "anchor", own.anchor) if has_anchor(rows) else None
+    return Recipe(own, anchor, told.anchor_ids, tuple(parts))
 
 
 def has_anchor(rows: Catalogue) -> bool:
@@ -64,16 +56,8 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
         for seat, resident in zip(state.seats.seats, state.residents, strict=True)
         if _is_kept(former, seat, resident.shown)
     }
-    anchor = former.anchor
-    told = RecipeFacts(
-        replace(former.context, probe=str(former.context.probe)),
-        tuple(anchor.input_ids.tolist()),
-        ids,
-        former.budget.rank,
-        contents,
-        anchor.tail,
-        anchor.reopen,
-    )
+    own, anchor = replace(former.context, probe=str(former.context.probe)), former.anchor.input_ids
+    told = RecipeFacts(own, tuple(anchor.tolist()), ids, former.budget.rank, contents)
     return recipe(state.seats, former.catalogue, told)
 
 
@@ -87,16 +71,13 @@ def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
 def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, told: RecipeFacts) -> Part:
     shown, spot = seat.shown, seat.spot.shift(back)
     kv, patch, missing = _rows_of(seat, rows, told)
-    base: Base = "canonical" if _is_canonical(seat, told.context) else "conditioned"
     return Part(
         seat.chunk_id,
         told.ids[seat.chunk_id],
         start,
         spot.low,
         shown.home.distance(spot),
-        base,
         worth,
-        shown.guarantee,
         shown.antecedents,
         None if missing else kv,
         None if missing else patch,

@@ -52,7 +52,7 @@ def wanted(backbone, spans) -> KV:
 
 
 def shown(live: LiveCache) -> KV:
-    with live.lent() as cache:
+    with live.lend() as cache:
         return kv_copy(read(cache, live._model.layout, live._model.groups))
 
 
@@ -106,7 +106,7 @@ def test_what_a_question_appends_is_forgotten():
     ids, places = torch.tensor([9, 10, 11]), torch.arange(3).expand(backbone.axes, -1) + 40
     logits = []
     for _ in range(2):
-        with live.lent() as cache:
+        with live.lend() as cache:
             logits.append(forwards.forward(backbone, ids, places, cache))
             assert (
                 cache_length(cache)
@@ -127,7 +127,7 @@ def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family, monkeypatch):
     before = shown(live)
     ids = torch.arange(20, 60)
     slow = forwards.cache(backbone, [before])
-    with live.lent() as cache:
+    with live.lend() as cache:
         for i in range(0, 40, 8):  # the room is full after the first
             places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50
             got, want = (forwards.forward(backbone, ids[i : i + 8], places, c) for c in (cache, slow))
@@ -142,10 +142,10 @@ def test_a_cache_of_several_sequences_leaves_the_room():
     before = shown(live)
     ids = torch.tensor([[9, 10], [11, 12]])
     places = torch.arange(2).expand(backbone.axes, -1) + 30
-    with live.lent() as cache:
+    with live.lend() as cache:
         both = forwards.forward_batch(backbone, ids, places, cache)[:, -1]
     for row, logits in zip(ids, both, strict=True):
-        with live.lent() as cache:
+        with live.lend() as cache:
             assert torch.allclose(
                 forwards.forward(backbone, row, places, cache), logits, atol=1e-5, rtol=1e-4
             )
@@ -161,10 +161,10 @@ def test_two_branches_that_ask_at_once_do_not_share_a_tail():
     questions = (torch.tensor([9, 10]), torch.tensor([40, 41]))
     apart = []
     for ids in questions:
-        with live.lent() as cache:
+        with live.lend() as cache:
             apart.append(forwards.forward(backbone, ids, places, cache))
     with ExitStack() as both:
-        caches = [both.enter_context(x.lent()) for x in (live, branch)]
+        caches = [both.enter_context(x.lend()) for x in (live, branch)]
         for ids, cache in zip(questions, caches, strict=True):
             forwards.run(backbone, backbone_text(backbone, ids), places, cache)
         held = [
@@ -175,7 +175,7 @@ def test_two_branches_that_ask_at_once_do_not_share_a_tail():
 
     def ask(i: int, view: LiveCache) -> None:
         for _ in range(10):
-            with view.lent() as cache:
+            with view.lend() as cache:
                 found[i] = forwards.forward(backbone, questions[i], places, cache)
             assert torch.equal(found[i], apart[i])
 
@@ -245,7 +245,7 @@ def test_a_cache_kept_beyond_its_block_writes_into_nobodys_room():
     live = backbone.live()
     a, b = spans_of(backbone, (0, 1), (0, 0))
     live.show([a])
-    with live.lent() as kept:
+    with live.lend() as kept:
         pass
     live.show([a, b])
     before = shown(live)
@@ -313,7 +313,7 @@ def test_a_fork_leaves_a_room_that_another_is_reading():
     live.show(spans[:3])
     branch, places = live.fork(), torch.arange(2).expand(backbone.axes, -1) + 30
     before = shown(live)
-    with live.lent() as cache:
+    with live.lend() as cache:
         branch.show(spans)
         assert worst(branch.read(3), wanted(backbone, spans[3:])) <= 1e-5
         forwards.run(backbone, backbone_text(backbone, torch.tensor([9, 10])), places, cache)

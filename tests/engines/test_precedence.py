@@ -167,7 +167,7 @@ def test_who_waits_for_later_work_is_not_waited_for(monkeypatch):
         ThreadPoolExecutor(1) as pool,
         hooked(backbone, meeting.at_layer),
         Account().now(backbone),
-        calls_of(backbone).awaited(),
+        calls_of(backbone).hurry(),
     ):
         pool.submit(meeting.work).result(LONG / 4)
     assert meeting.seen == [f"later {i}" for i in range(layers)]
@@ -239,11 +239,32 @@ class SampledMeeting(Meeting):
         return self._sampled()()
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
-def test_a_call_may_come_between_the_layers_of_a_sample(family):
+class RowsMeeting(Meeting):
+    """Rows of one forward as later work: a chunk twice, behind nothing."""
+
+    def work(self):
+        self._worker = threading.get_ident()
+        with later(self.backbone, (), self.unwanted):
+            return self.plain()
+
+    def plain(self):
+        return self.backbone.prefill([self._span] * 2, [self._places] * 2, apart=True)[1]
+
+
+@pytest.mark.parametrize(
+    "kind, family",
+    [
+        (SampledMeeting, "qwen2_5_vl"),
+        (SampledMeeting, "deepseek_v3"),
+        (SampledMeeting, "mistral_sliding"),
+        (RowsMeeting, "qwen2_5_vl"),
+        (RowsMeeting, "mistral_sliding"),
+    ],
+)
+def test_a_call_may_come_between_the_layers_of_a_sample_and_of_rows(kind, family):
     backbone = tiny.backbone(family)
     chunk = samples.chunk(backbone, samples.sample(family, 3))
-    meeting = SampledMeeting(backbone)
+    meeting = kind(backbone)
     want, alone = meeting.plain(), call(backbone, chunk)
     with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)

@@ -186,7 +186,7 @@ def test_kv_that_a_new_room_shows_patched_is_copied_out_of_the_old_one():
     )
     pieces.live.show(pieces.spans)
     assert held(kv) == 0, "it stands in the room alone"
-    with pieces.live.lent():  # while it is read, the room is not written to
+    with pieces.live.lend():  # while it is read, the room is not written to
         pieces.live.show([pieces.spans[0], Span(kv, patch, pieces.still)])
     true = pieces.true[id(kv)]
     assert same_bits(kv, true)
@@ -197,9 +197,9 @@ def test_kv_that_a_new_room_shows_patched_is_copied_out_of_the_old_one():
 def test_only_what_was_written_right_behind_the_spans_stands_there():
     pieces = Pieces("qwen2_5_vl")
     pieces.live.show(pieces.spans, room=30)
-    with pieces.live.lent() as cache:
-        assert pieces.live.kept(cache, 4, [1]) is None
-        assert pieces.live.kept(object(), 5, [1]) is None, "another cache"
+    with pieces.live.lend() as cache:
+        assert pieces.live.adopt(cache, 4, [1]) is None
+        assert pieces.live.adopt(object(), 5, [1]) is None, "another cache"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kamera.engines import PositionLimits
 from kamera.engines.hf import Backbone, HfEngine, Observer, describe, forwards, prove_patch, prove_relocation
 from kamera.engines.hf.cache import new_cache
 from kamera.errors import NotRelocatable, UnsupportedBackbone
@@ -129,23 +130,22 @@ def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_past_the_limit_relocation_would_be_wrong(name):
+def test_past_the_limit_relocation_would_be_wrong(name, monkeypatch):
     """The limit is where the model changes, not a number we chose."""
     b = backbone(name)
+    monkeypatch.setattr(b, "limits", PositionLimits())
     span = text(12)
     home = torch.arange(12)[None]
     here, _ = forwards.run(b, span, home)
     for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
         there = new_cache(b.model.config)
-        forwards._decode(b, span, home + step, there)  # past the refusal
+        forwards.run(b, span, home + step, there)  # past the refusal
         want = [
             {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
             for layer, spec in zip(there.layers, b.layout, strict=True)
         ]
         assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
-    forwards._decode(
-        b, span, home, new_cache(b.model.config)
-    )  # a short forward resets what a long one switched
+    forwards.run(b, span, home)  # a short forward resets what a long one switched
 
 
 def test_proofs_hold_on_every_layout_and_name_what_fails():

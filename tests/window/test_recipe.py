@@ -66,7 +66,7 @@ def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
 def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     """What an executor does: the canonical, its patch, and a rotation by the difference of two places."""
     recipe, layout = returned(window).recipe(), former_of(window).backbone.layout
-    assert [(part.base, part.patch is not None) for part in recipe.parts] == [
+    assert [(part.kv.kind, part.patch is not None) for part in recipe.parts] == [
         ("canonical", False),
         ("canonical", True),
     ]
@@ -92,7 +92,7 @@ def test_sequences_of_other_kv_have_other_salts(window):
 
 
 def test_whatever_decides_the_kv_changes_the_salt(window):
-    """Another patch, formation, rank, turn or place: another salt; the template: none."""
+    """Another patch, formation, rank, turn or place: another salt."""
     recipe = returned(window).recipe()
     first, second = recipe.parts
 
@@ -115,7 +115,6 @@ def test_whatever_decides_the_kv_changes_the_salt(window):
     salts = [one.salt for one in others]
     assert recipe.salt not in salts and len(set(salts)) == len(salts)
     assert recipe.leading is recipe  # nothing of it is missing
-    assert replace(recipe, tail="other", reopen="other").salt == recipe.salt
 
 
 def test_exact_windows_of_two_tenants_never_meet_in_a_prefix_cache():
@@ -204,7 +203,9 @@ def test_parts_that_contradict_each_other_are_no_recipe(window):
         (first, replace(second, kv=first.kv)),
         (first, replace(second, kv=replace(second.kv, context=replace(recipe.context, tenant="another")))),
         (first, replace(second, position=(1, 2))),
-        (first, replace(second, base="conditioned")),
+        (first, replace(second, kv=replace(second.kv, kind="conditioned"))),
+        (first, replace(second, guarantee="perfect")),
+        (replace(first, kv=replace(first.kv, context=replace(recipe.context, anchor="a" * 64))), second),
     ):
         with pytest.raises(InvalidRecipe):
             replace(recipe, parts=parts)
@@ -224,7 +225,7 @@ def test_kv_that_stands_under_no_key_is_named_until_it_is_kept(window):
         LiveExecutor(*over(window)).show(recipe)
     before, slots = window.usage(), window.slots
     kept = keep_kv(window)
-    assert kept.missing == () and [part.base for part in kept.parts] == [
+    assert kept.missing == () and [part.kv.kind for part in kept.parts] == [
         "canonical",
         "conditioned",
         "conditioned",
@@ -258,7 +259,6 @@ def test_survivors_are_kept_with_what_they_still_know(window):
     window.slide()
     kept = keep_kv(window)
     assert [part.guarantee for part in kept.parts] == ["survivor", "survivor"]
-    assert [part.made for part in kept.parts] == ["exact", "exact"]
     assert shows_the_same(window, kept)
 
 
@@ -294,7 +294,7 @@ def test_a_recipe_is_shown_as_its_window_shows_it(family):
         window.append(chunks[3]), window.append(chunks[2])
         window.evict(0)
         recipe = keep_kv(window)
-        assert {part.base for part in recipe.parts} == {"canonical", "conditioned"}
+        assert {part.kv.kind for part in recipe.parts} == {"canonical", "conditioned"}
         with watching(backbone) as seen:
             assert shows_the_same(window, Recipe.from_json(recipe.to_json()))
         assert (seen.forwards, seen.encodes) == (0, 0)

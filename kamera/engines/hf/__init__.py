@@ -1,7 +1,7 @@
 """A Hugging Face model behind one interface."""
 
-from kamera.engines.hf.backbone import Backbone
-from kamera.engines.hf.describe import Description, describe
+from kamera.engines.hf.backbone import Backbone, Description, describe
+from kamera.engines.hf.contents import ServedModel
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
@@ -14,7 +14,6 @@ from kamera.engines.hf.prove import (
     prove_patch,
     prove_relocation,
 )
-from kamera.engines.hf.served import ServedModel
 
 __all__ = [
     "Backbone",

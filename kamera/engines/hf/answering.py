@@ -19,7 +19,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
-from kamera.engines.hf.adjacent import joined
+from kamera.engines.hf.forwards import join_spans
 from kamera.engines.hf.model import Model
 from kamera.engines.hf.steps import AnswerRow
 from kamera.engines.values import Continuation
@@ -46,7 +46,7 @@ def answer(
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
-    whole = joined(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
+    whole = join_spans(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
     kvs: list[KV] = []
     for span, places in zip(spans, parts, strict=False) if whole is None else ():
         kv, _ = forwards.run(model, span, places, past)

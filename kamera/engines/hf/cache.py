@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from kamera.ops import KV, CacheTensor, Completion, Groups, LayerKV, Layout, kv_of, kv_slice, kv_tokens
+from kamera.ops import KV, NO_KV, CacheTensor, Completion, Groups, LayerKV, Layout, kv_of, kv_slice
 
 ModelCache = DynamicCache
 
@@ -86,24 +86,6 @@ def stands(cache: ModelCache) -> bool:
     return isinstance(cache, _Growing) and all(map(_ROOM, cache.standing))
 
 
-def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
-    """A batch-1 cache holding ``kv``. Tensors are shared; the model's updates never write into them."""
-    cache = new_cache(config)
-    if kv_tokens(kv) == 0:
-        return cache
-    cache.layers.extend([DynamicLayer() for _ in range(len(layout) - len(cache.layers))])
-    for block, layers in zip(kv.parts, kv.groups, strict=True):
-        rows = {c.tensor: block[c.name].unsqueeze(1).unbind(0) for c in layout[layers[0]].channels}
-        for row, index in enumerate(layers if rows else ()):
-            layer: Any = cache.layers[index]
-            layer.lazy_initialization(rows["keys"][row], rows["values"][row])
-            layer.keys, layer.values = rows["keys"][row], rows["values"][row]
-            if "indexer_keys" in rows:
-                layer.lazy_initialization_indexer(rows["indexer_keys"][row].squeeze(1))
-                layer.indexer_keys = rows["indexer_keys"][row].squeeze(1)
-    return cache
-
-
 def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
     """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
 
@@ -132,8 +114,9 @@ def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> Mod
 
 def detach(cache: ModelCache) -> None:
     """Detach a cache from the room it grew in: others may write the room then."""
-    for layer in cache.layers:
-        if isinstance(layer, _InPlace):
+    if isinstance(cache, _Growing):
+        cache.whole = NO_KV
+        for layer in cache.standing:
             layer.room = None
 
 

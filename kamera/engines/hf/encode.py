@@ -21,7 +21,7 @@ from torch import nn
 
 from kamera.content import TOKEN_TYPES, Chunk, Encoded
 from kamera.engines.hf.hooks import Observer
-from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone, first_line
 from kamera.ops import flat_lists
 
 SEEN = "visual_pos_masks"
@@ -41,7 +41,7 @@ class Door(Observer):
         super().__init__(self._stop)
         self._decoder = decoder
         self._shut = threading.local()
-        self._hang()
+        self._stand()
 
     def __call__(self, *given: Any) -> Any:
         """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
@@ -78,11 +78,8 @@ class Door(Observer):
             self._shut.content = None
 
     def _stand(self) -> None:
-        if self not in self._decoder._forward_pre_hooks.values():
-            self._hang()  # all hooks of the model were removed
-
-    def _hang(self) -> None:
-        self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+        if self not in self._decoder._forward_pre_hooks.values():  # all of them may have been removed
+            self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         caught = getattr(self._shut, "caught", None)
@@ -106,10 +103,9 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
     try:
         caught = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise IncompatibleChunk(
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
-            f"{chunk.id[:12]}: {first}"
+            f"{chunk.id[:12]}: {first_line(error)}"
         ) from error
     return Encoded(chunk.input_ids, chunk.position_inputs(), _content(caught))
 

@@ -13,14 +13,13 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Identity, LiveKV, PlainModel, Sampling
 from kamera.engines.extent import Extents
-from kamera.engines.hf import batch, forwards
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.adjacent import joined, split
+from kamera.engines.hf import forwards
 from kamera.engines.hf.answering import answer
+from kamera.engines.hf.forwards import TransformersModel, join_spans, split
 from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.plain import TransformersModel
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.steps import Steps
@@ -91,7 +90,7 @@ class HfEngine(Model):
         return LiveCache(self, holds)
 
     def form(self, span: Encoded) -> SpanForm:
-        return SpanForm(batch.form(self, span), can_sample(self, span))
+        return SpanForm(forwards.row_form(self, span), can_sample(self, span))
 
     def prefill(
         self,
@@ -104,10 +103,10 @@ class HfEngine(Model):
         lengths = [span.num_tokens for span in spans]
         if not apart and not sum(lengths):
             return tuple(forwards.room(self, 0) for _ in spans)
-        whole = joined(self, spans, positions) if len(spans) > 1 and not apart else None
+        whole = join_spans(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
-                return batch.prefill(self, spans, positions, cache)
+                return forwards.run_rows(self, spans, positions, cache)
             start, runs = model_cache.cache_length(cache), zip(spans, positions, strict=True)
             # one after another the cache grows behind each
             for span, places in runs if whole is None else [(whole, torch.cat(list(positions), dim=1))]:
@@ -176,7 +175,7 @@ class HfEngine(Model):
 
         A copy does not keep the whole cache alive, and nothing else writes to it.
         """
-        standing = behind.kept(cache, start, lengths) if isinstance(behind, LiveCache) else None
+        standing = behind.adopt(cache, start, lengths) if isinstance(behind, LiveCache) else None
         if standing is not None:
             return standing
         return split(model_cache.read(cache, self.layout, self.groups, start), lengths)
@@ -188,5 +187,5 @@ class HfEngine(Model):
             return
         if not isinstance(behind, LiveCache):
             raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
-        with behind.lent() as cache:
+        with behind.lend() as cache:
             yield cache

@@ -1,9 +1,13 @@
-"""Forwards of a model behind caches of transformers, and the memory that they run in."""
+"""Forwards of a model behind caches of transformers, and the memory that they run in.
+
+KV is causal: spans that follow each other are one span, whose KV is split at the borders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,7 +16,50 @@ from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.ops import KV, Blocks, check_finite, kv_concat
+from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
+
+
+def join_spans(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+    """Spans that follow each other as one; None if the decoder cannot take them in one call.
+
+    ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
+    without a forward of the decoder. None for a model that makes its mask from token types, and for an
+    argument of the decoder that has no entry per token.
+    """
+    ids = torch.cat([span.input_ids for span in spans])
+    if not any(span.tensors for span in spans):
+        return Encoded(ids, {}, {})
+    if not model.facts.joins:
+        return None
+    with torch.no_grad(), model.turns.alone():  # texts as the outer model gives them beside pictures
+        rows = [
+            span.tensors or encoding.text_tensors(model.model, model.door, span.input_ids, places)
+            for span, places in zip(spans, positions, strict=True)
+        ]
+    like = {name: tensor for row in rows for name, tensor in row.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in like:
+        if encoding.is_flat(name):
+            tensors[name] = torch.cat([row[name] for row in rows if name in row])
+            continue
+        parts = []
+        for span, row in zip(spans, rows, strict=True):
+            part = row.get(name)
+            if part is None and (name == encoding.SEEN or name.endswith("token_type_ids")):
+                part = torch.zeros(1, span.num_tokens, dtype=like[name].dtype)  # text
+            if part is None or part.dim() < 2 or part.shape[:2] != (1, span.num_tokens):
+                return None
+            parts.append(part)
+        device = parts[0].device
+        tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
+    return Encoded(ids, {}, tensors)
+
+
+def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:
+    """Copies of consecutive spans of ``lengths`` tokens out of the KV of all."""
+    stops = list(accumulate(lengths))
+    starts = [0, *stops[:-1]]
+    return tuple(kv_copy(kv_slice(kv, a, b)) for a, b in zip(starts, stops, strict=True))
 
 
 def run(
@@ -22,14 +69,48 @@ def run(
 
     Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
     """
-    model.limits.check_tokens(positions)
     past = model_cache.new_cache(model.model.config) if past is None else past
     start = model_cache.cache_length(past)
-    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
-        _decode(model, encoded, positions, past)
+    run_decoder(model, [encoded], positions[:, None], past)
     kv = model_cache.read(past, model.layout, model.groups, start)
     check_finite(kv)
     return kv, past
+
+
+def row_form(model: Model, span: Encoded) -> Hashable | None:
+    """A key, equal for spans that may be rows of one forward: same tensors of same shapes. None for others.
+
+    Three kinds run alone: spans whose mask the outer model makes, those with an argument that is not one
+    row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
+    arithmetic, depends on the other rows.
+    """
+    if model.routes or (not model.facts.joins and span.tensors):
+        return None
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not encoding.is_flat(n)) for n, t in span.tensors.items()):
+        return None
+    shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
+    return (span.num_tokens, *shapes)
+
+
+def run_rows(
+    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: ModelCache
+) -> tuple[KV, ...]:
+    """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one forward.
+
+    Rows do not see each other. A row's KV may differ in bits from that of a forward of its own: matrix
+    kernels are chosen by shape; who needs equal bits must check (`kamera.compile`). ``past`` must not be used
+    again. Raises ValueError for spans that do not share a `row_form`, NonFiniteKV.
+    """
+    forms = {row_form(model, span) for span in spans}
+    if len(forms) != 1 or None in forms:
+        raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
+    model_cache.detach(past)  # the caller owns what is returned, of one span too
+    rows, start = model_cache.spread(past, len(spans)), model_cache.cache_length(past)
+    run_decoder(model, spans, torch.stack(list(positions), dim=1), rows)
+    made = [model_cache.read(rows, model.layout, model.groups, start, row=i) for i in range(len(spans))]
+    for kv in made:
+        check_finite(kv)
+    return tuple(made)
 
 
 def forward(model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
@@ -100,7 +181,9 @@ def cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
     held = [s for s in spans if s.groups]
     kv = kv_concat(held) if len(held) > 1 else held[0] if held else room(model, 0)
-    return model_cache.build(model.model.config, model.layout, kv)
+    made = model_cache.growing(model.model.config, model.layout, kv, 0, kv_tokens(kv))
+    model_cache.detach(made)  # nothing is written into the spans
+    return made
 
 
 def room(model: Model, tokens: int) -> KV:
@@ -141,19 +224,60 @@ def _logits(
     return logits
 
 
-def _decode(model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache) -> None:
-    device = encoding.input_device(model.model)
-    arguments = encoding.decoder_arguments(encoded, device) | {
-        "position_ids": encoding.with_batch(positions).to(device),
-        "past_key_values": past,
-        "use_cache": True,
-    }
-    kinds = encoded.position_inputs.get(model.mask_input or "")
-    if kinds is not None and encoded.tensors:
+def run_decoder(
+    model: Model,
+    spans: Sequence[Encoded],
+    positions: torch.Tensor,
+    past: ModelCache,
+    mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Run spans, each a row, through the decoder at ``positions`` ``[axes, rows, tokens]``, behind ``past``.
+
+    ``past`` is extended. With a ``mask`` the decoder makes none.
+    """
+    model.limits.check_tokens(positions)
+    device, decoder = encoding.input_device(model.model), model.decoder
+    contents = [encoding.decoder_arguments(span, device) for span in spans]
+    arguments: dict[str, Any] = {name: _stack([row[name] for row in contents]) for name in contents[0]}
+    kinds = spans[0].position_inputs.get(model.mask_input or "")
+    if kinds is not None and spans[0].tensors:
         # The outer model derives the mask from token types over the cached tokens too; image
         # blocks never cross a chunk, so the tokens before count as text.
         before = kinds.new_zeros(model_cache.cache_length(past))
         arguments[str(model.mask_input)] = torch.cat([before, kinds])[None].to(device)
-        model.model.model(**arguments)
-    else:
-        model.decoder(**arguments)
+        decoder = model.model.model
+    elif mask is not None:
+        arguments["attention_mask"] = mask
+    places = (positions if len(positions) > 1 else positions[0]).to(device)
+    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
+        decoder(**arguments, position_ids=places, past_key_values=past, use_cache=True)
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """One argument of all rows; of a list of tensors, item by item."""
+    if len(rows) == 1:
+        return rows[0]
+    if isinstance(rows[0], list):
+        return [torch.cat(items) for items in zip(*rows, strict=True)]
+    return torch.cat(list(rows))
+
+
+class TransformersModel:
+    """The `PlainModel` of an `HfEngine`. Inputs that the model's forward lacks are left out."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with self._model.turns.alone(), torch.no_grad():
+            logits: torch.Tensor = self._model.model(**self._accept(inputs)).logits[0, -1]
+        return logits
+
+    def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        with self._model.turns.alone(), torch.no_grad():
+            out = self._model.model.generate(**self._accept(inputs), **sampling)
+        return new_tokens(out, inputs["input_ids"].shape[1])
+
+    def _accept(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = inputs.keys() & {*self._model.builder.accepted}
+        return {name: inputs[name].to(encoding.input_device(self._model.model)) for name in names}

@@ -77,7 +77,7 @@ class LiveCache:
             return kv_slice(room.kv, places[index], places[index] + self._shown[index].length)
 
     @contextmanager
-    def lent(self) -> Iterator[ModelCache]:
+    def lend(self) -> Iterator[ModelCache]:
         """A cache of the shown spans, for the model to read and to grow; appended tokens are dropped.
 
         It grows in the room's own tail, or in a copy while a fork is using that.
@@ -104,7 +104,7 @@ class LiveCache:
                 self._lent = None
                 room.tail.release()
 
-    def kept(self, cache: ModelCache, start: int, lengths: Sequence[int]) -> tuple[KV, ...] | None:
+    def adopt(self, cache: ModelCache, start: int, lengths: Sequence[int]) -> tuple[KV, ...] | None:
         """KV of consecutive spans by which the lent ``cache`` was extended from its token ``start`` on.
 
         They stand here from now on. None if it does not hold KV, or if they do not stand right behind the
@@ -114,7 +114,7 @@ class LiveCache:
         if not self._holds or cache is not self._lent or not model_cache.stands(cache):
             return None
         with room.lock:
-            return room.adopted(lengths) if room.stop - room.start == start else None
+            return room.adopt(lengths) if room.stop - room.start == start else None
 
     def check_integrity(self) -> None:
         room = self._room

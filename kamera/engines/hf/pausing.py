@@ -9,7 +9,7 @@ model may run there as it may run beside it: if a forward was seen to leave no s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,31 +21,23 @@ from kamera.engines.hf.hooks import Observer
 from kamera.engines.precedence import Calls, is_later
 
 
-class _Pause(Observer):
-    """The hook in front of a layer: it stops the forwards that pause, and costs the others one call."""
+class Pauses(Observer):
+    """Turns of forwards on one model: each alone or beside others, and later work behind ``calls``.
 
-    def __init__(self, between: Callable[[], None], here: threading.local) -> None:
-        super().__init__(between)
-        self._here = here
+    It is a hook in front of the layers of its ``decoder``, which stops the forwards that pause.
+    """
+
+    def __init__(self, calls: Calls, model: nn.Module, decoder: Any) -> None:
+        super().__init__(self._between)
+        self._calls = calls
+        self._exclusive = exclusive_of(model)
+        self._here = threading.local()
+        for layer in decoder.layers:
+            layer.register_forward_pre_hook(self)
 
     def __call__(self, *_: Any) -> None:
         if getattr(self._here, "pauses", False):
             self._call()
-
-
-class Pauses:
-    """Turns of forwards on one model: each alone or beside others, and later work behind ``calls``.
-
-    Hooks in front of the layers of its ``decoder`` are added.
-    """
-
-    def __init__(self, calls: Calls, model: nn.Module, decoder: Any) -> None:
-        self._calls = calls
-        self._exclusive = exclusive_of(model)
-        self._here = threading.local()
-        pause = _Pause(self._between, self._here)
-        for layer in decoder.layers:
-            layer.register_forward_pre_hook(pause)
 
     def alone(self) -> AbstractContextManager[None]:
         """Wait until no other thread runs a forward of the model, and keep them waiting for the block.

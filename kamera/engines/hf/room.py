@@ -54,7 +54,7 @@ class CacheRoom:
             total += new.length
         return self.start + total + behind <= self.capacity
 
-    def adopted(self, lengths: Sequence[int]) -> tuple[RoomKV, ...]:
+    def adopt(self, lengths: Sequence[int]) -> tuple[RoomKV, ...]:
         """KV of spans that were written behind those that stand; they stand from now on. ``lock`` is held."""
         places = accumulate(lengths, initial=self.stop)
         found = [RoomKV(self, place, length) for place, length in zip(places, lengths, strict=False)]

@@ -10,10 +10,9 @@ import torch
 from kamera.content import Encoded
 from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.adjacent import joined
-from kamera.engines.hf.encode import decoder_arguments, input_device, with_batch
+from kamera.engines.hf.encode import SEEN, input_device, is_flat
+from kamera.engines.hf.forwards import join_spans, run_decoder
 from kamera.engines.hf.model import Model
-from kamera.engines.hf.rows import refuse_undivided, refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of
 
@@ -21,8 +20,7 @@ from kamera.ops import KV, check_finite, kv_of
 def can_sample(model: Model, span: Encoded) -> bool:
     """True if tokens of a span can run apart from the others, beside those of other spans."""
     try:
-        refuse_unmaskable(model, span)
-        refuse_undivided(span)
+        refuse_undivided(model, span)
     except UnsupportedBackbone:
         return False
     return True
@@ -44,38 +42,85 @@ def sample(
             at, source = at + lengths[index], source + lengths[index]
     rows, encoded, positions = [], [], []
     for start, length, part in standing:
-        refuse_unmaskable(model, part.encoded)
+        refuse_undivided(model, part.encoded)
         chosen = torch.arange(length) if part.completion is None else part.completion.rows
         rows.append(start + chosen)
         encoded.append(take(part.encoded, chosen))
         positions.append(part.positions[:, chosen])
-    whole = joined(model, encoded, positions)
+    whole = join_spans(model, encoded, positions)
     if whole is None:
         raise UnsupportedBackbone(
             f"{type(model.model).__name__} cannot take tokens of these chunks in one call: prefill them"
         )
     places, total = torch.cat(rows), max(start + length for start, length, _ in standing)
-    model.limits.check_tokens(torch.cat(positions, dim=1))
-    cache = model_cache.CompletingCache(
-        past,
-        model.layout,
-        total,
-        [
-            piece._replace(length=min(piece.length, total - piece.start))
-            for piece in pieces
-            if piece.start < total
-        ],
-        [(start, length, part.completion) for start, length, part in standing],
-    )
-    arguments = decoder_arguments(whole, input_device(model.model)) | {
-        "position_ids": with_batch(torch.cat(positions, dim=1)).to(input_device(model.model)),
-        "past_key_values": cache,
-        "use_cache": True,
-    }
-    mask, turn = row_masks(model, places, total), model.turns.turn(alone=True, pauses=model.quiet)
-    with torch.no_grad(), turn, suppress(model_cache.AllMade):
-        model.decoder(attention_mask=mask, **arguments)
+    seen = [p._replace(length=min(p.length, total - p.start)) for p in pieces if p.start < total]
+    chunks = [(start, length, part.completion) for start, length, part in standing]
+    cache = model_cache.CompletingCache(past, model.layout, total, seen, chunks)
+    with suppress(model_cache.AllMade):
+        run_decoder(
+            model, [whole], torch.cat(positions, dim=1)[:, None], cache, row_masks(model, places, total)
+        )
     made = tuple(kv_of(layers, model.groups) for layers in cache.made)
     for kv in made:
         check_finite(kv)
     return made
+
+
+def refuse_undivided(model: Model, encoded: Encoded) -> None:
+    """Raise UnsupportedBackbone if a token cannot be run apart from the tokens after it."""
+    name, count = type(model.model).__name__, encoded.num_tokens
+    attention = getattr(model.decoder.config, "_attn_implementation", None)
+    if attention not in ("eager", "sdpa"):
+        raise UnsupportedBackbone(
+            f"{name} attends with {attention!r}, which takes no additive mask: load it with "
+            'attn_implementation="sdpa" or "eager" to recompute single tokens'
+        )
+    if encoded.tensors and not model.facts.joins:
+        raise UnsupportedBackbone(
+            f"{name} lets the tokens of a picture see each other: a few of them cannot be recomputed "
+            "apart; recompute the whole chunk (prefill)"
+        )
+    for argument, tensor in encoded.tensors.items():
+        by_picture = is_flat(argument) and SEEN in encoded.tensors
+        if not by_picture and not (tensor.dim() >= 2 and tensor.shape[:2] == (1, count)):
+            raise UnsupportedBackbone(
+                f"the decoder takes {argument} of shape {tuple(tensor.shape)}, which has no entry per token "
+                f"of {count}: single tokens of this chunk cannot be recomputed"
+            )
+
+
+def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
+    """The rows' share of an encoding that divides into tokens."""
+    taken: dict[str, torch.Tensor] = {}
+    seen = encoded.tensors.get(SEEN)
+    for name, tensor in encoded.tensors.items():
+        if is_flat(name) and seen is not None:
+            # one row per picture token: find the chosen ones among them
+            pictured = seen.reshape(-1).cpu().bool()
+            wanted = (pictured.cumsum(0) - 1)[rows][pictured[rows]]
+            taken[name] = tensor[wanted.to(tensor.device)]
+        else:
+            taken[name] = tensor[:, rows.to(tensor.device)]
+    return Encoded(encoded.input_ids[rows], {}, taken)
+
+
+def row_masks(model: Model, places: torch.Tensor, total: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The additive mask of rows at ``places`` over ``total`` tokens; by type for layers of several types.
+
+    Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.
+    """
+    dtype = next(p.dtype for p in model.model.parameters() if p.is_floating_point())
+    key, query = torch.arange(total)[None], places[:, None]
+
+    def additive(seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        return mask[None, None].to(input_device(model.model))
+
+    causal, window = key <= query, getattr(model.config, "sliding_window", None)
+    kinds = set(getattr(model.config, "layer_types", None) or ["sliding_attention"])
+    if window is None or "sliding_attention" not in kinds:
+        return additive(causal)
+    narrow = additive(causal & (key > query - window))
+    return (
+        narrow if len(kinds) == 1 else dict.fromkeys(kinds, additive(causal)) | {"sliding_attention": narrow}
+    )

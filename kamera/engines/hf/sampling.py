@@ -46,8 +46,14 @@ _INSTEAD = {
 }
 """What serves for arguments of other interfaces."""
 
-_COUNTS = ("max_new_tokens", "num_beams", "num_return_sequences")
-_SHARES = ("top_p", "min_p", "typical_p")
+_COUNT = numbers.Integral, 1, math.inf, "a whole number from 1 on"
+_SHARE = numbers.Real, 0, 1, "a number from 0 to 1"
+_RANGES: dict[str, tuple[Any, float, float, str]] = {
+    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), _COUNT),
+    **dict.fromkeys(("top_p", "min_p", "typical_p"), _SHARE),
+    "temperature": (numbers.Real, 0, math.inf, "a number from 0 on"),
+}
+"""Numbers by name: their kind, the least and the most, and both in words."""
 
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
@@ -68,8 +74,11 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
     given = options.get("generation_config") or model.generation_config
     if not isinstance(given, GenerationConfig):
         raise ValueError(f"generation_config={quote(given)} is none: give a GenerationConfig of transformers")
-    for name in (*_COUNTS, *_SHARES, "temperature"):
-        _check_number(name, options.get(name))
+    for name, (kind, least, most, wanted) in _RANGES.items():
+        value = options.get(name)
+        number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (number and least <= value <= most):
+            raise ValueError(f"{name}={quote(value)}: give {wanted}")
     config = copy.deepcopy(given)
     try:
         config.update(**{name: options[name] for name in options.keys() & settings})
@@ -78,16 +87,3 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
         raise ValueError(f"options {quote(dict(options))} are refused: {first_line(error)}") from None
     if config.do_sample and config.temperature == 0:
         raise ValueError("temperature=0 with sampling: use do_sample=False for the likeliest tokens")
-
-
-def _check_number(name: str, value: Any) -> None:
-    kind: type
-    if name in _COUNTS:
-        kind, least, most, wanted = numbers.Integral, 1, math.inf, "a whole number from 1 on"
-    elif name in _SHARES:
-        kind, least, most, wanted = numbers.Real, 0, 1, "a number from 0 to 1"
-    else:
-        kind, least, most, wanted = numbers.Real, 0, math.inf, "a number from 0 on"
-    number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if value is not None and not (number and least <= value <= most):
-        raise ValueError(f"{name}={quote(value)}: give {wanted}")

@@ -38,7 +38,7 @@ class Offline:
         if prompt.recipe.context.tenant:
             given["cache_salt"] = prompt.recipe.context.tenant
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
-        drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.given().items()}
+        drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.options().items()}
         sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **drawn)
         policy = self._llm.llm_engine.vllm_config.scheduler_config.policy
         more: dict[str, Any] = {"priority": [LATER]} if prompt.later and policy == "priority" else {}
@@ -78,7 +78,7 @@ class Http:
             raise EngineFailed(f"vLLM gave no answer: {type(error).__name__}: {first_line(error)}") from error
 
     def _body(self, prompt: EnginePrompt) -> dict[str, Any]:
-        pictures, said = iter(prompt.pictures), prompt.sampling.given()
+        pictures, said = iter(prompt.pictures), prompt.sampling.options()
         body: dict[str, Any] = {
             "kv_transfer_params": {FIELD: prompt.recipe.to_json()},
             "return_token_ids": True,

@@ -21,18 +21,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kamera.engines.vllm.counts import Counts
-from kamera.engines.vllm.harvest import Harvester, PageHarvest
-from kamera.engines.vllm.identity import EngineIdentity
+from kamera.engines.vllm.harvest import Harvester, Ripe
+from kamera.engines.vllm.identity import EngineIdentity, check_version
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.metrics import ConnectorMetrics, ConnectorStats
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide
+from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.serving import PageLoad
 from kamera.engines.vllm.stores import Stores
-from kamera.engines.vllm.versions import check_version
 from kamera.engines.vllm.worker import WorkerSide
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import PatchBudget
@@ -49,7 +48,7 @@ class EngineStep(KVConnectorMetadata):
     """What the workers do in one step."""
 
     loads: tuple[PageLoad, ...] = ()
-    harvests: tuple[PageHarvest, ...] = ()
+    harvests: tuple[Ripe, ...] = ()
 
 
 class KameraConnector(KVConnectorBase_V1):
@@ -103,19 +102,20 @@ class KameraConnector(KVConnectorBase_V1):
                 EngineIdentity(vllm_config),
                 Positions(vllm_config.model_config),
                 self._harvests > 0,
-                self._rules(config.get_from_extra_config("recognise", "")),
+                self._tables(config.get_from_extra_config("recognise", "")),
             )
             self._counts = self.scheduler.counts
 
-    def _rules(self, least: str) -> PromptRules | None:
-        """How prompts without a recipe are recognised. Raises ValueError for no guarantee."""
+    def _tables(self, least: str) -> PromptTables | None:
+        """What prompts without a recipe are recognised by. Raises ValueError for no guarantee."""
         if not least:
             return None
         if least not in get_args(Least):
             raise ValueError(f'"recognise": {quote(least)} is none of {", ".join(get_args(Least))}')
-        self._threads = tables = PromptTables(self._stores, self._budget)
+        block = self._vllm_config.cache_config.block_size
+        self._threads = tables = PromptTables(self._stores, self._budget, cast(Least, least), block)
         tables.of("")  # most have no tenants: its rows are read while the engine starts
-        return PromptRules(tables, cast(Least, least), self._vllm_config.cache_config.block_size)
+        return tables
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class KameraConnector(KVConnectorBase_V1):
     def on_new_request(self, request: Any) -> None:
         """Read the recipe, or recognise the prompt, and salt the request by what is supplied."""
         manager, local = self._kv_cache_manager, 0
-        if self.scheduler.prompts is not None and manager.prefix_cache_lookup_enabled(request):
+        if self.scheduler.tables is not None and manager.prefix_cache_lookup_enabled(request):
             hashes = request.block_hashes
             _, local, _ = manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)
         self.scheduler.arrive(request, local)
@@ -176,7 +176,7 @@ class KameraConnector(KVConnectorBase_V1):
         """Pages are there: load into them."""
         if num_external_tokens:
             (block_ids,) = blocks.get_block_ids()
-            self.scheduler.allocated(request, block_ids, num_external_tokens)
+            self.scheduler.begin_load(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The loads of this step."""
@@ -189,8 +189,8 @@ class KameraConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         """Loads that failed: their requests are computed."""
         failed = connector_output.failed_recving or set()
-        self.scheduler.missed(failed)
-        self.scheduler.loaded((connector_output.finished_recving or set()) - failed)
+        self.scheduler.fail_loads(failed)
+        self.scheduler.end_loads((connector_output.finished_recving or set()) - failed)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""

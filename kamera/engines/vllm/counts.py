@@ -5,25 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kamera.engines.recipe import Part, Recipe
 
-
-class CountedMetric(NamedTuple):
-    """A counter: the name of its one label, and its help."""
-
-    label: str
-    help: str
-
-
 COUNTED = {
-    "supplied_tokens": CountedMetric("origin", "Tokens of prompts written into pages, by the KV's origin."),
-    "refused_requests": CountedMetric("reason", "Requests that were computed instead, by what did not fit."),
-    "harvested_bytes": CountedMetric("kind", "Bytes of the objects made of KV in pages, and stored."),
-    "dropped_bytes": CountedMetric("reason", "Bytes of KV in pages that were over the harvest's bound."),
+    "supplied_tokens": ("origin", "Tokens of prompts written into pages, by the KV's origin."),
+    "refused_requests": ("reason", "Requests that were computed instead, by what did not fit."),
+    "harvested_bytes": ("kind", "Bytes of the objects made of KV in pages, and stored."),
+    "dropped_bytes": ("reason", "Bytes of KV in pages that were over the harvest's bound."),
 }
-"""The metrics by name; vLLM shows them as ``vllm:kamera_NAME_total``."""
+"""The metrics by name, each with its one label and its help; ``vllm:kamera_NAME_total`` in vLLM."""
 
 
 class Counts:
@@ -31,14 +22,13 @@ class Counts:
 
     def __init__(self) -> None:
         self.all: Counter[str] = Counter()
-        self._untold: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, metric: str, label: str, count: int = 1) -> None:
         """Count something more."""
         with self._lock:
-            for counts in (self.all, self._untold):
-                counts[f"{metric}/{label}"] += count
+            self.all[f"{metric}/{label}"] += count
 
     def of(self, metric: str) -> int:
         """What a metric has counted since the start, under any label."""
@@ -48,8 +38,8 @@ class Counts:
     def take(self) -> dict[str, int]:
         """The counts since the last call; empty for none."""
         with self._lock:
-            counts, self._untold = self._untold, Counter()
-        return dict(counts)
+            new, self._told = self.all - self._told, self.all.copy()
+        return dict(new)
 
 
 def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ripe:
-    """A chunk whose KV stands in a request's pages: tokens ``ids`` from ``start`` on.
+    """A chunk whose KV stands in the pages ``block_ids`` of a request: tokens ``ids`` from ``start`` on.
 
     ``row`` is the object that comes of it: an anchor, a canonical right behind that, or behind others an
     exact patch. ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. ``media`` are the
@@ -40,16 +40,9 @@ class Ripe:
     ids: tuple[int, ...]
     start: int
     positions: torch.Tensor
+    block_ids: tuple[int, ...]
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     media: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PageHarvest:
-    """What of a request's pages is to be read back."""
-
-    block_ids: tuple[int, ...]
-    chunks: tuple[Ripe, ...]
 
 
 def names_of(recipe: Recipe, supplied: int) -> tuple[str, ...]:

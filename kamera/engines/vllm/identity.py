@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 from kamera.engines.checkpoint import checkpoint_fingerprint, files_of
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone, quote
+
+KNOWN = ("0.30", "0.31", "0.32")
+"""Minor versions of vLLM that the connector has been run on: all tests on the first one, one file of them on
+the others."""
 
 
 class EngineIdentity:
@@ -59,3 +64,13 @@ class EngineIdentity:
                 self._folder, adapters=[folder], **self._settings
             )
         return self._adapted[adapter.lora_path]
+
+
+def check_version(version: str) -> None:
+    """Raise UnsupportedBackbone unless vLLM's ``version`` is one that the connector was run on."""
+    parsed = re.match(r"\d+\.\d+(?!\d)", version)
+    if parsed is None or parsed[0] not in KNOWN:
+        raise UnsupportedBackbone(
+            f"vLLM {quote(version)}: Kamera's connector was run on {', '.join(KNOWN)} alone: install "
+            "one of them, or start vLLM without a kv_transfer_config"
+        )

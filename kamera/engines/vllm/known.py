@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import add, sub
 from typing import Literal
 
@@ -32,10 +32,6 @@ _ORDERS = 32
 """How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
 
 
-_Choice = tuple[Guarantee, tuple[str, ...], RowKey | None]
-"""What a chunk is served with: a guarantee, the antecedents it is made behind, and a patch."""
-
-
 class _Behind:
     """The chunks that are stored behind one anchor, and their patches, which have to meet the ``budget``."""
 
@@ -43,7 +39,6 @@ class _Behind:
         self.context, self._budget = context, budget
         self.anchor: RowKey | None = None
         self.chunks = Recognised(context)
-        self.canonicals: dict[str, RowKey] = {}
         self.patches: dict[tuple[str, tuple[str, ...]], tuple[RowKey, PatchBudget | None]] = {}
         self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
 
@@ -53,8 +48,7 @@ class _Behind:
         if row.kind == "anchor":
             self.anchor = RowKey.of(own, "anchor", own.anchor)
         elif row.kind == "canonical":
-            if self.chunks.add(row):
-                self.canonicals[named] = RowKey.of(own, "canonical", named)
+            self.chunks.add(row)
         elif row.antecedents and not row.base:
             behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
             if (named, behind) not in self.patches:
@@ -72,18 +66,14 @@ class _Behind:
             assert outline is not None
             at = at or (tokens,) * len(outline.low)
             offset = tuple(map(sub, at, outline.low))
-            if shown:
-                chosen = self._behind(row, shown, names, worth, least)
-            else:
-                chosen = None if any(offset) else ("exact", (), None)
-            if chosen is None or not outline.advance:
+            guarantee, patch = self._choose(row, shown, names, worth, least) if shown else ("exact", None)
+            if not outline.advance or (patch is None and (shown or any(offset))):
                 break
-            guarantee, behind, patch = chosen
+            behind = () if patch is None else patch.antecedents
             parts.append(
                 Part(
-                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, "canonical",
-                    guarantee, "patched" if patch else "exact", behind,
-                    self.canonicals[row.chunk_id], patch,
+                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, guarantee, behind,
+                    RowKey.of(self.context, "canonical", row.chunk_id), patch,
                 )
             )  # fmt: skip
             at = tuple(map(add, at, outline.advance))
@@ -91,36 +81,35 @@ class _Behind:
             worth = weakest((worth, guarantee))
         return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
-    def _behind(
+    def _choose(
         self,
         row: ObjectInfo,
         shown: tuple[str, ...],
         names: tuple[str, ...],
         worth: Guarantee,
         least: Least,
-    ) -> _Choice | None:
-        """What is served for a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``."""
+    ) -> tuple[Guarantee, RowKey | None]:
+        """The patch of a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``; or None."""
+        for guarantee, behind, enough in self._tries(row.chunk_id, shown, names, worth, least):
+            key, budget = self.patches.get((row.chunk_id, behind), (None, None))
+            if key is None or budget is None or not at_least(guarantee_named(key.formed), enough):
+                continue
+            if self._budget.is_met_by(budget, row.tokens):
+                return guarantee, key
+        return "exact", None
+
+    def _tries(
+        self, chunk_id: str, shown: tuple[str, ...], names: tuple[str, ...], worth: Guarantee, least: Least
+    ) -> Iterator[tuple[Guarantee, tuple[str, ...], Guarantee]]:
+        """What a chunk may be served as, a patch's antecedents, and what it is formed behind at least."""
         if least == "exact":
-            return None
-        for behind in (shown,) if names == shown else (shown, names):
-            if (key := self._patch(row, behind, weakest((worth, "patched")))) is not None:
-                return "patched", behind, key
-        for behind in self._wider(row.chunk_id, shown) if least == "survivor" else ():
-            if (key := self._patch(row, behind, "survivor")) is not None:
-                return "survivor", behind, key
-        return None
-
-    def _patch(self, row: ObjectInfo, behind: tuple[str, ...], enough: Guarantee) -> RowKey | None:
-        """The patch of a chunk that is formed well ``enough``, and meets the budget."""
-        key, budget = self.patches.get((row.chunk_id, behind), (None, None))
-        if key is None or budget is None or not self._budget.is_met_by(budget, row.tokens):
-            return None
-        return key if at_least(guarantee_named(key.formed), enough) else None
-
-    def _wider(self, chunk_id: str, shown: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Antecedents that end as ``shown``, and knew more before it: the fewest first."""
-        known = self.orders.get((chunk_id, shown[-1]), [])[: -_ORDERS - 1 : -1]
-        return sorted((b for b in known if chunks_of(b)[-len(shown) - 1 :][1:] == shown), key=len)
+            return
+        for behind in dict.fromkeys((shown, names)):
+            yield "patched", behind, weakest((worth, "patched"))
+        if least == "survivor":  # they end as ``shown``, and knew more before it: the fewest first
+            known = self.orders.get((chunk_id, shown[-1]), [])[: -_ORDERS - 1 : -1]
+            for behind in sorted((b for b in known if chunks_of(b)[-len(shown) - 1 :][1:] == shown), key=len):
+                yield "survivor", behind, "survivor"
 
 
 class KnownPrompts:

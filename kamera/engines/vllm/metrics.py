@@ -41,11 +41,9 @@ class ConnectorMetrics(KVConnectorPromMetrics):
         super().__init__(*args)
         self._counters = {
             name: self._counter_cls(
-                name=f"vllm:kamera_{name}",
-                documentation=metric.help,
-                labelnames=[*self._labelnames, metric.label],
+                name=f"vllm:kamera_{name}", documentation=said, labelnames=[*self._labelnames, label]
             )
-            for name, metric in COUNTED.items()
+            for name, (label, said) in COUNTED.items()
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

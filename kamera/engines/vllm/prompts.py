@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kamera.engines.vllm.known import KnownPrompts, useful
+from kamera.engines.vllm.known import KnownPrompts, Least, useful
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import PatchBudget
@@ -29,13 +29,16 @@ _FEW = 256
 
 
 class _Look(NamedTuple):
-    """What a look at a store found: a whole new table, or rows that have come since the last look."""
+    """What a look at a store found: a whole new table, or rows that have come since the last look.
+
+    Its ``total`` rows end with the ``last``.
+    """
 
     table: KnownPrompts | None
-    rows: tuple[ObjectInfo, ...]
+    rows: list[ObjectInfo]
     total: int
     last: str
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass
@@ -52,12 +55,15 @@ class _Tenant:
 class PromptTables:
     """The tables of all tenants. One thread uses it; stores are read by others.
 
+    Prompts are served with at least the guarantee ``least``, and if that supplies at least a ``block`` of
+    tokens more than vLLM's own prefix cache.
     A store is asked for what is new when a request of its tenant comes and the last look is a while ago. Rows
     that have left are noticed by whoever misses their objects (`forget`).
     """
 
-    def __init__(self, stores: Stores, budget: PatchBudget) -> None:
+    def __init__(self, stores: Stores, budget: PatchBudget, least: Least, block: int) -> None:
         self._stores, self._budget = stores, budget
+        self.least, self.block = least, block
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._aside = ThreadPoolExecutor(2, thread_name_prefix="kamera-prompts")
 
@@ -113,14 +119,16 @@ class PromptTables:
             with self._stores.another(tenant) as store:
                 new = store.ls(offset=count - 1) if count else []
                 if new and new[0].key == last and len(new) <= _FEW:  # nothing before it has left
-                    seconds = time.perf_counter() - began
-                    return _Look(None, tuple(new[1:]), count + len(new) - 1, new[-1].key, seconds)
-                rows = store.ls()
+                    found = _Look(None, new[1:], count + len(new) - 1, new[-1].key)
+                else:
+                    found = self._whole(store.ls())
         except KameraError as error:
             logger.warning("stored rows of a tenant were not read: %s", error)
-            table = None if count else KnownPrompts(self._budget)
-            return _Look(table, (), count, last, time.perf_counter() - began)
+            found = _Look(None if count else KnownPrompts(self._budget), [], count, last)
+        return found._replace(seconds=time.perf_counter() - began)
+
+    def _whole(self, rows: list[ObjectInfo]) -> _Look:
         anchors = [row for row in rows if row.kind == "anchor"]
         others = [row for row in rows if row.kind != "anchor" and useful(row)]
         table = KnownPrompts(self._budget, [*anchors, *others[-_ROWS // 2 :]])
-        return _Look(table, (), len(rows), rows[-1].key if rows else "", time.perf_counter() - began)
+        return _Look(table, [], len(rows), rows[-1].key if rows else "")

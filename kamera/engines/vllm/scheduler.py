@@ -13,18 +13,11 @@ import torch
 from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder
 from kamera.engines.vllm.counts import Counts, origins
-from kamera.engines.vllm.harvest import PageHarvest, Ripe, names_of
+from kamera.engines.vllm.harvest import Ripe, names_of
 from kamera.engines.vllm.identity import EngineIdentity
-from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.serving import (
-    PageLoad,
-    StoredRows,
-    check_places,
-    recipe_of,
-    salt,
-)
+from kamera.engines.vllm.serving import PageLoad, StoredRows, check_places, recipe_of, salt
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import chunk_id
@@ -34,33 +27,22 @@ from kamera.trust import prefilled_behind, weakest
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PromptRules:
-    """How prompts without a recipe are recognised: by which ``tables``, with which ``least`` guarantee.
-
-    It has to supply at least a ``block`` of tokens more than vLLM's own prefix cache.
-    """
-
-    tables: PromptTables
-    least: Least
-    block: int
-
-
 @dataclass
 class _Request:
     """A request with a recipe, in the engine; its first ``local`` tokens stand in pages already.
 
-    A ``recognised`` one came without: its rows are known, and nothing of it is harvested.
+    ``positions`` ``[axes, tokens]`` are those of its prompt. A ``recognised`` one came without a recipe: its
+    rows are known, and nothing of it is harvested.
     """
 
-    recipe: Recipe
     request: Any
+    recipe: Recipe
+    positions: torch.Tensor
+    recognised: bool = False
+    harvested: bool = False
     local: int = 0
     load: PageLoad | None = None
     failed: bool = False
-    harvested: bool = False
-    recognised: bool = False
-    salted: bool = False
 
 
 @dataclass
@@ -71,7 +53,7 @@ class SchedulerSide:
     identity: EngineIdentity
     positions: Positions
     harvests: bool = True
-    prompts: PromptRules | None = None
+    tables: PromptTables | None = None
     rows: StoredRows = field(init=False)
     counts: Counts = field(default_factory=Counts)
     encodes: int = 0
@@ -97,25 +79,24 @@ class SchedulerSide:
                 self._plain(request, fingerprint, local)
                 return
             reason = "place"
-            check_places(recipe, self.positions.lows(request, recipe.leading.borders[:-1]))
+            self._admit(request, recipe)
         except (KameraError, ValueError) as error:
             self.counts.add("refused_requests", reason)
             logger.warning("the recipe of request %s is not used: %s", request.request_id, error)
-            return
-        self._admit(_Request(recipe, request))
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
         if request.request_id in self._undecided:
             if not self._decide(request, computed):
                 return None
-            if (late := self._requests.get(request.request_id)) is not None and late.salted:
-                return None  # what stands in pages is looked up anew
+            late = self._requests.get(request.request_id)
+            if late is not None and late.recipe.salt != late.recipe.context.tenant:
+                return None  # it is salted: what stands in pages is looked up anew
         known = self._requests.get(request.request_id)
         if known is None or known.failed:
             return 0
         recipe = known.recipe
-        stored = len(recipe.parts) if known.recognised else self.rows.stored(request.request_id, recipe)
+        stored = len(recipe.parts) if known.recognised else self.rows.count_stored(request.request_id, recipe)
         if stored is None:
             return None
         known.local = computed
@@ -124,7 +105,7 @@ class SchedulerSide:
         stop = min(recipe.borders[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
 
-    def allocated(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
+    def begin_load(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
         """Pages are there for a request of which ``tokens`` are supplied."""
         known = self._requests.get(request.request_id)
         if known is None or not tokens:
@@ -138,26 +119,24 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         return loads
 
-    def take_harvests(self, scheduled: Mapping[str, int], pages: Any) -> tuple[PageHarvest, ...]:
+    def take_harvests(self, scheduled: Mapping[str, int], pages: Any) -> tuple[Ripe, ...]:
         """What is read back after this step, in which ``scheduled`` tokens of requests are computed.
 
         ``pages`` is vLLM's cache manager. A request of which a load failed leaves nothing: which of its
         pages were shared with others is not known here.
         """
-        found = []
+        found = list[Ripe]()
         for request_id, tokens in scheduled.items():
             known = self._requests.get(request_id)
             if known is None or known.harvested or known.failed or not self.harvests:
                 continue
             if known.request.num_computed_tokens + tokens >= len(known.recipe.ids):
                 known.harvested = True
-                chunks = _ripe(known, self.positions.of(known.request))
-                if chunks:
-                    (block_ids,) = pages.get_block_ids(request_id)
-                    found.append(PageHarvest(tuple(block_ids), chunks))
+                (block_ids,) = pages.get_block_ids(request_id)
+                found += _ripe(known, tuple(block_ids))
         return tuple(found)
 
-    def loaded(self, request_ids: Collection[str]) -> None:
+    def end_loads(self, request_ids: Collection[str]) -> None:
         """Workers have loaded for these requests."""
         for request_id in request_ids:
             known = self._requests.get(request_id)
@@ -165,7 +144,7 @@ class SchedulerSide:
                 for origin, tokens in origins(known.recipe, known.load.start, known.load.stop):
                     self.counts.add("supplied_tokens", origin, tokens)
 
-    def missed(self, request_ids: Collection[str]) -> None:
+    def fail_loads(self, request_ids: Collection[str]) -> None:
         """Workers could not load for these requests: they are computed, and their rows looked up anew."""
         for request_id in request_ids:
             known = self._requests.get(request_id)
@@ -173,8 +152,8 @@ class SchedulerSide:
                 known.failed = True
                 self.counts.add("refused_requests", "load")
                 self.rows.forget(known.recipe)
-                if known.recognised and self.prompts is not None:
-                    self.prompts.tables.forget(known.recipe.context)
+                if known.recognised and self.tables is not None:
+                    self.tables.forget(known.recipe.context)
 
     def leave(self, request_id: str) -> None:
         """A request is over."""
@@ -184,66 +163,56 @@ class SchedulerSide:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _admit(self, known: _Request) -> None:
-        """Supply a request, apart from all that are supplied otherwise."""
-        recipe = known.recipe
-        known.salted = recipe.salt != recipe.context.tenant
-        self._requests[known.request.request_id] = known
-        if known.salted:
-            salt(known.request, recipe.salt)
+    def _admit(self, request: Any, recipe: Recipe, recognised: bool = False) -> None:
+        """Supply a request, apart from all that are supplied otherwise. Raises as `check_places`."""
+        positions = self.positions.of(request)
+        check_places(recipe, positions)
+        self._requests[request.request_id] = _Request(request, recipe, positions, recognised, recognised)
+        if recipe.salt != recipe.context.tenant:
+            salt(request, recipe.salt)
 
     def _plain(self, request: Any, fingerprint: str, local: int) -> None:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
-        if self.prompts is None or request.skip_reading_prefix_cache or request.resumable:
+        if self.tables is None or request.skip_reading_prefix_cache or request.resumable:
             return
         self._undecided[request.request_id] = fingerprint
         self._decide(request, local)
 
     def _decide(self, request: Any, local: int) -> bool:
         """Recognise a prompt of which ``local`` tokens stand in pages; False while its store is read."""
-        assert self.prompts is not None
-        tenant, rules = request.cache_salt or "", self.prompts
-        table = rules.tables.of(tenant)
+        assert self.tables is not None
+        table = self.tables.of(request.cache_salt or "")
         if table is None:
             return False
         fingerprint, ids = self._undecided.pop(request.request_id), request.prompt_token_ids or ()
-        media = _pictures(request)
         try:
-            recipe = table.recipe(fingerprint, np.array(ids, dtype="<i8"), media, rules.least)
-            if recipe is None:
-                return True
-            *starts, stop = recipe.borders
-            if stop - local < rules.block:
-                return True
-            check_places(recipe, self.positions.lows(request, starts))
+            whole = np.array(ids, dtype="<i8")
+            recipe = table.recipe(fingerprint, whole, _pictures(request), self.tables.least)
+            if recipe is not None and recipe.borders[-1] - local >= self.tables.block:
+                self._admit(request, recipe, recognised=True)
         except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
-            return True
-        self._admit(_Request(recipe, request, harvested=True, recognised=True))
         return True
 
 
-def _ripe(known: _Request, positions: torch.Tensor) -> tuple[Ripe, ...]:
-    """The chunks of a request that vLLM computed, if they are what their ids say."""
+def _ripe(known: _Request, pages: tuple[int, ...]) -> list[Ripe]:
+    """The chunks of a request in ``pages`` that vLLM computed, if they are what their ids say."""
     recipe, stop = known.recipe, known.local if known.load is None else known.load.stop
     supplied = sum(part.stop <= stop for part in recipe.leading.parts)
-    own, names, found, length = (
-        recipe.context,
-        names_of(recipe, supplied),
-        list[Ripe](),
-        len(recipe.anchor_ids),
-    )
+    names, found = names_of(recipe, supplied), list[Ripe]()
+    own, length, positions = recipe.context, len(recipe.anchor_ids), known.positions
     if stop < length:
         row = RowKey.of(own, "anchor", own.anchor)
-        found.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length]))
+        found.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length], pages))
     for i, part in enumerate(recipe.parts[supplied:], supplied):
         if part.start < stop or (seen := _inputs(known.request, recipe, part)) is None:
             continue
         worths = [p.guarantee for p in recipe.parts[:supplied]]
         formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
         row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", formed)
-        found.append(Ripe(row, part.ids, part.start, positions[:, part.start : part.stop], *seen))
-    return tuple(found)
+        places = positions[:, part.start : part.stop]
+        found.append(Ripe(row, part.ids, part.start, places, pages, *seen))
+    return found
 
 
 def _inputs(

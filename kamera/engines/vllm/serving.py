@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
+
+import torch
 
 from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
@@ -57,9 +58,13 @@ def recipe_of(
     return recipe
 
 
-def check_places(recipe: Recipe, lows: Sequence[tuple[int, ...]]) -> None:
-    """Raise IncompatibleChunk unless the leading parts stand where the engine counts them: at ``lows``."""
-    for part, low in zip(recipe.leading.parts, lows, strict=True):
+def check_places(recipe: Recipe, positions: torch.Tensor) -> None:
+    """Raise IncompatibleChunk unless the leading parts stand where the engine counts their tokens.
+
+    ``positions`` ``[axes, tokens]`` are the engine's own of the prompt.
+    """
+    for part in recipe.leading.parts:
+        low = tuple(positions[:, part.start : part.stop].amin(1).tolist())
         if low != part.position:
             raise IncompatibleChunk(
                 f"chunk {part.chunk_id[:12]} stands at {low} for this engine, the recipe says {part.position}"
@@ -106,12 +111,12 @@ class StoredRows:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = set[str]()
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
         self._pending: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
 
-    def stored(self, request_id: str, recipe: Recipe) -> int | None:
+    def count_stored(self, request_id: str, recipe: Recipe) -> int | None:
         """Of how many leading parts of ``recipe`` all objects are stored, -1 without the anchor's.
 
         None while a remote has not answered yet.
@@ -131,7 +136,7 @@ class StoredRows:
         with self._lock:
             for row in (recipe.anchor, *(row for part in recipe.parts for row in (part.kv, part.patch))):
                 if row is not None:
-                    self._seen.pop(row.key, None)
+                    self._seen.discard(row.key)
 
     def drop(self, request_id: str) -> None:
         """A request is over."""
@@ -143,18 +148,15 @@ class StoredRows:
         if not keys[0]:
             return -1
         with self._lock:
-            unseen = {key for named in keys for key in named if key not in self._seen}
+            unseen = {*chain.from_iterable(keys)} - self._seen
         try:
             there = present(self._stores.of(recipe.context.tenant), unseen) if unseen else set()
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1
         with self._lock:
-            self._seen.update(dict.fromkeys(there))
-            for key in chain.from_iterable(keys):
-                if key in self._seen:
-                    self._seen.move_to_end(key)
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
+            if len(self._seen) > _REMEMBERED:
+                self._seen.clear()  # they are looked up again
+            self._seen |= there
         lost = unseen - there
         return next((i for i, named in enumerate(keys) if not lost.isdisjoint(named)), len(keys)) - 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from kamera.engines.materials import read_anchor, read_part
-from kamera.engines.vllm.harvest import Harvester, PageHarvest
+from kamera.engines.vllm.harvest import Harvester, Ripe
 from kamera.engines.vllm.layout import EngineLayout
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.serving import PageLoad
@@ -20,27 +21,24 @@ from kamera.ops.kernels import serve
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class WorkerSide:
     """Loads spans in one worker. One thread uses it."""
 
-    def __init__(
-        self,
-        stores: Stores,
-        layout: EngineLayout,
-        pages: EnginePages,
-        dtype: torch.dtype,
-        harvester: Harvester | None = None,
-    ) -> None:
-        self._stores, self._layout, self._pages, self._dtype = stores, layout, pages, dtype
-        self._harvester = harvester
-        self._ended: set[str] = set()
-        self._failed: set[str] = set()
+    stores: Stores
+    layout: EngineLayout
+    pages: EnginePages
+    dtype: torch.dtype
+    harvester: Harvester | None = None
+
+    def __post_init__(self) -> None:
+        self._ended, self._failed = set[str](), set[str]()
 
     def load(self, loads: Sequence[PageLoad]) -> None:
         """Write the spans of ``loads``. One of which an object cannot be had fails as a whole."""
         for load in loads:
             try:
-                self._pages.write(self._span(load), self._pages.slots(load.block_ids, load.start, load.stop))
+                self.pages.write(self._span(load), self.pages.slots(load.block_ids, load.start, load.stop))
             except (KameraError, ValueError, OSError) as error:
                 logger.warning("request %s is computed: %s", load.request_id, error)
                 self._failed.add(load.request_id)
@@ -52,25 +50,24 @@ class WorkerSide:
         self._ended, self._failed = set(), set()
         return taken
 
-    def harvest(self, harvests: Sequence[PageHarvest]) -> None:
+    def harvest(self, chunks: Sequence[Ripe]) -> None:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
-        for one in harvests:
-            for ripe in one.chunks:
-                stop = ripe.start + len(ripe.ids)
-                kv = self._pages.read(self._pages.slots(one.block_ids, ripe.start, stop))
-                if self._harvester is not None:
-                    self._harvester.take(ripe, kv)
+        for ripe in chunks:
+            slots = self.pages.slots(ripe.block_ids, ripe.start, ripe.start + len(ripe.ids))
+            kv = self.pages.read(slots)
+            if self.harvester is not None:
+                self.harvester.take(ripe, kv)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _span(self, load: PageLoad) -> KV:
         """KV of the tokens that are loaded, as stores hold it."""
-        recipe, layers = load.recipe, self._layout.layers
-        store, end = self._stores.of(recipe.context.tenant), len(recipe.anchor_ids)
+        recipe, layers = load.recipe, self.layout.layers
+        store, end = self.stores.of(recipe.context.tenant), len(recipe.anchor_ids)
         parts = [part for part in recipe.parts if load.start < part.stop and part.start < load.stop]
         whole = self._room(max(load.stop, end, *(part.stop for part in parts)))
         if load.start < end:
-            still = (0,) * self._layout.axes
+            still = (0,) * self.layout.axes
             serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
         for part in parts:
             record, patch = read_part(store, part)
@@ -79,15 +76,13 @@ class WorkerSide:
 
     def _room(self, tokens: int) -> KV:
         """Memory for the KV of ``tokens``, all layers."""
-        layers = self._layout.layers
+        layers = self.layout.layers
         groups = layer_groups(layers)
-        return Blocks(
-            [
-                {
-                    c.name: torch.empty(len(group), c.heads, tokens, c.dim, dtype=self._dtype)
-                    for c in layers[group[0]].channels
-                }
-                for group in groups
-            ],
-            groups,
-        )
+        blocks = [
+            {
+                c.name: torch.empty(len(group), c.heads, tokens, c.dim, dtype=self.dtype)
+                for c in layers[group[0]].channels
+            }
+            for group in groups
+        ]
+        return Blocks(blocks, groups)

@@ -16,10 +16,10 @@ from kamera import ChunkStore, testbed
 from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.harvest import names_of
+from kamera.engines.vllm.identity import check_version
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of
 from kamera.engines.vllm.stores import Stores
-from kamera.engines.vllm.versions import check_version
 from kamera.errors import IncompatibleChunk, InvalidRecipe, UnsupportedBackbone
 from kamera.ops import Blocks, digest, ids_digest
 from kamera.store import CanonicalRecord, Context
@@ -40,8 +40,8 @@ def recipe(*names: str, patched: bool = True, context: Context = CONTEXT, missin
         gone = "not here" if i >= missing else ""
         parts.append(
             Part(
-                name, (10 + i, 20 + i), at, (at,), (at - 3,), "canonical",
-                "exact" if not i else "patched" if patched else "blind", "patched", before if patched else (),
+                name, (10 + i, 20 + i), at, (at,), (at - 3,),
+                "exact" if not i else "patched" if patched else "blind", before if patched else (),
                 None if gone else RowKey.of(context, "canonical", name), None if gone else patch, gone,
             )
         )  # fmt: skip
@@ -125,9 +125,9 @@ def test_a_recipe_is_refused_that_is_not_of_this_prompt_tenant_or_model():
 
 def test_parts_that_do_not_stand_where_the_engine_counts_them_are_refused():
     made = asked(recipe("a", "b"))
-    check_places(made, [(3,), (5,)])
+    check_places(made, torch.arange(9)[None])
     with pytest.raises(IncompatibleChunk, match="stands at"):
-        check_places(made, [(3,), (6,)])
+        check_places(made, torch.tensor([[0, 1, 2, 3, 4, 6, 7, 8, 9]]))
 
 
 def test_what_is_supplied_ends_before_the_first_part_that_is_missing():
@@ -203,9 +203,9 @@ def test_a_remote_is_asked_aside_and_the_request_waits():
     made = asked(recipe("a", "b", patched=False))
     stores = _Remote(_filled(made))
     rows = StoredRows(stores)
-    assert rows.stored("r", made) is None
+    assert rows.count_stored("r", made) is None
     stores.answers.set()
-    while (found := rows.stored("r", made)) is None:
+    while (found := rows.count_stored("r", made)) is None:
         pass
     assert found == 2
 
@@ -218,11 +218,11 @@ def test_rows_decide_without_a_tensor_and_a_missed_object_is_looked_up_anew(tmp_
     rows = StoredRows(Stores(str(tmp_path)))
     own = rows._stores.of("")
     own.get_canonical = own.get_anchor = own.get_patch = None  # reading a record would fail
-    assert rows.stored("r", made) == 2
+    assert rows.count_stored("r", made) == 2
     StoreAdmin(store).delete(made.parts[1].kv.key)
-    assert rows.stored("r", made) == 2  # a row that was seen is a promise
+    assert rows.count_stored("r", made) == 2  # a row that was seen is a promise
     rows.forget(made)  # which a worker found broken
-    assert rows.stored("r", made) == 1
+    assert rows.count_stored("r", made) == 1
 
 
 def test_without_the_anchor_nothing_is_supplied():
@@ -232,7 +232,7 @@ def test_without_the_anchor_nothing_is_supplied():
     stores = _Remote(store)
     stores.answers.set()
     rows = StoredRows(stores)
-    while (found := rows.stored("r", made)) is None:
+    while (found := rows.count_stored("r", made)) is None:
         pass
     assert found == -1
 

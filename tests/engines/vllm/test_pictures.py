@@ -150,30 +150,6 @@ def test_a_window_in_another_order_is_turned(bed):
     assert apart(cold, served) <= 2e-5 and text(served) == question.answer
 
 
-def test_the_places_of_parts_are_those_of_the_whole_prompt(bed, monkeypatch):
-    positions, seen = scheduler_of(bed.llm).connector.scheduler.positions, list[Any]()
-    quick = positions.lows
-
-    def compared(request: Any, starts: Sequence[int]) -> Any:
-        whole, found = positions.of(request), quick(request, starts)
-        ends = [*starts[1:], whole.shape[1]]
-        seen.append(
-            (found, [tuple(whole[:, a:b].amin(1).tolist()) for a, b in zip(starts, ends, strict=True)])
-        )
-        return found
-
-    monkeypatch.setattr(positions, "lows", compared)
-    for number, order in enumerate([(0, 1, 2, 3), (3, 0, 2, 1), (2, 3), (1, 3, 0)]):
-        episode = HELD_OUT.episode(340 + number, layout="LLLI")
-        frames = [episode.frames[i] for i in order]
-        window = stored(bed, frames, BLIND)
-        names = [slot.chunk_id for slot in window.slots]
-        given = prompt(bed.ids(window, "value of tag A?"), [frame.image for frame in frames], names)
-        ask(bed.llm, given, window.recipe().to_json())
-    assert [len(found) for found, _ in seen] == [4, 4, 2, 3]
-    assert all(found == wanted for found, wanted in seen)
-
-
 def test_pictures_in_the_supplied_span_are_not_encoded(bed):
     window = stored(bed, HELD_OUT.episode(301, layout="LLLI").frames, DEFAULT)
     images = [frame.image for frame in HELD_OUT.episode(301, layout="LLLI").frames]
@@ -244,7 +220,7 @@ def served_without(bed: Bed, lost: int) -> tuple[Item, int]:
     side = scheduler_of(bed.llm).connector.scheduler
     params = {FIELD: recipe.to_json()}
     seen = recipe_of(params, bed.ids(window, question.text), "", side.identity.model)
-    assert side.rows.stored("before", seen) == 4
+    assert side.rows.count_stored("before", seen) == 4
     StoreAdmin(bed.store).delete(recipe.parts[lost].kv.key)
     before = bed.counts.all["refused_requests/load"]
     served = ask(bed.llm, given, recipe.to_json())

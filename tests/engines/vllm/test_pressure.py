@@ -107,7 +107,7 @@ def test_requests_of_four_tenants_in_few_pages_are_right_leak_nothing_and_meet_n
     for one in asked:
         if one.recipe is not None and one.tenant == TENANTS[0]:
             params = {FIELD: one.shown}
-            side.rows.stored("seen", recipe_of(params, one.recipe.ids, one.tenant, side.identity.model))
+            side.rows.count_stored("seen", recipe_of(params, one.recipe.ids, one.tenant, side.identity.model))
     for info in stores[0].ls("canonical")[::2]:
         StoreAdmin(stores[0]).delete(info.key)
     before = preemptions(llm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def bed(tmp_path_factory):
 
 def read(bed: Bed, tenant: str = "") -> None:
     """Have the rows of a tenant's store read again."""
-    tables = scheduler_of(bed.llm).connector.scheduler.prompts.tables
+    tables = scheduler_of(bed.llm).connector.scheduler.tables
     tables.of(tenant)
     mine = tables._tenants[tenant]
     if mine.pending is None:
@@ -101,33 +100,33 @@ def test_a_recipe_and_a_recognised_prompt_that_say_the_same_share_pages(bed):
 
 def test_pages_that_a_prefill_has_made_are_not_left_for_the_store(bed):
     scene = Scene(bed, 4021)
-    rules = scheduler_of(bed.llm).connector.scheduler.prompts
-    scheduler_of(bed.llm).connector.scheduler.prompts = None
+    tables = scheduler_of(bed.llm).connector.scheduler.tables
+    scheduler_of(bed.llm).connector.scheduler.tables = None
     cold = ask(bed.llm, scene.plain())
-    scheduler_of(bed.llm).connector.scheduler.prompts = rules
+    scheduler_of(bed.llm).connector.scheduler.tables = tables
     served, tokens = supplied(bed, scene.plain())
     assert tokens == 0 and served.num_cached_tokens >= scene.tokens - 32 and same(cold, served)
 
 
 def poisoned(bed: Bed, numbers: range) -> list[bool]:
     """Whether requests that may be served exact KV alone answer otherwise after one that was served less."""
-    rules, wrong = scheduler_of(bed.llm).connector.scheduler.prompts, []
+    tables, wrong = scheduler_of(bed.llm).connector.scheduler.tables, []
     for number in numbers:
         scene = Scene(bed, number, ReusePolicy(certified=False, tolerance=None, forms="always"))
         side = scheduler_of(bed.llm).connector.scheduler
-        side.prompts = replace(rules, tables=_coarse(rules.tables))
+        side.tables = _coarse(tables)
         _, tokens = supplied(bed, scene.plain())
         assert tokens > scene.tokens // 2
-        side.prompts = replace(rules, least="exact")
+        side.tables, least, tables.least = tables, tables.least, "exact"
         plain = ask(bed.llm, scene.plain())
-        side.prompts = rules
+        tables.least = least
         wrong.append(apart(plain, ask(bed.llm, scene.plain("cold"))) > 1e-3)
     return wrong
 
 
 def _coarse(tables: Any) -> Any:
     """Tables by which patches of low rank are served: what equals a prefill least."""
-    made = type(tables)(tables._stores, PatchBudget(4, 0.03))
+    made = type(tables)(tables._stores, PatchBudget(4, 0.03), tables.least, tables.block)
     made.of("")
     made._tenants[""].pending.result(60)
     made.of("")

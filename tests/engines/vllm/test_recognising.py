@@ -20,7 +20,7 @@ from kamera.engines.vllm.harvest import name_behind
 from kamera.engines.vllm.known import KnownPrompts, Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.scheduler import PromptRules, SchedulerSide, picture_name
+from kamera.engines.vllm.scheduler import SchedulerSide, picture_name
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import RemoteUnavailable
 from kamera.ops import Blocks, PatchBudget, ids_digest
@@ -75,8 +75,8 @@ def served(rows: Iterable[ObjectInfo] = ROWS, **given: Any) -> list[tuple[str, s
 def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
     recipe = recognised()
     assert recipe is not None and recipe.ids == TOKENS[:-2] and recipe.missing == ()
-    assert [(p.guarantee, p.made, p.antecedents) for p in recipe.parts] == [
-        ("exact", "exact", ()), ("patched", "patched", (A,)), ("patched", "patched", (A, B)),
+    assert [(p.guarantee, p.antecedents) for p in recipe.parts] == [
+        ("exact", ()), ("patched", (A,)), ("patched", (A, B)),
     ]  # fmt: skip
     assert [(p.start, p.position, p.offset) for p in recipe.parts] == [
         (3, (3,), (0,)), (5, (5,), (2,)), (9, (9,), (6,)),
@@ -217,10 +217,10 @@ MODEL = SimpleNamespace(of=lambda request: "f")
 def side(where: Any, least: Least = "patched", block: int = 1) -> SchedulerSide:
     """A scheduler's side whose tables have been read."""
     stores = Stores(str(where))
-    tables = PromptTables(stores, BUDGET)
+    tables = PromptTables(stores, BUDGET, least, block)
     settle(tables)
     plain = Positions(SimpleNamespace(uses_mrope=False))
-    return SchedulerSide(stores, MODEL, plain, prompts=PromptRules(tables, least, block))
+    return SchedulerSide(stores, MODEL, plain, tables=tables)
 
 
 def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
@@ -239,7 +239,7 @@ def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
 def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
-    made.rows.stored = None  # a look would fail
+    made.rows.count_stored = None  # a look would fail
     request = Request("r")
     made.arrive(request)
     assert made.match(request, 0) == 5 and made.match(request, 4) == 1
@@ -249,7 +249,7 @@ def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
 def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     fill(tmp_path, A)
     made, request = side(tmp_path), Request("r", salt="")
-    made.prompts.tables._tenants[""].table = KnownPrompts(BUDGET, ROWS)
+    made.tables._tenants[""].table = KnownPrompts(BUDGET, ROWS)
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     request.mm_features = [picture]
     made.arrive(request)
@@ -275,7 +275,7 @@ def test_no_block_more_than_the_prefix_cache_has_is_no_reason_to_load(tmp_path):
 def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
-    tenant = made.prompts.tables._tenants[""]
+    tenant = made.tables._tenants[""]
     table, tenant.table, tenant.due = KnownPrompts(BUDGET, ROWS), None, time.monotonic() + 60
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     one, exact = Request("one", mm_features=[picture]), Request("exact")
@@ -293,9 +293,21 @@ def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp
 def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
     fill(tmp_path, A)
     made = side(tmp_path)
-    made.positions = SimpleNamespace(lows=lambda request, starts: [(at + 1,) for at in starts])
+    made.positions = SimpleNamespace(of=lambda request: torch.arange(len(TOKENS))[None] + 1)
     made.arrive(request := Request("r"))
     assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
+
+
+def test_a_prompt_with_a_picture_of_unknown_size_is_computed(tmp_path):
+    fill(tmp_path, A)
+    made = side(tmp_path)
+    made.positions._model = SimpleNamespace(get_mrope_input_positions=None)  # to call it would fail
+    made.arrive(request := Request("r", mm_features=[mm_feature(data=None)]))
+    assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
+
+
+def mm_feature(**given: Any) -> SimpleNamespace:
+    return SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B, **given)
 
 
 def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
@@ -314,7 +326,7 @@ def test_tenants_do_not_see_each_others(tmp_path):
     fill(tmp_path, A, tenant="acme")
     made = side(tmp_path)
     for tenant, supplied in (("acme", 5), ("other", 0), (None, 0)):
-        settle(made.prompts.tables, tenant or "")
+        settle(made.tables, tenant or "")
         request = Request(f"r {tenant}", salt=tenant)
         made.arrive(request)
         assert made.match(request, 0) == supplied and request.block_hashes == [b"first"]
@@ -325,20 +337,20 @@ def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path
     made, request = side(tmp_path), Request("r")
     made.arrive(request)
     StoreAdmin(store).delete(record(A).key)
-    made.allocated(request, [0], made.match(request, 0))
-    made.missed(["r"])
+    made.begin_load(request, [0], made.match(request, 0))
+    made.fail_loads(["r"])
     assert made.match(request, 0) == 0 and made.counts.all["refused_requests/load"] == 1
     made.arrive(after := Request("s"))
     assert made.match(after, 0) == 0  # its table is known to be wrong
     made.leave("r")
-    settle(made.prompts.tables)
+    settle(made.tables)
     made.arrive(later := Request("t"))
     assert made.match(later, 0) == 3  # the anchor is there still
 
 
 def test_tables_take_up_what_has_come_and_are_made_anew_when_something_has_left(tmp_path, monkeypatch):
     store = fill(tmp_path, A)
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
     table = settle(tables)
     assert table.rows == 2
     store.put(record(C))
@@ -354,7 +366,7 @@ def test_tables_take_up_what_has_come_and_are_made_anew_when_something_has_left(
 
 def test_a_store_that_does_not_answer_costs_its_tables_nothing_that_they_had(tmp_path, monkeypatch):
     fill(tmp_path, A), fill(tmp_path, C, tenant="t")
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
     assert settle(tables).rows == 2
 
     def fail(*args: Any, **given: Any) -> Any:
@@ -369,7 +381,7 @@ def test_a_store_that_does_not_answer_costs_its_tables_nothing_that_they_had(tmp
 
 def test_tables_are_bounded(tmp_path, monkeypatch):
     fill(tmp_path, A, B, C), fill(tmp_path, A, tenant="t")
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET)
+    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
     monkeypatch.setattr(prompts, "_ROWS", 4)
     assert settle(tables).rows == 3  # the anchor and the newest
     settle(tables, "t")
