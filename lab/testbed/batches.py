@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from kamera.engines.hf.positions import model_positions
+from kamera.engines.hf.contents import model_positions
 from kamera.testbed.frames import BLANK, DEFAULTS, Frame, sentence
 from kamera.testbed.world import Episode, Question, legend_of, value_of
 

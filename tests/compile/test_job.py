@@ -12,7 +12,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, read_plan, run_plan
 from kamera.compile.prompt import context_of
 from kamera.engines.hf import Backbone, HfEngine, Observer
-from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.hooks import is_probe
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from kamera.window import former_of

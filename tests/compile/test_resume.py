@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.compile import Settings, read_plan, run_plan
 from kamera.engines.hf import Observer
-from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.hooks import is_probe
 from kamera.store import StoreAdmin
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan

@@ -13,7 +13,7 @@ from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Engine, Usage
 from kamera.engines.hf import HfEngine, Observer
-from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.hooks import is_probe
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, sequence_of

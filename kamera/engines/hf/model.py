@@ -12,7 +12,7 @@ from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import probe
 from kamera.engines.hf.contents import HfContents
-from kamera.engines.hf.meter import Meter
+from kamera.engines.hf.hooks import Meter
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
 from kamera.engines.values import ModelFacts

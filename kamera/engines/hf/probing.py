@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.hf import forwards
-from kamera.engines.hf.meter import probing
+from kamera.engines.hf.hooks import probing
 from kamera.engines.hf.model import Model
 from kamera.engines.values import FEATURES, Answers
 from kamera.errors import KameraError

@@ -17,8 +17,8 @@ from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import input_device
+from kamera.engines.hf.hooks import probing
 from kamera.engines.hf.live import LiveCache
-from kamera.engines.hf.meter import probing
 from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
 from kamera.ops import KV, Patch, exact_kv, form_patch, kv_concat, kv_map, kv_tensors

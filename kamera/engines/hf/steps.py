@@ -22,7 +22,7 @@ import torch
 from kamera import forks
 from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import input_device
-from kamera.engines.hf.meter import is_probe
+from kamera.engines.hf.hooks import is_probe
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import without_rows
 from kamera.engines.precedence import is_later

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kamera.engines.hf.positions import model_positions
+from kamera.engines.hf.contents import model_positions
 from kamera.testbed.frames import COLOURS, GLYPHS, TAGS, Fact, Frame
 from kamera.testbed.world import Episode, Question, value_of
 
