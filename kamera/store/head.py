@@ -1,7 +1,7 @@
 """The header of an object: writing it, and verifying one that is read.
 
 A header has a digest of its own, at a fixed place, so it is verified before anything is parsed; and it
-holds the digests of all groups of tensors, so each group can be verified without the rest.
+holds the digests of all pieces of the tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,15 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
+from kamera.store.entries import TensorEntry, file_entries, pieces_of
 from kamera.store.fields import Header, canonical_json, is_count
-from kamera.store.groups import Group, TensorEntry, file_entries, grouped
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
 from kamera.trust import Proof
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 PREFIX = b'{"__metadata__":{"header":"'
@@ -54,14 +54,14 @@ MemoryError are left out: lack of memory is no damage."""
 class ObjectHead:
     """A verified header: what the header of its record is.
 
-    ``info`` has the size of the file, ``size`` is that of the tensors; ``groups`` are in the order of the
-    file, ``digests`` theirs in hex by ``hasher``; ``source`` names the file in errors.
+    ``info`` has the size of the file, ``size`` is that of the tensors; ``entries`` are in the order of the
+    file, ``digests`` those of its pieces in hex by ``hasher``; ``source`` names the file in errors.
     """
 
     info: ObjectInfo
     header: Header
-    groups: Mapping[str, Group]
-    digests: Mapping[str, str]
+    entries: Mapping[str, TensorEntry]
+    digests: Sequence[str]
     hasher: Callable[[], Hasher]
     size: int
     source: str
@@ -117,10 +117,10 @@ def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectH
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
-        digests, algorithm = told["groups"], told["algorithm"]
-        groups = grouped(entries)
-        if len(told) > 2 or digests.keys() != groups.keys() or not all(map(is_key, digests.values())):
-            raise ValueError(f"digests of {sorted(digests)}, groups are {sorted(groups)}")
+        digests, algorithm = told["pieces"], told["algorithm"]
+        fits = isinstance(digests, list) and len(digests) == len(pieces_of(size))
+        if len(told) > 2 or not fits or not all(map(is_key, digests)):
+            raise ValueError(f"{len(digests)} digests of {size} bytes of tensors")
     except KeyError as error:
         raise CorruptChunk(f"{source}: {error} is missing") from error
     except MALFORMED as error:
@@ -129,7 +129,7 @@ def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectH
         hasher = hasher_of(algorithm)
     except (StoreError, ValueError, TypeError) as error:
         raise StoreVersionError(f"{source}: its tensors cannot be verified here: {error}") from error
-    return ObjectHead(info_of(header, total), header, groups, digests, hasher, size, source)
+    return ObjectHead(info_of(header, total), header, entries, digests, hasher, size, source)
 
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:

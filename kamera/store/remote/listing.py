@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kamera.store.codec import FRONT, UNREADABLE, Codec
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import OBJECTS, BlobHead, Blobs
@@ -20,6 +20,8 @@ from kamera.store.sources import BytesSource
 
 logger = logging.getLogger(__name__)
 
+FRONT = 32 * 1024
+"""Bytes within which the headers of most objects are, those of encrypted ones included."""
 MARK_BYTES = 128
 BOUND = 50_000
 """Most blobs remembered; those beyond are read each time."""

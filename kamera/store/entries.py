@@ -1,17 +1,17 @@
-"""Positions of an object's tensors in its file, and the groups that are read and verified together.
-
-A group is a channel of a block, a patch, the embeds, or all the small tensors: threads read and verify
-groups in parallel.
-"""
+"""Positions of an object's tensors in its file, and the pieces in which they are read and verified."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-HEAD, EMBEDS, PATCH = "head", "embeds", "patch"
+from kamera.store.digests import Hasher
+
+PIECE = 8 * 2**20
+"""Bytes of tensors that have a digest of their own: threads read and verify pieces side by side."""
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -61,31 +61,6 @@ class TensorEntry(NamedTuple):
         return cls(dtype, shape, start, end)
 
 
-class Group(NamedTuple):
-    """Tensors that are verified together, in the order of the file."""
-
-    name: str
-    tensors: Mapping[str, TensorEntry]
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The byte ranges of the group, adjacent ones joined."""
-        return joined((entry.start, entry.end) for entry in self.tensors.values())
-
-    @property
-    def size(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(entry.end - entry.start for entry in self.tensors.values())
-
-
-def group_of(tensor: str) -> str:
-    """The group a tensor belongs to, by its name: ``kv/0/k``, `PATCH`, `EMBEDS` or `HEAD`."""
-    kind = tensor.partition("/")[0]
-    if kind == "kv":
-        return "/".join(tensor.split("/")[:3])
-    return kind if kind in (PATCH, EMBEDS) else HEAD
-
-
 def file_entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
     """The entry of each tensor, in the order of the file. Raises `ValueError` for a dtype without a name."""
     entries: dict[str, TensorEntry] = {}
@@ -101,20 +76,21 @@ def file_entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
     return entries
 
 
-def grouped(entries: Mapping[str, TensorEntry]) -> dict[str, Group]:
-    """The groups of an object, in the file order of their first tensors."""
-    found: dict[str, dict[str, TensorEntry]] = {}
-    for name, entry in entries.items():
-        found.setdefault(group_of(name), {})[name] = entry
-    return {name: Group(name, tensors) for name, tensors in found.items()}
+def pieces_of(size: int) -> list[tuple[int, int]]:
+    """Where each piece of ``size`` bytes begins and ends."""
+    return [(start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``spans`` in order, adjacent ones joined, empty ones left out."""
-    made: list[tuple[int, int]] = []
-    for start, end in sorted(span for span in spans if span[0] < span[1]):
-        if made and made[-1][1] == start:
-            made[-1] = (made[-1][0], end)
-        else:
-            made.append((start, end))
-    return made
+def piece_digests(tensors: Iterable[memoryview], begin: Callable[[], Hasher]) -> list[str]:
+    """The digest of each piece of these bytes, one behind another, by the hash that ``begin`` makes."""
+    digests: list[str] = []
+    hasher, room = begin(), PIECE
+    for left in tensors:
+        while len(left):
+            taken = min(len(left), room)
+            hasher.update(left[:taken])
+            left, room = left[taken:], room - taken
+            if not room:
+                digests.append(hasher.hexdigest())
+                hasher, room = begin(), PIECE
+    return digests if room == PIECE else [*digests, hasher.hexdigest()]
