@@ -45,20 +45,16 @@ class TensorEntry(NamedTuple):
             "data_offsets": [self.start, self.end],
         }
 
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> TensorEntry:
-        """The inverse of `told`; raises `ValueError`, `TypeError` or `LookupError` for an invalid entry."""
-        dtype = _TORCH[told["dtype"]]
-        shape, (start, end) = tuple(told["shape"]), told["data_offsets"]
-        count = dtype.itemsize
-        for number in (*shape, start, end):
-            if type(number) is not int or not 0 <= number < 2**53:
-                raise ValueError(f"{number!r} is no size")
-        for length in shape:
-            count *= length
-        if end - start != count:
-            raise ValueError(f"{list(shape)} of {told['dtype']} are not {end - start} bytes")
-        return cls(dtype, shape, start, end)
+
+def empty_of(told: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor without memory, as `TensorEntry.told` says it.
+
+    Raises `LookupError`, `TypeError`, `ValueError` or `OverflowError` for an entry that says none.
+    """
+    try:
+        return torch.empty(told["shape"], dtype=_TORCH[told["dtype"]], device="meta")
+    except RuntimeError as error:
+        raise ValueError(f"a shape is impossible: {error}") from error
 
 
 def file_entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
-from kamera.store.entries import TensorEntry, file_entries, pieces_of
+from kamera.store.entries import TensorEntry, empty_of, file_entries, pieces_of
 from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
@@ -134,12 +133,9 @@ def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectH
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     """Entries of the tensors and their bytes, by a header that must be the one way to write its record."""
-    told = {name: TensorEntry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
-    try:  # shapes without memory: they are checked before memory is allocated for them
-        tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
-    except RuntimeError as error:
-        raise ValueError(f"a shape is impossible: {error}") from error
-    record = record_of(header, tensors)
+    told = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+    # shapes without memory: they are checked before memory is allocated for them
+    record = record_of(header, {name: empty_of(entry) for name, entry in told.items()})
     rebuilt = written(record, header["created"], header["digests"])
     # as text, because True == 1 == 1.0 in Python
     mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))

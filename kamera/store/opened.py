@@ -6,6 +6,7 @@ import hmac
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kamera.errors import CorruptChunk
@@ -13,7 +14,6 @@ from kamera.store.entries import pieces_of
 from kamera.store.head import ObjectHead
 from kamera.store.info import ObjectInfo
 from kamera.store.records import Record, record_of
-from kamera.store.slabs import allocate_bytes
 from kamera.store.sources import ByteSource
 
 
@@ -87,3 +87,8 @@ class OpenObject:
         if not hmac.compare_digest(hasher.hexdigest(), head.digests[piece]):
             changed = f"bytes {start} to {end} of its tensors have changed"
             raise CorruptChunk(f"{head.source}: the digest does not match, {changed}")
+
+
+def allocate_bytes(size: int) -> torch.Tensor:
+    """``size`` uninitialised bytes, uint8; NumPy asks the system for huge pages, torch does not."""
+    return torch.from_numpy(np.empty(size, dtype=np.uint8))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -19,7 +20,6 @@ from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
-from kamera.store.flights import Flights
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 8
 """Most puts to a remote in progress at once: each has an object's bytes."""
+_TURNS = 256
+"""Number of locks of objects, which share them by their names."""
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
 
@@ -63,7 +65,7 @@ class Tiers:
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
-        self._flights = Flights()
+        self._turns = [threading.RLock() for _ in range(_TURNS)]
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
@@ -91,7 +93,7 @@ class Tiers:
         except CorruptChunk as error:  # set aside by now; the remote may have a good one
             found, damage = None, error
         if found is None and self.remote is not None:
-            with self._flights.alone(name):
+            with self._alone([name]):
                 found = self._fetch(name, self.remote)
         if found is None and damage is not None:
             raise damage
@@ -112,9 +114,7 @@ class Tiers:
                     coming.append(order._replace(record=self._describe(order, coming)))
             except KameraError as error:
                 found[order.name] = error
-        with contextlib.ExitStack() as stack:
-            for name in sorted(order.name for order in coming):
-                stack.enter_context(self._flights.alone(name))
+        with self._alone([order.name for order in coming]):
             if self.disk is None:
                 self._put_without_disk(coming, found)
             else:
@@ -179,9 +179,7 @@ class Tiers:
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
-        with contextlib.ExitStack() as stack:
-            for name in sorted(set(names)):
-                stack.enter_context(self._flights.alone(name))
+        with self._alone(names):
             if self.remote is not None and names:
                 self.remote.delete(names)
             for name in names:
@@ -228,6 +226,14 @@ class Tiers:
             self.remote.close()
         if self.disk is not None:
             self.disk.close()
+
+    @contextlib.contextmanager
+    def _alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, no other thread brings or removes these objects, and perhaps a few others."""
+        with contextlib.ExitStack() as stack:
+            for turn in sorted({hash(name) % _TURNS for name in names}):
+                stack.enter_context(self._turns[turn])
+            yield
 
     def _local(self, name: str) -> Record | None:
         if self.disk is None:
@@ -346,7 +352,7 @@ class Tiers:
     def _send(self, name: str) -> None:
         """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
         assert self.remote is not None
-        with self._flights.alone(name):
+        with self._alone([name]):
             if self.disk is None:
                 kept = self.memory.peek(name)
                 if kept is not None:

@@ -97,7 +97,7 @@ def _instrument(atheris: Any) -> None:
         head.front_size,
         head._rebuilt,
         head._key_of,
-        entries.TensorEntry.of.__func__,  # type: ignore[attr-defined]
+        entries.empty_of,
         entries.pieces_of,
         opened.OpenObject.__init__,
         opened.OpenObject.fill,
