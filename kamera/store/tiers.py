@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
-from kamera.store.disk.limit import DiskBounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
@@ -58,10 +57,8 @@ class Tiers:
         memory_limit: int,
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
-        disk_limit: int | None = None,
     ) -> None:
         self.disk = disk
-        self._bounds = None if disk is None else DiskBounds(disk, disk_limit, remote is not None)
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
@@ -75,7 +72,7 @@ class Tiers:
         if disk is not None and remote is not None:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
             disk.pins.caches(remote.url)
-            self._trim()
+            disk.trim()
             left = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
             for row in sorted(left, key=BY_AGE):
                 self._uploads.add(row.key)
@@ -285,14 +282,9 @@ class Tiers:
             logger.warning("%s is not cached: %s", name, stamped)
         elif stamped is not None:  # else an intact one stays there
             self.disk.index.notes.note_sent(name, stamped[1])
-            self._trim()
+            self.disk.trim()
             self.memory.put(found.record, *stamped)
         return found.record
-
-    def _trim(self) -> None:
-        """Let go of what no longer fits a cache, now that the remote has more of it."""
-        if self._bounds is not None:
-            self._bounds.trim()
 
     def _put_on_disk(
         self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
@@ -367,4 +359,4 @@ class Tiers:
                 self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, found.stamp)
-        self._trim()
+        self.disk.trim()

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from kamera.errors import KameraError
+from kamera.errors import KameraError, StoreError, StoreFull
 from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
@@ -26,6 +27,7 @@ from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.syncing import sync_all, syncs_all
 from kamera.store.disk.traces import LOCK, PART, Trace
+from kamera.store.eviction import choose
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.orders import PutOrder, refuse
 from kamera.store.records import Record
@@ -35,6 +37,7 @@ __all__ = ["MARKER", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
+_SLACK = 0.9  # share of a cache's limit left after an eviction, so that not every object causes one
 _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
@@ -47,14 +50,27 @@ class DiskTier(DiskObjects):
 
     Every key passed in is a name of its ``codec``; else `ValueError` (`keys.is_key`).
     ``read_only``, or in a folder that cannot be written: nothing is changed, and a method that would change
-    it raises `StoreReadOnly`. Raises `StoreError` when the operating system refuses, `StoreVersionError` for
-    a directory of another format (which is left untouched).
+    it raises `StoreReadOnly`. With a ``limit`` its objects, those of other processes included, take at most
+    so many bytes: those used least recently leave, canonicals with their patches, encodings after their
+    canonicals, and what is pinned stays. From a ``cache`` only what its remote has may leave; there an object
+    without room is kept all the same. Raises `StoreError` when the operating system refuses,
+    `StoreVersionError` for a directory of another format (which is left untouched).
     """
 
-    def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        codec: Codec,
+        *,
+        read_only: bool = False,
+        limit: int | None = None,
+        cache: bool = False,
+    ) -> None:
         super().__init__(root, codec, read_only=read_only)
-        self.make_room: Callable[[str, int], None] | None = None
-        """Called before ``size`` more bytes are written for an object; its errors refuse that one."""
+        self._limit = limit
+        self._cache = cache
+        self._stuck = False  # no more may leave a cache until the remote has more
+        self._evicting = threading.Lock()
         self._syncs_all = syncs_all(self._root.descriptor)
         if not self.read_only:
             self.collect()
@@ -114,6 +130,50 @@ class DiskTier(DiskObjects):
             if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
 
+    def trim(self) -> None:
+        """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
+        self._stuck = False
+        self._make_room("", 0)
+
+    def _make_room(self, name: str, size: int) -> None:
+        """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
+        limit = self._limit
+        if limit is None or self._stuck:
+            return
+        try:
+            with self._evicting:
+                held = self.index.bytes()
+                if held + size > limit and (self._cache or size <= limit):
+                    held -= self._evict(held + size - int(limit * (_SLACK if self._cache else 1)), name)
+        except StoreError as error:
+            if not self._cache:
+                raise
+            logger.warning("the cache %s is not trimmed: %s", self.root, error)
+            return
+        if held + size > limit and not self._cache:
+            raise StoreFull(
+                f"store {self.root}: {size} bytes more are over its disk_limit of {limit}, and what is "
+                "pinned stays: raise the limit, or unpin something"
+            )
+        self._stuck = held + size > limit
+
+    def _evict(self, excess: int, coming: str) -> int:
+        """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
+        gone = 0
+        while gone < excess:
+            rows = list(self.index.weighed())
+            rest = sum(row.bytes for row in rows) - (excess - gone)
+            with self.pins.cell.alone():
+                kept = self.pins.kept() | {coming}
+                if self._cache:
+                    kept |= {row.key for row in self.index.notes.unsent(rows)}
+                victims = [found for found, _ in choose(rows, kept, rest, time.time(), by="use")]
+                freed = sum(one.bytes for one in victims if self.delete(one.key, one.stamp))
+            if not freed:
+                break
+            gone += freed
+        return gone
+
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
         """Write each order unless a stored object stays; ``placed`` gets the results."""
         done = False
@@ -152,10 +212,9 @@ class DiskTier(DiskObjects):
                 if self._stays(info, order.replace):
                     placed[name] = None
                     continue
-                if self.make_room is not None:
-                    more = len(data) - (0 if there is None else size_of(there))
-                    self.make_room(name, grown + more)
-                    grown += more
+                more = len(data) - (0 if there is None else size_of(there))
+                self._make_room(name, grown + more)
+                grown += more
                 stamp = stamp_of(tmp.create(trace.part(name), data, sync=disk is None))
                 aside.append((order, (info, stamp), there))
             except OSError as error:
