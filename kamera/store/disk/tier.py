@@ -97,31 +97,21 @@ class DiskTier(DiskObjects):
         With a ``stamp`` only if its file still has that, and without waiting for the disk.
         """
         with self._changing("delete" if stamp is None else "evict"):
-            with self._renaming():
+            with self._renaming():  # as a row is written, or it could be one that was written since
                 gone = stamp in (None, self._files.stamp(key)) and self._objects.made().remove(file_of(key))
+                if stamp is None:
+                    self.index.drop(key)
             if stamp is not None:
                 self.index.later([key])  # its row is of another file, or of none
-                return gone
-            self.index.drop(key)
-            if gone:
+            elif gone:
                 self._objects.made().sync()
             return gone
 
     def collect(self) -> int:
         """Remove files left by dead writers; return their number."""
-        before = time.time() - _STALE_SECONDS
         with self._changing("clear up"):
             tmp = self._tmp.there()
-            if tmp is None:
-                return 0
-            removed = self._clear_up(tmp)
-            for name, status in tmp.statuses():
-                if name.endswith(PART):  # its trace comes before it, and goes after it
-                    dead = tmp.status(f"{name.split('.')[-2]}{LOCK}") is None
-                else:  # another program's: only its age can tell
-                    dead = not name.endswith(LOCK) and status.st_mtime < before
-                removed += dead and tmp.remove(name)
-            return removed
+            return 0 if tmp is None else self._clear_up(tmp)
 
     def purge(self, file: str) -> None:
         """Delete a copy in quarantine."""
@@ -288,7 +278,10 @@ class DiskTier(DiskObjects):
         """Clear up after dead writers; return the number of files removed."""
         removed = 0
         for file in tmp.names():
-            trace = Trace.left(tmp, file) if file.endswith(LOCK) else None
+            if not file.endswith(LOCK):
+                removed += self._is_left_over(tmp, file) and tmp.remove(file)
+                continue
+            trace = Trace.left(tmp, file)
             if trace is not None:
                 try:
                     with contextlib.suppress(OSError, KameraError):
@@ -299,6 +292,13 @@ class DiskTier(DiskObjects):
                 finally:
                     trace.close()
         return removed
+
+    def _is_left_over(self, tmp: Folder, file: str) -> bool:
+        """True for a part without a trace, which comes before it and goes after it; and for an old file."""
+        if file.endswith(PART):
+            return tmp.status(f"{file.split('.')[-2]}{LOCK}") is None
+        status = tmp.status(file)
+        return status is not None and status.st_mtime < time.time() - _STALE_SECONDS
 
     def _clear(self, trace: Trace) -> bool:
         """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""
