@@ -24,7 +24,7 @@ from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, rank, refuse
 from kamera.store.pins import PinBook
-from kamera.store.records import CanonicalRecord, Record, described, detach
+from kamera.store.records import Record, detach
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.uploads import Uploads
 from kamera.trust import outranks
@@ -108,7 +108,7 @@ class Tiers:
                 if not order.replace and self._holds(order.name):
                     found[order.name] = None
                 else:
-                    coming.append(order._replace(record=self._describe(order, coming)))
+                    coming.append(order._replace(record=detach(order.record)))
             except KameraError as error:
                 found[order.name] = error
         with self._alone([order.name for order in coming]):
@@ -117,15 +117,6 @@ class Tiers:
             else:
                 self._put_on_disk(self.disk, coming, found)
         return [found[order.name] for order in orders]
-
-    def _describe(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
-        """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
-        record = detach(order.record)
-        if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:
-            with contextlib.suppress(KameraError):  # then it cannot be searched
-                there = next((one.record for one in before if one.name == order.needs), None)
-                return described(record, there or self.get(order.needs))
-        return record
 
     def present(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
