@@ -17,7 +17,16 @@ from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.entries import file_entries, piece_digests
 from kamera.store.fields import Header
-from kamera.store.head import DIGEST, front_of, front_size, info_of, text_of, trusted, verified, written
+from kamera.store.head import (
+    DIGEST,
+    front_of,
+    front_size,
+    header_of,
+    info_of,
+    read_head,
+    text_of,
+    verify_header,
+)
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import OpenObject
 from kamera.store.records import Record
@@ -52,7 +61,7 @@ class Codec:
         entries = file_entries(tensors)
         parts = {name: tensor_bytes(tensors[name]) for name in entries}
         pieces = piece_digests(parts.values(), begin)
-        header = written(record, created, {"algorithm": self.digest, "pieces": pieces})
+        header = header_of(record, created, {"algorithm": self.digest, "pieces": pieces})
         return b"".join([front_of(text_of(header, entries), self.mac), *parts.values()])
 
     def plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
@@ -75,7 +84,7 @@ class Codec:
         """
         plain = self.plain(source, name, where)
         front = self._front(plain, where)
-        head = verified(front, source.size, where, self.mac)
+        head = read_head(front, source.size, where, self.mac)
         if len(front) + head.size != plain.size:
             told = len(front) + head.size
             raise CorruptChunk(f"{where}: {plain.size} bytes, its header tells of {told}")
@@ -92,7 +101,7 @@ class Codec:
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
         """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
-        header = trusted(self._front(self.plain(source, name, where), where), where, self.mac)
+        header = verify_header(self._front(self.plain(source, name, where), where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header
 
@@ -102,7 +111,7 @@ class Codec:
 
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""
-        return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
+        return replace(info_of(header_of(record, created, {}), size), key=self.name(record.key))
 
     @property
     def mac(self) -> bytes:

@@ -37,7 +37,7 @@ class TensorEntry(NamedTuple):
     start: int
     end: int
 
-    def told(self) -> dict[str, Any]:
+    def to_header(self) -> dict[str, Any]:
         """The entry in the form of a safetensors header."""
         return {
             "dtype": DTYPES[self.dtype],
@@ -47,7 +47,7 @@ class TensorEntry(NamedTuple):
 
 
 def empty_of(told: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor without memory, as `TensorEntry.told` says it.
+    """A tensor without memory, as `TensorEntry.to_header` says it.
 
     Raises `LookupError`, `TypeError`, `ValueError` or `OverflowError` for an entry that says none.
     """

@@ -66,7 +66,7 @@ class ObjectHead:
     source: str
 
 
-def written(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
+def header_of(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
     """The ``kamera`` header of the file of ``record``."""
     return {"format": FORMAT_VERSION, "created": created, **record.header(), "digests": dict(digests)}
 
@@ -74,7 +74,7 @@ def written(record: Record, created: float, digests: Mapping[str, Any]) -> Heade
 def text_of(header: Header, entries: Mapping[str, TensorEntry]) -> bytes:
     """The header of the file with zeros for the digest, padded. Raises `ValueError` if it is too long."""
     fields: dict[str, Any] = {"__metadata__": {"header": "0" * 64, "kamera": canonical_json(header)}}
-    fields.update({name: entry.told() for name, entry in entries.items()})
+    fields.update({name: entry.to_header() for name, entry in entries.items()})
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
@@ -101,7 +101,7 @@ def front_size(first: bytes, total: int, source: str) -> int:
     return 8 + size
 
 
-def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
+def verify_header(front: bytes, source: str, mac: bytes = b"") -> Header:
     """The Kamera header of a ``front``, parsed after its digest is verified. Raises as `Codec.decode`."""
     if not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
         if mac and front[DIGEST] == _digest(front, b""):
@@ -110,9 +110,9 @@ def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
     return _parse(front[8:], source)
 
 
-def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
+def read_head(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
     """The head of a file of ``total`` bytes by its ``front``. Raises as `Codec.decode`."""
-    header = trusted(front, source, mac)
+    header = verify_header(front, source, mac)
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
@@ -136,7 +136,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     told = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
     # shapes without memory: they are checked before memory is allocated for them
     record = record_of(header, {name: empty_of(entry) for name, entry in told.items()})
-    rebuilt = written(record, header["created"], header["digests"])
+    rebuilt = header_of(record, header["created"], header["digests"])
     # as text, because True == 1 == 1.0 in Python
     mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))
     if wrong := sorted({name for name, _ in mine.items() ^ theirs.items()}):

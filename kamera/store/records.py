@@ -28,7 +28,7 @@ from kamera.ops import (
     check_groups,
     code_kv,
 )
-from kamera.store.coded import coded_header, coded_kv, coded_tensors
+from kamera.store.coded import codes_header, codes_kv, codes_tensors
 from kamera.store.encoding import EncodingRecord
 from kamera.store.fields import (
     Header,
@@ -137,7 +137,7 @@ class CanonicalRecord:
         }
         if self.kind == "conditioned":
             header |= {"antecedents": list(self.antecedents), "base": self.content}
-        return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
+        return header | ({"coded": codes_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """``input_ids``, ``positions``, ``kv/0/k``, ``inputs/…``; not copied.
@@ -149,7 +149,7 @@ class CanonicalRecord:
             for channel, held in block.items():
                 name = f"kv/{i}/{channel}"
                 if isinstance(held, CodedChannel):
-                    flat.update({f"{name}/{part}": t for part, t in coded_tensors(held)})
+                    flat.update({f"{name}/{part}": t for part, t in codes_tensors(held)})
                 else:
                     flat[name] = held
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
@@ -331,7 +331,7 @@ def detach(record: Record) -> Record:
 def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:
     groups: Groups = check_groups(header["groups"])
     if Context(**header["context"]).lossy:
-        return coded_kv(header["coded"], groups, header["channels"], tensors, tokens)
+        return codes_kv(header["coded"], groups, header["channels"], tensors, tokens)
     blocks = enumerate(header["channels"])
     return Blocks([{name: tensors[f"kv/{i}/{name}"] for name in names} for i, names in blocks], groups)
 

@@ -179,7 +179,7 @@ class Tiers:
     def collect(self, objects: Sequence[Weighed]) -> list[bool]:
         """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
         with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
-            kept = self.pins.kept()
+            kept = self.pins.names_to_keep()
             if self.remote is not None:
                 self.delete([one.key for one in objects if one.key not in kept])
                 return [one.key not in kept for one in objects]

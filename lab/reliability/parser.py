@@ -91,8 +91,8 @@ def _instrument(atheris: Any) -> None:
     """Have the fuzzer see which branches the parser takes; it was imported long before."""
     for function in (
         Codec.open,
-        head.verified,
-        head.trusted,
+        head.read_head,
+        head.verify_header,
         head._parse,
         head.front_size,
         head._rebuilt,

@@ -98,13 +98,13 @@ class DiskTier(DiskObjects):
         """
         with self._changing("delete" if stamp is None else "evict"):
             with self._renaming():  # as a row is written, or it could be one that was written since
-                gone = stamp in (None, self._files.stamp(key)) and self._objects.made().remove(file_of(key))
+                gone = stamp in (None, self._files.stamp(key)) and self._objects.ensure().remove(file_of(key))
                 if stamp is None:
                     self.index.drop(key)
             if stamp is not None:
                 self.index.later([key])  # its row is of another file, or of none
             elif gone:
-                self._objects.made().sync()
+                self._objects.ensure().sync()
             return gone
 
     def collect(self) -> int:
@@ -154,7 +154,7 @@ class DiskTier(DiskObjects):
             rows = list(self.index.weighed())
             rest = sum(row.bytes for row in rows) - (excess - gone)
             with self.pins.cell.alone():
-                kept = self.pins.kept() | {coming}
+                kept = self.pins.names_to_keep() | {coming}
                 if self._cache:
                     kept |= {row.key for row in self.index.notes.unsent(rows)}
                 victims = [found for found, _ in choose(rows, kept, rest, time.time(), by="use")]
@@ -168,9 +168,9 @@ class DiskTier(DiskObjects):
         """Write each order unless a stored object stays; ``placed`` gets the results."""
         done = False
         with self._changing("write"), contextlib.ExitStack() as stack:
-            tmp = self._tmp.made()
+            tmp = self._tmp.ensure()
             self._clear_up(tmp)
-            trace = Trace.begun(tmp, [order.name for order in orders])
+            trace = Trace.begin(tmp, [order.name for order in orders])
             stack.callback(trace.close)
             # a descriptor of its own, which is told of every write that fails from now on
             disk = stack.enter_context(self._root.sub("tmp")) if len(orders) > 1 and self._syncs_all else None
@@ -191,7 +191,7 @@ class DiskTier(DiskObjects):
         disk: Folder | None,
     ) -> list[_Aside]:
         """Write what is to be put, and sync it: together by ``disk``, or one by one."""
-        tmp, aside, grown = self._tmp.made(), list[_Aside](), 0
+        tmp, aside, grown = self._tmp.ensure(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
             name = order.name
             if refuse(order, placed):
@@ -232,7 +232,7 @@ class DiskTier(DiskObjects):
 
         The names of what stays are synced, too: another writer may have given them a moment ago.
         """
-        tmp, objects = self._tmp.made(), self._objects.made()
+        tmp, objects = self._tmp.ensure(), self._objects.ensure()
         rows: list[Stamped] = []
         with self._renaming():
             for order, row, there in aside:
@@ -281,7 +281,7 @@ class DiskTier(DiskObjects):
             if not file.endswith(LOCK):
                 removed += self._is_left_over(tmp, file) and tmp.remove(file)
                 continue
-            trace = Trace.left(tmp, file)
+            trace = Trace.take_over(tmp, file)
             if trace is not None:
                 try:
                     with contextlib.suppress(OSError, KameraError):
@@ -303,6 +303,6 @@ class DiskTier(DiskObjects):
     def _clear(self, trace: Trace) -> bool:
         """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""
         for name in trace.names:
-            self._tmp.made().remove(trace.part(name))
-        self._objects.made().sync()
+            self._tmp.ensure().remove(trace.part(name))
+        self._objects.ensure().sync()
         return self.index.settle(trace.names)

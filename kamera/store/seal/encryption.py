@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
-from kamera.store.head import DIGEST, front_size, verified
+from kamera.store.head import DIGEST, front_size, read_head
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
 from kamera.store.sources import ByteSource
@@ -55,7 +55,7 @@ class Encrypted(Sealed):
         key_id, key = next(iter(self.keys.items()))
         head = front_size(bytes(plain[: DIGEST.stop]), len(plain), name)
         preamble = Preamble(ENCRYPTED, key_id, os.urandom(SALT), head, len(plain))
-        preamble = preamble._replace(check=self._check(preamble.checked, name))
+        preamble = preamble._replace(check=self._check(preamble.without_check, name))
         cipher = Cipher(key, preamble, name)
         frames = (cipher.encrypt(i, plain[slice(*preamble.span(i))]) for i in preamble.frames(0, len(plain)))
         return b"".join([preamble.raw, *frames])
@@ -65,7 +65,7 @@ class Encrypted(Sealed):
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
             # reports the fault, unless the secret's holder wrote it
-            verified(self._front(source, where), source.size, where, self.mac)
+            read_head(self._front(source, where), source.size, where, self.mac)
             raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
         preamble = self._preamble(first, source.size, name, where)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
@@ -96,7 +96,7 @@ class Encrypted(Sealed):
         if len(first) < LENGTH:
             raise CorruptChunk(f"{source}: truncated, {total} bytes are no encrypted object")
         preamble = Preamble.of(first)
-        if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
+        if not hmac.compare_digest(preamble.check, self._check(preamble.without_check, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
             known = ", ".join(key_id.hex()[:8] for key_id in self.keys)

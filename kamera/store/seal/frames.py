@@ -32,7 +32,7 @@ class Preamble(NamedTuple):
     """The first bytes of an encrypted object, whose plain one has ``size`` bytes, ``head`` of them a header.
 
     ``salt`` was drawn for this file. It is valid if ``check`` is the keyed digest of the object's name and of
-    `checked`.
+    `without_check`.
     """
 
     magic: bytes
@@ -48,7 +48,7 @@ class Preamble(NamedTuple):
         return _LAYOUT.pack(*self)
 
     @property
-    def checked(self) -> bytes:
+    def without_check(self) -> bytes:
         """The preamble without its check."""
         return self.raw[:-32]
 
