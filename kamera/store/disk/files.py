@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kamera.errors import CorruptChunk
 from kamera.store.codec import UNREADABLE, Codec
-from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
+from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.traces import LOCK, names_in
 from kamera.store.fields import Header
@@ -84,16 +84,10 @@ class ObjectFiles:
 
     def open(self, key: str) -> FileSource | None:
         """``key``'s file, to be closed; None if there is none. `NotAFile` if it cannot be an object."""
+        folder, file = self._objects.there(), file_of(key)
         with contextlib.suppress(FileNotFoundError):
-            return FileSource(self._folder.open(file_of(key)))
+            return None if folder is None else FileSource(folder.open(file))
         return None
-
-    @property
-    def _folder(self) -> Folder:
-        folder = self._objects.there()
-        if folder is None:
-            raise FileNotFoundError(f"{self._objects.path} is not there")
-        return folder
 
 
 def file_of(key: str) -> str:
