@@ -77,6 +77,11 @@ def pieces_of(size: int) -> list[tuple[int, int]]:
     return [(start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
 
 
+def count_pieces(size: int) -> int:
+    """The number of pieces of ``size`` bytes, which a header may claim to be any."""
+    return len(range(0, size, PIECE))
+
+
 def piece_digests(tensors: Iterable[memoryview], begin: Callable[[], Hasher]) -> list[str]:
     """The digest of each piece of these bytes, one behind another, by the hash that ``begin`` makes."""
     digests: list[str] = []

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
-from kamera.store.entries import TensorEntry, empty_of, file_entries, pieces_of
+from kamera.store.entries import TensorEntry, count_pieces, empty_of, file_entries
 from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
@@ -117,7 +117,7 @@ def read_head(front: bytes, total: int, source: str, mac: bytes = b"") -> Object
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
         digests, algorithm = told["pieces"], told["algorithm"]
-        fits = isinstance(digests, list) and len(digests) == len(pieces_of(size))
+        fits = isinstance(digests, list) and len(digests) == count_pieces(size)
         if len(told) > 2 or not fits or not all(map(is_key, digests)):
             raise ValueError(f"{len(digests)} digests of {size} bytes of tensors")
     except KeyError as error:
