@@ -64,7 +64,7 @@ class Codec:
         header = header_of(record, created, {"algorithm": self.digest, "pieces": pieces})
         return b"".join([front_of(text_of(header, entries), self.mac), *parts.values()])
 
-    def plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """The object ``name`` as it was before it was encrypted. Raises as `open`, and when it is read."""
         return source
 
@@ -82,7 +82,7 @@ class Codec:
 
         ``where`` names it in errors. Raises as `decode`, and `OSError`.
         """
-        plain = self.plain(source, name, where)
+        plain = self._plain(source, name, where)
         front = self._front(plain, where)
         head = read_head(front, source.size, where, self.mac)
         if len(front) + head.size != plain.size:
@@ -101,7 +101,7 @@ class Codec:
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
         """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
-        header = verify_header(self._front(self.plain(source, name, where), where), where, self.mac)
+        header = verify_header(self._front(self._plain(source, name, where), where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
-from kamera.store.disk.tier import DiskTier
+from kamera.store.disk.tier import DiskTier, trim
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
@@ -72,7 +72,7 @@ class Tiers:
         if disk is not None and remote is not None:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
             disk.pins.caches(remote.url)
-            disk.trim()
+            trim(disk)
             left = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
             for row in sorted(left, key=BY_AGE):
                 self._uploads.add(row.key)
@@ -273,7 +273,7 @@ class Tiers:
             logger.warning("%s is not cached: %s", name, stamped)
         elif stamped is not None:  # else an intact one stays there
             self.disk.index.notes.note_sent(name, stamped[1])
-            self.disk.trim()
+            trim(self.disk)
             self.memory.put(found.record, *stamped)
         return found.record
 
@@ -350,4 +350,4 @@ class Tiers:
                 self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, found.stamp)
-        self.disk.trim()
+        trim(self.disk)

@@ -63,7 +63,7 @@ def test_an_object_is_a_preamble_and_the_frames_of_the_sealed_one(size: int) -> 
     assert [int.from_bytes(data[i : i + 8], "little") for i in (56, 64)] == [head, len(plain)]
     assert len(frames_of(data, size)) == 1 + -(-(len(plain) - head) // size)
     assert_same(read(data), RECORD)
-    whole = CODEC.plain(BytesSource(data), NAME, "here")
+    whole = CODEC._plain(BytesSource(data), NAME, "here")
     assert whole.read(0, len(plain) + 9) == plain and whole.read(len(plain), 5) == b""
     for start in range(0, len(plain), 97):
         for length in (0, 1, 250, 600, 1500):

@@ -33,7 +33,7 @@ from kamera.store.orders import PutOrder, refuse
 from kamera.store.records import Record
 from kamera.trust import outranks
 
-__all__ = ["MARKER", "DiskTier"]
+__all__ = ["MARKER", "DiskTier", "trim"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +119,6 @@ class DiskTier(DiskObjects):
             folder = self._quarantine.there()
             if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
-
-    def trim(self) -> None:
-        """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
-        self._stuck = False
-        self._make_room("", 0)
 
     def _make_room(self, name: str, size: int) -> None:
         """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
@@ -306,3 +301,9 @@ class DiskTier(DiskObjects):
             self._tmp.ensure().remove(trace.part(name))
         self._objects.ensure().sync()
         return self.index.settle(trace.names)
+
+
+def trim(cache: DiskTier) -> None:
+    """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
+    cache._stuck = False
+    cache._make_room("", 0)

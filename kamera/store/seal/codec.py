@@ -43,7 +43,7 @@ class Sealed(Codec):
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
-    def plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """See `Codec`; `WrongKey` for an encrypted object."""
         if source.read(0, 8) == ENCRYPTED:
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")

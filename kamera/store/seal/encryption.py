@@ -60,7 +60,7 @@ class Encrypted(Sealed):
         frames = (cipher.encrypt(i, plain[slice(*preamble.span(i))]) for i in preamble.frames(0, len(plain)))
         return b"".join([preamble.raw, *frames])
 
-    def plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """See `Codec`; `WrongKey` for an intact object whose key is not among those given."""
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
