@@ -23,7 +23,7 @@ import torch
 
 from kamera import forks
 from kamera.engines import Account, Engine, WorkCancelled, calls_of, later, open_accounts
-from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.patches.owed import Owed, pay
 
 LIMIT = 1 << 30
 """Bytes of KV that a backbone's later work holds, at most."""
@@ -329,22 +329,6 @@ class Later:
         for piece in gone:
             piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")
-
-
-def pay_later(backbone: Engine, owed: Owed, value: object, holds: Iterable[torch.Tensor]) -> None:
-    """Put records as later work, which keeps the tensors ``holds``; until then ``value`` waits for the store.
-
-    The store waits for it when it is closed.
-    """
-    main, waiting, queue = owed.records[-1], waiting_in(owed.store), later_of(backbone)
-
-    def dropped(why: str) -> None:
-        waiting.pop((main.context, main.chunk_id), None)
-        owed.losses.leave(f"{owed.what}: {why}")
-
-    waiting[main.context, main.chunk_id] = value
-    owed.store.awaited[id(queue)] = queue.flush
-    queue.add(lambda: [owed], Worth.CHUNK, holds, dropped, reads=())
 
 
 def _nothing() -> None:
