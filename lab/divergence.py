@@ -27,8 +27,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import NO_KV, patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.near import disorder, divergence, likeness
-from kamera.store import CanonicalRecord, EncodingRecord, encoding_context
-from kamera.store.search.embedding import VISION_TOKENS
+from kamera.store import CanonicalRecord, picture_embedding
 from lab.scene import Scene
 from lab.speed.machine import machine
 from lab.testbed import load
@@ -75,12 +74,9 @@ def run(items: int, family: str) -> list[Row]:
     def chunk(image: Image.Image, caption: str) -> Chunk:
         made = backbone.chunk([{"type": "image", "image": image}, {"type": "text", "text": caption}])
         encoded = backbone.encode(made)
-        tokens = {VISION_TOKENS: [*backbone.builder.vision_tokens]}
+        looks = picture_embedding(made.input_ids, encoded.tensors, backbone.builder.vision_tokens)
         where = backbone.positions([made.input_ids], [made.position_inputs()])
-        seen = encoding_context(backbone.identity.vision(), store.tenant)
-        store.put(EncodingRecord(made.id, seen, made.num_tokens, encoded.tensors))
-        vision = seen.fingerprint
-        store.put(CanonicalRecord(made.id, context, made.input_ids, where, NO_KV, {}, tokens, vision))
+        store.put(CanonicalRecord(made.id, context, made.input_ids, where, NO_KV, embedding=looks))
         return made
 
     rows: list[Row] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,8 +12,8 @@ from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
 from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.owed import Owed, pay
-from kamera.store import CanonicalRecord, ChunkStore, Context
+from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.store import CanonicalRecord, ChunkStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,30 +36,6 @@ class Anchor:
     def length(self) -> int:
         """Number of tokens."""
         return int(self.input_ids.shape[0])
-
-
-_waiting: weakref.WeakKeyDictionary[ChunkStore, dict[Context, Anchor]] = weakref.WeakKeyDictionary()
-"""Anchors that later work will store. Until then each window on their store takes them from here."""
-
-
-@dataclass(frozen=True)
-class _OwedAnchor(Owed):
-    """The record of an anchor to be put, which is none of a chunk; ``later``: no call hears of an error."""
-
-    later: bool
-
-    def end(self, error: Exception | None) -> None:
-        """As of `Owed`, for the anchors that wait; what the losses do not bear is noted, too."""
-        try:
-            with self.losses.borne(self.what):
-                if error is not None:
-                    raise error
-        except Exception as unborne:
-            if self.later:
-                self.losses.leave(f"{self.what}: {type(unborne).__name__}: {unborne}")
-            raise
-        finally:
-            _waiting.get(self.store, {}).pop(self.records[-1].context, None)
 
 
 def prefill_anchor(
@@ -104,8 +79,7 @@ def anchor_of(
         kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
-    waiting = _waiting.setdefault(store, {})
-    if (there := waiting.get(context)) is not None:
+    if (there := waiting_in(store).get((context, digest))) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
     found = None
     with losses.look_up("system prompt", "the system prompt"):
@@ -115,19 +89,17 @@ def anchor_of(
     kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
     anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
-    owed: list[Owed] = [_OwedAnchor(store, [record], losses, "the system prompt was not kept", later)]
-
-    def keep() -> list[Owed]:
-        return owed
+    owed = Owed(store, [record], losses, "the system prompt was not kept", later)
+    if not later:
+        pay([owed])
+        return anchor
+    waiting, queue = waiting_in(store), later_of(backbone)
 
     def dropped(why: str) -> None:
-        waiting.pop(context, None)
-        losses.leave(f"the system prompt was not kept: {why}")
+        waiting.pop((context, digest), None)
+        losses.leave(f"{owed.what}: {why}")
 
-    if later:
-        waiting[context], queue = anchor, later_of(backbone)
-        store.awaited[id(queue)] = queue.flush
-        queue.add(keep, Worth.CHUNK, kv_tensors(kv), dropped, reads=())
-    else:
-        pay(owed)
+    waiting[context, digest] = anchor
+    store.awaited[id(queue)] = queue.flush
+    queue.add(lambda: [owed], Worth.CHUNK, kv_tensors(kv), dropped, reads=())
     return anchor

@@ -24,7 +24,6 @@ from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, pay, waiting_in
 from kamera.patches.proving import Prover
 from kamera.store import (
-    VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
     EncodingRecord,
@@ -33,6 +32,7 @@ from kamera.store import (
     canonical_key,
     kept,
     patch_key,
+    picture_embedding,
 )
 from kamera.trust import Proof
 
@@ -282,8 +282,11 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
         positions=copy.positions,
         kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
         inputs=encoded.position_inputs,
-        info={"label": facts.label, VISION_TOKENS: [*former.backbone.builder.vision_tokens]},
+        info={"label": facts.label},
         vision=former.encodings.context.fingerprint if encoded.tensors else "",
         behind=former.anchor.length,
+        embedding=picture_embedding(
+            encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens
+        ),
         outline=Outline.of(encoded.input_ids, copy.positions, advances),
     )

@@ -5,31 +5,36 @@ from __future__ import annotations
 import weakref
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
 from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
-Waiting = MutableMapping[tuple[Context, str], Facts]
-"""Chunks whose canonical or encoding later work will store, by context and id. Until then each former on
-their store takes them from here."""
+Waiting = MutableMapping[tuple[Context, str], Any]
+"""Chunks (`Facts`) whose canonical or encoding later work will store, and anchors, by context and id. Until
+then each former on their store takes them from here."""
 
 _waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
 
 
 def waiting_in(store: ChunkStore) -> Waiting:
-    """The chunks that wait for a store."""
+    """What waits for a store."""
     return _waiting.setdefault(store, {})
 
 
 @dataclass(frozen=True)
 class Owed:
-    """Records of one chunk to be put, the main one last. ``losses`` say ``what`` was lost if that fails."""
+    """Records of one chunk or anchor to be put, the main one last.
+
+    ``losses`` say ``what`` was lost if that fails. ``later``: no call hears of an error that they do not
+    bear, so the next report does.
+    """
 
     store: ChunkStore
     records: Sequence[CanonicalRecord | EncodingRecord | PatchRecord]
     losses: Losses
     what: str
+    later: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -39,12 +44,16 @@ class Owed:
     def end(self, error: Exception | None) -> None:
         """Note what became of the records. Raises an error that the losses do not bear."""
         unkept, main = self.losses.unkept, self.records[-1]
-        if isinstance(main, CanonicalRecord):
+        if main.kind == "canonical":
             (unkept.discard if error is None else unkept.add)(main.chunk_id)
         try:
             with self.losses.borne(self.what):
                 if error is not None:
                     raise error
+        except Exception as unborne:
+            if self.later:
+                self.losses.leave(f"{self.what}: {type(unborne).__name__}: {unborne}")
+            raise
         finally:
             if not isinstance(main, PatchRecord):
                 waiting_in(self.store).pop((main.context, main.chunk_id), None)

@@ -28,13 +28,12 @@ from kamera.store.outline import OPENING, Outline
 from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.remote import is_remote
-from kamera.store.search.embedding import VISION_TOKENS, mean_features
+from kamera.store.search.embedding import mean_features, picture_embedding
 from kamera.store.search.lookback import Hit
 from kamera.store.store import ChunkStore, memory_of, present, signature
 
 __all__ = [
     "OPENING",
-    "VISION_TOKENS",
     "CanonicalRecord",
     "ChunkStore",
     "Context",
@@ -69,6 +68,7 @@ __all__ = [
     "object_key",
     "parse_size",
     "patch_key",
+    "picture_embedding",
     "present",
     "probe_text",
     "signature",

@@ -15,11 +15,20 @@ from typing import Any
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
+from kamera.store.entries import file_entries, piece_digests
 from kamera.store.fields import Header
-from kamera.store.groups import file_entries, grouped
-from kamera.store.head import ObjectHead, front_of, front_size, info_of, text_of, trusted, verified, written
+from kamera.store.head import (
+    DIGEST,
+    front_of,
+    front_size,
+    header_of,
+    info_of,
+    read_head,
+    text_of,
+    verify_header,
+)
 from kamera.store.info import ObjectInfo
-from kamera.store.opened import OpenObject, Plain
+from kamera.store.opened import OpenObject
 from kamera.store.records import Record
 from kamera.store.sources import ByteSource, BytesSource
 
@@ -28,9 +37,6 @@ DIRECTORY_VERSION = 7
 
 UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 """Errors of an object that is there and is not this one, or not readable here."""
-
-FRONT = 32 * 1024
-"""Bytes within which the headers of most objects are."""
 
 
 @dataclass(frozen=True)
@@ -54,36 +60,36 @@ class Codec:
         tensors = record.tensors()
         entries = file_entries(tensors)
         parts = {name: tensor_bytes(tensors[name]) for name in entries}
-        digests: dict[str, str] = {}
-        for group in grouped(entries).values():
-            hasher = begin()
-            for name in group.tensors:
-                hasher.update(parts[name])
-            digests[group.name] = hasher.hexdigest()
-        header = written(record, created, {"algorithm": self.digest, "groups": digests})
+        pieces = piece_digests(parts.values(), begin)
+        header = header_of(record, created, {"algorithm": self.digest, "pieces": pieces})
         return b"".join([front_of(text_of(header, entries), self.mac), *parts.values()])
 
-    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
-        """The length and the header of the object ``name``, plain but unverified. Raises as `open`."""
-        front = source.read(0, FRONT)
-        size = front_size(front, source.size, where)
-        if size > len(front):
-            front += source.read(len(front), size - len(front))
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+        """The object ``name`` as it was before it was encrypted. Raises as `open`, and when it is read."""
+        return source
+
+    def _front(self, source: ByteSource, where: str) -> bytes:
+        """The length and the header of a plain object, unverified. Raises as `open`."""
+        first = source.read(0, DIGEST.stop)
+        size = front_size(first, source.size, where)
+        front = first + source.read(len(first), size - len(first))
         if len(front) < size:
             raise CorruptChunk(f"{where}: truncated, the header ends at byte {len(front)} of {size}")
-        return front[:size]
+        return front
 
     def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
-        """The object ``name`` in ``source``, to be read group by group: its header verified, no tensor read.
+        """The object ``name`` in ``source``, to be read piece by piece: its header verified, no tensor read.
 
         ``where`` names it in errors. Raises as `decode`, and `OSError`.
         """
-        front = self._front(source, name, where)
-        head = verified(front, source.size, where, self.mac)
-        if len(front) + head.size != source.size:
+        plain = self._plain(source, name, where)
+        front = self._front(plain, where)
+        head = read_head(front, source.size, where, self.mac)
+        if len(front) + head.size != plain.size:
             told = len(front) + head.size
-            raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {told}")
-        return OpenObject(self._named(head, name), Plain(source, len(front)))
+            raise CorruptChunk(f"{where}: {plain.size} bytes, its header tells of {told}")
+        self._check_name(head.info.key, name, where)
+        return OpenObject(replace(head, info=replace(head.info, key=name)), plain, len(front))
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object ``name``; ``source`` names the bytes in errors.
@@ -95,7 +101,7 @@ class Codec:
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
         """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
-        header = trusted(self._front(source, name, where), where, self.mac)
+        header = verify_header(self._front(self._plain(source, name, where), where), where, self.mac)
         self._check_name(header["key"], name, where)
         return header
 
@@ -105,7 +111,7 @@ class Codec:
 
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""
-        return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
+        return replace(info_of(header_of(record, created, {}), size), key=self.name(record.key))
 
     @property
     def mac(self) -> bytes:
@@ -128,11 +134,6 @@ class Codec:
     def unveil(self, text: str) -> str:
         """The inverse of `veil`."""
         return text
-
-    def _named(self, head: ObjectHead, name: str) -> ObjectHead:
-        """The head under the object's name. Raises `CorruptChunk` for another object's."""
-        self._check_name(head.info.key, name, head.source)
-        return replace(head, info=replace(head.info, key=name))
 
     def _check_name(self, key: str, name: str, source: str) -> None:
         if self.name(key) != name:

@@ -13,7 +13,7 @@ from kamera.ops import Blocks, CodedChannel, CodedKV, Grid, Groups, Loss
 _PARTS = ("codes", "steps", "lows")
 
 
-def coded_header(kv: CodedKV) -> dict[str, Any]:
+def codes_header(kv: CodedKV) -> dict[str, Any]:
     """Everything but the tensors, JSON-able: ``bits``, ``group``, ``axes`` by channel, ``loss``."""
     return {
         "bits": kv.grid.bits,
@@ -23,20 +23,20 @@ def coded_header(kv: CodedKV) -> dict[str, Any]:
     }
 
 
-def coded_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
+def codes_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of one channel, each with the last part of its name."""
     for part in _PARTS:
         yield part, getattr(channel, part)
 
 
-def coded_kv(
+def codes_kv(
     header: Mapping[str, Any],
     groups: Groups,
     channels: Sequence[Sequence[str]],
     tensors: Mapping[str, torch.Tensor],
     tokens: int,
 ) -> CodedKV:
-    """The KV of a `coded_header`, of blocks of ``groups`` and ``channels``, and of ``tensors``.
+    """The KV of a `codes_header`, of blocks of ``groups`` and ``channels``, and of ``tensors``.
 
     Raises KeyError for a missing field or tensor, ValueError or TypeError for one that does not fit.
     """

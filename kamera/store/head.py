@@ -1,7 +1,7 @@
 """The header of an object: writing it, and verifying one that is read.
 
 A header has a digest of its own, at a fixed place, so it is verified before anything is parsed; and it
-holds the digests of all groups of tensors, so each group can be verified without the rest.
+holds the digests of all pieces of the tensors.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import FactorSize, PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
+from kamera.store.entries import TensorEntry, count_pieces, empty_of, file_entries
 from kamera.store.fields import Header, canonical_json, is_count
-from kamera.store.groups import Group, TensorEntry, file_entries, grouped
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
 from kamera.trust import Proof
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 PREFIX = b'{"__metadata__":{"header":"'
@@ -54,20 +53,20 @@ MemoryError are left out: lack of memory is no damage."""
 class ObjectHead:
     """A verified header: what the header of its record is.
 
-    ``info`` has the size of the file, ``size`` is that of the tensors; ``groups`` are in the order of the
-    file, ``digests`` theirs in hex by ``hasher``; ``source`` names the file in errors.
+    ``info`` has the size of the file, ``size`` is that of the tensors; ``entries`` are in the order of the
+    file, ``digests`` those of its pieces in hex by ``hasher``; ``source`` names the file in errors.
     """
 
     info: ObjectInfo
     header: Header
-    groups: Mapping[str, Group]
-    digests: Mapping[str, str]
+    entries: Mapping[str, TensorEntry]
+    digests: Sequence[str]
     hasher: Callable[[], Hasher]
     size: int
     source: str
 
 
-def written(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
+def header_of(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
     """The ``kamera`` header of the file of ``record``."""
     return {"format": FORMAT_VERSION, "created": created, **record.header(), "digests": dict(digests)}
 
@@ -75,7 +74,7 @@ def written(record: Record, created: float, digests: Mapping[str, Any]) -> Heade
 def text_of(header: Header, entries: Mapping[str, TensorEntry]) -> bytes:
     """The header of the file with zeros for the digest, padded. Raises `ValueError` if it is too long."""
     fields: dict[str, Any] = {"__metadata__": {"header": "0" * 64, "kamera": canonical_json(header)}}
-    fields.update({name: entry.told() for name, entry in entries.items()})
+    fields.update({name: entry.to_header() for name, entry in entries.items()})
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
@@ -102,7 +101,7 @@ def front_size(first: bytes, total: int, source: str) -> int:
     return 8 + size
 
 
-def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
+def verify_header(front: bytes, source: str, mac: bytes = b"") -> Header:
     """The Kamera header of a ``front``, parsed after its digest is verified. Raises as `Codec.decode`."""
     if not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
         if mac and front[DIGEST] == _digest(front, b""):
@@ -111,16 +110,16 @@ def trusted(front: bytes, source: str, mac: bytes = b"") -> Header:
     return _parse(front[8:], source)
 
 
-def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
+def read_head(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectHead:
     """The head of a file of ``total`` bytes by its ``front``. Raises as `Codec.decode`."""
-    header = trusted(front, source, mac)
+    header = verify_header(front, source, mac)
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
-        digests, algorithm = told["groups"], told["algorithm"]
-        groups = grouped(entries)
-        if len(told) > 2 or digests.keys() != groups.keys() or not all(map(is_key, digests.values())):
-            raise ValueError(f"digests of {sorted(digests)}, groups are {sorted(groups)}")
+        digests, algorithm = told["pieces"], told["algorithm"]
+        fits = isinstance(digests, list) and len(digests) == count_pieces(size)
+        if len(told) > 2 or not fits or not all(map(is_key, digests)):
+            raise ValueError(f"{len(digests)} digests of {size} bytes of tensors")
     except KeyError as error:
         raise CorruptChunk(f"{source}: {error} is missing") from error
     except MALFORMED as error:
@@ -129,18 +128,15 @@ def verified(front: bytes, total: int, source: str, mac: bytes = b"") -> ObjectH
         hasher = hasher_of(algorithm)
     except (StoreError, ValueError, TypeError) as error:
         raise StoreVersionError(f"{source}: its tensors cannot be verified here: {error}") from error
-    return ObjectHead(info_of(header, total), header, groups, digests, hasher, size, source)
+    return ObjectHead(info_of(header, total), header, entries, digests, hasher, size, source)
 
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     """Entries of the tensors and their bytes, by a header that must be the one way to write its record."""
-    told = {name: TensorEntry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
-    try:  # shapes without memory: they are checked before memory is allocated for them
-        tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
-    except RuntimeError as error:
-        raise ValueError(f"a shape is impossible: {error}") from error
-    record = record_of(header, tensors)
-    rebuilt = written(record, header["created"], header["digests"])
+    told = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+    # shapes without memory: they are checked before memory is allocated for them
+    record = record_of(header, {name: empty_of(entry) for name, entry in told.items()})
+    rebuilt = header_of(record, header["created"], header["digests"])
     # as text, because True == 1 == 1.0 in Python
     mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))
     if wrong := sorted({name for name, _ in mine.items() ^ theirs.items()}):

@@ -71,7 +71,7 @@ class MemoryTier:
         with self._lock:
             self._remove(info.key)
             excess = self._bytes + entry.nbytes - self.limit
-            victims, pinned = [], self.pins.kept() if excess > 0 else set()
+            victims, pinned = [], self.pins.names_to_keep() if excess > 0 else set()
             for key, other in self._entries.items():
                 if excess <= 0:
                     break

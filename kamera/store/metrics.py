@@ -62,7 +62,7 @@ class Counters:
     def watch(self, store: Watched) -> None:
         """Report ``store``'s tiers too, as long as it is open."""
 
-    def missed(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
+    def count_miss(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
         """Count a look-up that found nothing to serve, or raised ``error``."""
         why = "remote_dead" if remote_down else "absent"
         if error is not None:

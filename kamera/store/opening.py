@@ -32,8 +32,10 @@ def open_tiers(
         if cache is None and limit is not None:
             raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
         remote = open_remote(url, codec, tenant)
-        disk = None if cache is None else DiskTier(directory_of(Path(cache), codec), codec)
-        return remote.url, Tiers(codec, tenant, memory_limit, disk, remote, limit)
+        if cache is None:
+            return remote.url, Tiers(codec, tenant, memory_limit, remote=remote)
+        disk = DiskTier(directory_of(Path(cache), codec), codec, limit=limit, cache=True)
+        return remote.url, Tiers(codec, tenant, memory_limit, disk, remote)
     if cache is not None:
         raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
     path = path_of(url)
@@ -41,8 +43,9 @@ def open_tiers(
         if limit is not None or read_only:
             raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
         return "memory://", Tiers(codec, tenant, memory_limit)
-    disk = DiskTier(directory_of(path, codec, read_only=read_only), codec, read_only=read_only)
-    return str(path), Tiers(codec, tenant, memory_limit, disk, disk_limit=limit)
+    folder = directory_of(path, codec, read_only=read_only)
+    disk = DiskTier(folder, codec, read_only=read_only, limit=limit)
+    return str(path), Tiers(codec, tenant, memory_limit, disk)
 
 
 def path_of(url: str | os.PathLike[str]) -> Path | None:

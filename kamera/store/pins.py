@@ -159,7 +159,7 @@ class PinBook:
         now, pins = self._clock(), self._pages(self.cell.get()).pins
         return [pins[name] for name in sorted(pins) if pins[name].holds(now)]
 
-    def kept(self) -> set[str]:
+    def names_to_keep(self) -> set[str]:
         """Names that must not be collected now: pinned objects, and the canonicals of pinned patches."""
         return {name for pin in self.list() for name in (pin.name, pin.home) if name}
 

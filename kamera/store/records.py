@@ -28,7 +28,7 @@ from kamera.ops import (
     check_groups,
     code_kv,
 )
-from kamera.store.coded import coded_header, coded_kv, coded_tensors
+from kamera.store.coded import codes_header, codes_kv, codes_tensors
 from kamera.store.encoding import EncodingRecord
 from kamera.store.fields import (
     Header,
@@ -40,7 +40,7 @@ from kamera.store.fields import (
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 from kamera.store.outline import Outline
-from kamera.store.search.embedding import VISION_TOKENS, mean_features, pack, unpack
+from kamera.store.search.embedding import unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class CanonicalRecord:
     ``[layers, heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a
     window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
-    its pictures look (`search.embedding.pack`), written by the store · ``info``: JSON. For
+    its pictures look (`search.embedding.picture_embedding`), "" without any · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
     some window, and ``content`` is the digest by which it is named. Neither is ever in codes. ``outline``
     is what its row says of it; one without advance and media is made if none is given. Raises
@@ -137,7 +137,7 @@ class CanonicalRecord:
         }
         if self.kind == "conditioned":
             header |= {"antecedents": list(self.antecedents), "base": self.content}
-        return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
+        return header | ({"coded": codes_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """``input_ids``, ``positions``, ``kv/0/k``, ``inputs/…``; not copied.
@@ -149,7 +149,7 @@ class CanonicalRecord:
             for channel, held in block.items():
                 name = f"kv/{i}/{channel}"
                 if isinstance(held, CodedChannel):
-                    flat.update({f"{name}/{part}": t for part, t in coded_tensors(held)})
+                    flat.update({f"{name}/{part}": t for part, t in codes_tensors(held)})
                 else:
                     flat[name] = held
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
@@ -328,22 +328,10 @@ def detach(record: Record) -> Record:
     return record_of(header, {n: own(t) for n, t in record.tensors().items()})
 
 
-def described(record: CanonicalRecord, encoding: Record | None) -> CanonicalRecord:
-    """``record`` with the embedding of its pictures, by its ``encoding`` (None: it is not there)."""
-    tokens = record.info.get(VISION_TOKENS, ())
-    if (
-        not isinstance(encoding, EncodingRecord)
-        or not isinstance(tokens, list | tuple)
-        or not all(type(token) is int for token in tokens)
-    ):
-        return record
-    return replace(record, embedding=pack(mean_features(record.input_ids, encoding.embeds, tokens)))
-
-
 def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:
     groups: Groups = check_groups(header["groups"])
     if Context(**header["context"]).lossy:
-        return coded_kv(header["coded"], groups, header["channels"], tensors, tokens)
+        return codes_kv(header["coded"], groups, header["channels"], tensors, tokens)
     blocks = enumerate(header["channels"])
     return Blocks([{name: tensors[f"kv/{i}/{name}"] for name in names} for i, names in blocks], groups)
 

@@ -1,28 +1,41 @@
-"""Sources of an object's bytes: memory, or an open file."""
+"""Sources of an object's bytes: memory, an open file, or what is encrypted in another (`seal.frames`)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import weakref
+from typing import Protocol
+
+
+class ByteSource(Protocol):
+    """Bytes that can be read in any order, by several threads at once; both methods raise `OSError`."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start`` on; fewer at the end."""
+        ...
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``start`` on. Raises `EOFError` if they end early."""
+        ...
 
 
 class BytesSource:
-    """Bytes in memory. As any source, they can be read in any order, by several threads at once.
-
-    Both methods raise `EOFError` if the bytes end early, and `OSError` as the system does.
-    """
+    """Bytes in memory."""
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
         self._data = memoryview(data)
 
     def read(self, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start`` on; fewer at the end."""
         return bytes(self._data[start : start + length])
 
     def into(self, start: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``start`` on."""
         if start + len(view) > self.size:
             raise EOFError(f"{self.size} bytes end before {start + len(view)}")
         view[:] = self._data[start : start + len(view)]
@@ -66,6 +79,3 @@ class FileSource:
         """Close the file; may be called again, and nothing is read afterwards."""
         with contextlib.suppress(OSError):  # an error here says nothing about the bytes read
             self._close()
-
-
-ByteSource = BytesSource | FileSource

@@ -319,10 +319,10 @@ class ChunkStore:
         try:
             record = self._tiers.get(key)
         except KameraError as error:
-            self.metrics.missed(time.perf_counter() - start, False, error)
+            self.metrics.count_miss(time.perf_counter() - start, False, error)
             raise
         if record is None:
-            self.metrics.missed(time.perf_counter() - start, self._remote_is_down())
+            self.metrics.count_miss(time.perf_counter() - start, self._remote_is_down())
             return None
         self.metrics.count("kamera_store_hits", record.kind)
         self.metrics.time("kamera_store_get_seconds", time.perf_counter() - start, "hit")

@@ -10,22 +10,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
-from kamera.store.disk.limit import DiskBounds
-from kamera.store.disk.tier import DiskTier
-from kamera.store.flights import Flights
+from kamera.store.disk.tier import DiskTier, trim
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import PutOrder, rank, refuse
 from kamera.store.pins import PinBook
-from kamera.store.records import CanonicalRecord, Record, described, detach
+from kamera.store.records import Record, detach
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.uploads import Uploads
 from kamera.trust import outranks
@@ -34,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 8
 """Most puts to a remote in progress at once: each has an object's bytes."""
+_TURNS = 256
+"""Number of locks of objects, which share them by their names."""
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
 
@@ -56,14 +57,12 @@ class Tiers:
         memory_limit: int,
         disk: DiskTier | None = None,
         remote: RemoteTier | None = None,
-        disk_limit: int | None = None,
     ) -> None:
         self.disk = disk
-        self._bounds = None if disk is None else DiskBounds(disk, disk_limit, remote is not None)
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
-        self._flights = Flights()
+        self._turns = [threading.RLock() for _ in range(_TURNS)]
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
@@ -73,7 +72,7 @@ class Tiers:
         if disk is not None and remote is not None:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
             disk.pins.caches(remote.url)
-            self._trim()
+            trim(disk)
             left = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
             for row in sorted(left, key=BY_AGE):
                 self._uploads.add(row.key)
@@ -91,7 +90,7 @@ class Tiers:
         except CorruptChunk as error:  # set aside by now; the remote may have a good one
             found, damage = None, error
         if found is None and self.remote is not None:
-            with self._flights.alone(name):
+            with self._alone([name]):
                 found = self._fetch(name, self.remote)
         if found is None and damage is not None:
             raise damage
@@ -109,26 +108,15 @@ class Tiers:
                 if not order.replace and self._holds(order.name):
                     found[order.name] = None
                 else:
-                    coming.append(order._replace(record=self._describe(order, coming)))
+                    coming.append(order._replace(record=detach(order.record)))
             except KameraError as error:
                 found[order.name] = error
-        with contextlib.ExitStack() as stack:
-            for name in sorted(order.name for order in coming):
-                stack.enter_context(self._flights.alone(name))
+        with self._alone([order.name for order in coming]):
             if self.disk is None:
                 self._put_without_disk(coming, found)
             else:
                 self._put_on_disk(self.disk, coming, found)
         return [found[order.name] for order in orders]
-
-    def _describe(self, order: PutOrder, before: Sequence[PutOrder]) -> Record:
-        """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
-        record = detach(order.record)
-        if isinstance(record, CanonicalRecord) and record.vision and not record.embedding:
-            with contextlib.suppress(KameraError):  # then it cannot be searched
-                there = next((one.record for one in before if one.name == order.needs), None)
-                return described(record, there or self.get(order.needs))
-        return record
 
     def present(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
@@ -179,9 +167,7 @@ class Tiers:
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
-        with contextlib.ExitStack() as stack:
-            for name in sorted(set(names)):
-                stack.enter_context(self._flights.alone(name))
+        with self._alone(names):
             if self.remote is not None and names:
                 self.remote.delete(names)
             for name in names:
@@ -193,7 +179,7 @@ class Tiers:
     def collect(self, objects: Sequence[Weighed]) -> list[bool]:
         """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
         with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
-            kept = self.pins.kept()
+            kept = self.pins.names_to_keep()
             if self.remote is not None:
                 self.delete([one.key for one in objects if one.key not in kept])
                 return [one.key not in kept for one in objects]
@@ -228,6 +214,14 @@ class Tiers:
             self.remote.close()
         if self.disk is not None:
             self.disk.close()
+
+    @contextlib.contextmanager
+    def _alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, no other thread brings or removes these objects, and perhaps a few others."""
+        with contextlib.ExitStack() as stack:
+            for turn in sorted({hash(name) % _TURNS for name in names}):
+                stack.enter_context(self._turns[turn])
+            yield
 
     def _local(self, name: str) -> Record | None:
         if self.disk is None:
@@ -279,14 +273,9 @@ class Tiers:
             logger.warning("%s is not cached: %s", name, stamped)
         elif stamped is not None:  # else an intact one stays there
             self.disk.index.notes.note_sent(name, stamped[1])
-            self._trim()
+            trim(self.disk)
             self.memory.put(found.record, *stamped)
         return found.record
-
-    def _trim(self) -> None:
-        """Let go of what no longer fits a cache, now that the remote has more of it."""
-        if self._bounds is not None:
-            self._bounds.trim()
 
     def _put_on_disk(
         self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
@@ -346,7 +335,7 @@ class Tiers:
     def _send(self, name: str) -> None:
         """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
         assert self.remote is not None
-        with self._flights.alone(name):
+        with self._alone([name]):
             if self.disk is None:
                 kept = self.memory.peek(name)
                 if kept is not None:
@@ -361,4 +350,4 @@ class Tiers:
                 self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, found.stamp)
-        self._trim()
+        trim(self.disk)

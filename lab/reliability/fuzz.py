@@ -3,10 +3,9 @@
 Regions are the length, the fixed prefix, the digest, each field of the header, each tensor's entry,
 the padding, and each tensor. Each is flipped, overwritten, cut, doubled, swapped with another, or
 spliced in from another object; some files also get a shuffled order of tensors. A mutated file must
-be refused by name, and each of its groups too, verified without the rest, unless it is what was written;
-one in a hundred goes through a store on disk, which must set it aside and then miss. The second half
-seals what it breaks with digests that fit, as somebody with write access
-could: then the parser must refuse it by name, or find exactly the bytes that it would write itself.
+be refused by name; one in a hundred goes through a store on disk, which must set it aside and then miss.
+The second half seals what it breaks with digests that fit, as somebody with write access could: then the
+parser must refuse it by name, or find exactly the bytes that it would write itself.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.ops.digest import tensor_bytes
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
-from kamera.store.sources import BytesSource
 from lab.reliability import rig
-from lab.reliability.forge import front_of, groups_of, seal
+from lab.reliability.forge import front_of, seal
 
 SIZE: int = 24_000
 CREATED = 1.5
@@ -40,7 +37,7 @@ def regions(data: bytes) -> list[Region]:
     text = data[: 8 + size]
     inner = json.loads(outer["__metadata__"]["kamera"])
     at = 99
-    for field in inner:  # one after another: the digests, too, have a field "groups"
+    for field in inner:
         cuts[f"header {field}"] = at = text.index(f'\\"{field}\\":'.encode(), at)
     for name in outer:
         if name != "__metadata__":
@@ -75,16 +72,11 @@ def run(size: int, seed: int) -> dict[str, Any]:
             touched[region] += 1
             tally["sealed" if sealed else "mutations"] += 1
             tally[outcome(bad, key, sealed)] += 1
-            if not sealed:
-                tally += by_groups(bad, key, files[key])
             if i % 100 == 0:
                 tally["through a store"] += 1
                 tally["served"] += through(store, key, files[key], bad)
         store.close()
-    figures = (
-        *("mutations", "sealed", "refused", "served", "reads as written", "differs", "other errors"),
-        *("groups refused", "groups intact", "groups served"),
-    )
+    figures = (*("mutations", "sealed", "refused", "served", "reads as written", "differs", "other errors"),)
     every = {name for data in files.values() for name, _, _ in regions(data)}
     return {
         **{figure: tally[figure] for figure in figures},
@@ -118,25 +110,6 @@ def outcome(data: bytes, key: str, sealed: bool) -> str:
         return "served"
     created = json.loads(json.loads(data[8 : front_of(data)])["__metadata__"]["kamera"])
     return "reads as written" if Codec().encode(found, created["created"]) == data else "differs"
-
-
-def by_groups(data: bytes, key: str, intact: bytes) -> Counter[str]:
-    """What reading each group of ``data`` without the rest comes to: refused, or what was written, or not."""
-    written = groups_of(intact)
-    try:
-        opened = Codec().open(BytesSource(data), key, "here")
-    except (CorruptChunk, StoreVersionError):
-        return Counter({"groups refused": len(written)})
-    tally: Counter[str] = Counter()
-    for name, group in opened.head.groups.items():
-        try:
-            opened.fill(name)
-        except CorruptChunk:
-            tally["groups refused"] += 1
-            continue
-        held = b"".join(tensor_bytes(opened.tensors[tensor]) for tensor in group.tensors)
-        tally["groups intact" if held == written.get(name) else "groups served"] += 1
-    return tally
 
 
 def through(store: ChunkStore, key: str, intact: bytes, bad: bytes) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError
-from kamera.store import groups, head, opened, records
+from kamera.store import entries, head, opened, records
 from kamera.store.codec import Codec
 from lab.reliability import rig
 from lab.reliability.forge import front_of, seal
@@ -91,14 +91,14 @@ def _instrument(atheris: Any) -> None:
     """Have the fuzzer see which branches the parser takes; it was imported long before."""
     for function in (
         Codec.open,
-        head.verified,
-        head.trusted,
+        head.read_head,
+        head.verify_header,
         head._parse,
         head.front_size,
         head._rebuilt,
         head._key_of,
-        groups.TensorEntry.of.__func__,  # type: ignore[attr-defined]
-        groups.grouped,
+        entries.empty_of,
+        entries.pieces_of,
         opened.OpenObject.__init__,
         opened.OpenObject.fill,
         records.CanonicalRecord.from_parts.__func__,  # type: ignore[attr-defined]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kamera.cli.app import main
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
+from kamera.store.entries import file_entries
 from tests.killing import Countdown, in_child
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
     assert_same,
     canonical,
+    decode,
     encode,
     file_of,
     join,
@@ -217,3 +221,17 @@ def test_an_open_sealed_tenant_holds_few_descriptors(root: Path) -> None:
     for store in held:
         store.close()
     assert each <= 9, "a connection to each database, and the folders that every put needs"
+
+
+def test_a_header_that_claims_much_is_refused_before_anything_is_made_for_it() -> None:
+    """Each size and digest of it fits the other: only the file is smaller."""
+    made = canonical(inputs={"large": torch.empty(2**44, dtype=torch.int8, device="meta")})
+    header = head_module.header_of(made, 1.0, {"algorithm": "sha256", "pieces": []})
+    data = head_module.front_of(head_module.text_of(header, file_entries(made.tensors())), b"") + bytes(100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptChunk):
+            decode(data, made.key, "here")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

@@ -11,6 +11,7 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.ops import Blocks, LowRanks, Patch
+from kamera.store import entries
 from lab.reliability.forge import stamped
 from tests.store.builders import (
     CONTEXT,
@@ -81,7 +82,7 @@ FORGED = {
     "tokens as float": ({"tokens": 3.0}, "tokens"),
     "no digests": ({"digests": None}, "digests"),
     "digests that are none": ({"digests": []}, "digests"),
-    "digests of no groups": ({"digests": {"algorithm": "sha256", "groups": {}}}, "groups are"),
+    "digests of no pieces": ({"digests": {"algorithm": "sha256", "pieces": []}}, "0 digests of"),
     "a field that is not known": ({"color": "red"}, "color"),
     "created is text": ({"created": "now"}, "created"),
     "created is far too much": ({"created": 10**400}, "created"),
@@ -145,7 +146,7 @@ def test_antecedents_are_bound_by_the_key() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "7", "{}", "[" * 200_000, '{"format":3,"format":3}', '{"format":NaN}'],
+    ["", "{", "[]", "null", "7", "{}", "[" * 200_000, '{"format":4,"format":4}', '{"format":NaN}'],
     ids=lambda text: text[:12],
 )
 def test_a_kamera_header_that_is_no_header_is_refused(text: str) -> None:
@@ -210,28 +211,30 @@ def test_missing_metadata_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda digests: digests["groups"].pop("head"),
-        lambda digests: digests["groups"].update({"kv/1/k": "0" * 64}),
-        lambda digests: digests["groups"].update({"head": "0" * 63}),
-        lambda digests: digests["groups"].update({"head": 5}),
+        lambda digests: digests["pieces"].pop(),
+        lambda digests: digests["pieces"].append("0" * 64),
+        lambda digests: digests.update({"pieces": ["0" * 63]}),
+        lambda digests: digests.update({"pieces": [5]}),
+        lambda digests: digests.update({"pieces": {"0" * 64: 0}}),
         lambda digests: digests.update({"more": 1}),
         lambda digests: digests.pop("algorithm"),
     ],
 )
-def test_digests_of_other_groups_than_there_are_are_refused(change: Any) -> None:
+def test_digests_of_other_pieces_than_there_are_are_refused(change: Any) -> None:
     outer, header, rest = split(encode(canonical(), 7))
     change(header["digests"])
     with pytest.raises(CorruptChunk, match=HERE):
         read(join(outer, header, rest), canonical().key)
 
 
-def test_a_group_under_the_digest_of_another_is_refused() -> None:
+def test_a_piece_under_the_digest_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "PIECE", 100)
     record = canonical(seed=1)
-    data = encode(record, 7)
-    _, header, _ = split(data)
-    one, two = (header["digests"]["groups"][f"kv/0/{name}"].encode() for name in "kv")
+    outer, header, rest = split(encode(record, 7))
+    data = join(outer, header, rest)
+    one, two = (digest.encode() for digest in header["digests"]["pieces"][:2])
     swapped = data.replace(one, b"x" * 64).replace(two, one).replace(b"x" * 64, two)
     front = 8 + int.from_bytes(swapped[:8], "little")
     resigned = stamped(swapped[:front]) + swapped[front:]
-    with pytest.raises(CorruptChunk, match=r"bytes of kv/0/[kv] have changed"):
+    with pytest.raises(CorruptChunk, match="bytes 0 to 100 of its tensors have changed"):
         read(resigned, record.key)

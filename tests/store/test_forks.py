@@ -214,7 +214,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
 def test_a_child_of_a_writer_keeps_no_lock(root: Path) -> None:
     ChunkStore.open(root).close()
     with Folder.at(root / "tmp") as folder:
-        mine = Trace.begun(folder, [LARGE.key])
+        mine = Trace.begin(folder, [LARGE.key])
         [path] = (root / "tmp").iterdir()
 
         def is_held_by_me() -> bool:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops import Blocks, LowRank, LowRanks, Patch
-from kamera.store import PatchRecord
+from kamera.store import PatchRecord, entries
 from kamera.store.codec import Codec
 from kamera.store.sources import BytesSource
 from tests.store.builders import (
@@ -63,7 +63,7 @@ def test_a_patch_in_codes_comes_back_and_says_so_in_its_header(bits: int, rank: 
     record = coded_patch(bits, rank)
     data = encode(record, 7)
     _, header, _ = split(data)
-    assert header["format"] == 3
+    assert header["format"] == 4
     assert header["factors"][1]["v"] == ["left_codes", "left_scales", "right"]
     assert header["rank"] == max(rank, 2)
     back = read(data, record.key)
@@ -89,12 +89,24 @@ def test_the_digest_is_where_the_specification_puts_it() -> None:
     data = encode(canonical(), 7)
     assert seal(data) == data
     assert data[8:35] == b'{"__metadata__":{"header":"'
-    outer, header, rest = split(data)
-    assert header["digests"]["algorithm"] == "sha256"
-    assert list(header["digests"]["groups"]) == ["head", "kv/0/k", "kv/0/v"]
-    for name in ("kv/0/k", "kv/0/v"):
-        block = rest[slice(*outer[name]["data_offsets"])]
-        assert header["digests"]["groups"][name] == hashlib.sha256(block).hexdigest()
+    _, header, rest = split(data)
+    assert header["digests"] == {"algorithm": "sha256", "pieces": [hashlib.sha256(rest).hexdigest()]}
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_each_piece_has_a_digest(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "PIECE", size)
+    for record in (canonical(), coded_patch()):
+        data = encode(record, 7)
+        _, header, rest = split(data)
+        pieces = [rest[start : start + size] for start in range(0, len(rest), size)]
+        assert header["digests"]["pieces"] == [hashlib.sha256(piece).hexdigest() for piece in pieces]
+        assert_same(read(data, record.key), record)
+        for i in range(0, len(pieces), 5):
+            bad = bytearray(data)
+            bad[len(data) - len(rest) + i * size] ^= 1
+            with pytest.raises(CorruptChunk, match=f"bytes {i * size} to .* of its tensors have changed"):
+                read(bytes(bad), record.key)
 
 
 def test_every_tensor_starts_at_a_multiple_of_its_element_size() -> None:
@@ -122,11 +134,11 @@ def test_aliased_strided_and_grad_tensors_are_stored_by_value() -> None:
     assert back.kv[0]["v"].any() and back.kv[2]["k"].any()
 
 
-@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 5])
 def test_an_intact_object_of_another_format_names_both(version: int) -> None:
     outer, header, rest = split(encode(canonical(), 7))
     data = join(outer, header | {"format": version, "layers": {"some": "thing new"}}, rest)
-    with pytest.raises(StoreVersionError, match=rf"format {version}.*reads 3 alone"):
+    with pytest.raises(StoreVersionError, match=rf"format {version}.*reads 4 alone"):
         read(data, canonical().key)
     damaged = bytearray(data)
     damaged[200] ^= 1
@@ -203,16 +215,13 @@ def test_random_records_round_trip_under_blake3() -> None:
     blake3 = pytest.importorskip("blake3").blake3
     record = canonical(tokens=50)
     data = Codec(digest="blake3").encode(record, 7)
-    outer, header, rest = split(data)
-    assert header["digests"]["algorithm"] == "blake3"
-    for name in ("kv/0/k", "kv/0/v"):
-        block = rest[slice(*outer[name]["data_offsets"])]
-        assert header["digests"]["groups"][name] == blake3(block).hexdigest()
+    _, header, rest = split(data)
+    assert header["digests"] == {"algorithm": "blake3", "pieces": [blake3(rest).hexdigest()]}
     assert_same(read(data, record.key), record)
     for place in random.Random(1).sample(range(len(data) - len(rest), len(data)), 40):
         damaged = bytearray(data)
         damaged[place] ^= 4
-        with pytest.raises(CorruptChunk, match="bytes of"):
+        with pytest.raises(CorruptChunk, match="its tensors have changed"):
             read(bytes(damaged), record.key)
 
 

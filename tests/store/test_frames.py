@@ -1,7 +1,8 @@
-"""Encrypted objects: every group of tensors is a frame that is decrypted by itself, in its own place only."""
+"""Encrypted objects: every frame of the plain one is decrypted by itself, in its own place only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.ops import Blocks, LowRanks, Patch
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, entries
 from kamera.store.seal import frames as frames_module
+from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
 from kamera.store.seal.frames import Cipher
 from kamera.store.sources import BytesSource
@@ -22,47 +24,63 @@ from tests.store.builders import CONTEXT, assert_same, canonical, patch, tensor
 ACME = replace(CONTEXT, tenant="acme")
 SECRET = b"a secret of acme, 32 bytes long!"
 CODEC = Encrypted.under("acme", SECRET, [b"k" * 32])
-LAYERS = 4
-RECORD = canonical(
-    context=ACME,
-    kv=tuple({f"k{i}": tensor((2, 3, 50), torch.bfloat16, i)} for i in range(LAYERS)),
-)
+RECORD = canonical(context=ACME, kv=tuple({f"k{i}": tensor((2, 3, 50), torch.bfloat16, i)} for i in range(4)))
 NAME = CODEC.name(RECORD.key)
 PREAMBLE = 104
 
 
-def frames_of(data: bytes, name: str = NAME) -> list[tuple[int, int]]:
-    """Where the head's frame and those of the groups stand."""
-    opened = CODEC.open(BytesSource(data), name, "here")
-    cuts = [PREAMBLE, PREAMBLE + int.from_bytes(data[56:64], "little")]
-    for group in opened.head.groups.values():
-        whole, rest = divmod(group.size, frames_module.LARGEST)
-        for size in [frames_module.LARGEST] * whole + [rest] * (rest > 0):
-            cuts.append(cuts[-1] + size + 16)
-    assert cuts[-1] == len(data) == int.from_bytes(data[64:72], "little")
-    return list(pairwise(cuts))
+@pytest.fixture(autouse=True, params=[100, 250, 300, 600, 256 * 2**10])
+def size(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Frames small enough for an object to have several, and as they are."""
+    monkeypatch.setattr(frames_module, "FRAME", request.param)
+    return int(request.param)
+
+
+def frames_of(data: bytes, frame: int) -> list[tuple[int, int]]:
+    """Where the frames are, after docs/store-format.md."""
+
+    def ends() -> Iterator[int]:
+        head, whole = (int.from_bytes(data[i : i + 8], "little") for i in (56, 64))
+        at = PREAMBLE
+        yield at
+        for length in [head, *(min(frame, whole - x) for x in range(head, whole, frame))]:
+            at += length + 16
+            yield at
+        assert at == len(data)
+
+    return list(pairwise(ends()))
 
 
 def read(data: bytes) -> Any:
     return CODEC.decode(data, NAME, "here")
 
 
-def test_an_object_is_a_preamble_a_header_and_its_frames() -> None:
+def test_an_object_is_a_preamble_and_the_frames_of_the_sealed_one(size: int) -> None:
     data = CODEC.encode(RECORD, 1.0)
-    assert data[:8] == b"KAMERA\x00\x02"
-    assert len(frames_of(data)) == 1 + 1 + LAYERS  # the head; small tensors; blocks
+    assert data[:8] == b"KAMERA\x00\x03"
+    plain = Sealed.of("acme", SECRET).encode(RECORD, 1.0)
+    head = 8 + int.from_bytes(plain[:8], "little")
+    assert [int.from_bytes(data[i : i + 8], "little") for i in (56, 64)] == [head, len(plain)]
+    assert len(frames_of(data, size)) == 1 + -(-(len(plain) - head) // size)
     assert_same(read(data), RECORD)
+    whole = CODEC._plain(BytesSource(data), NAME, "here")
+    assert whole.read(0, len(plain) + 9) == plain and whole.read(len(plain), 5) == b""
+    for start in range(0, len(plain), 97):
+        for length in (0, 1, 250, 600, 1500):
+            assert whole.read(start, length) == plain[start : start + length]
+    with pytest.raises(EOFError):
+        whole.into(len(plain) - 3, memoryview(bytearray(4)))
 
 
-def test_swapped_dropped_cut_or_doubled_frames_are_refused() -> None:
+def test_swapped_dropped_cut_or_doubled_frames_are_refused(size: int) -> None:
     data = CODEC.encode(RECORD, 1.0)
-    places = frames_of(data)
+    places = frames_of(data, size)
     equal = [(a, b) for a in places for b in places if a < b and a[1] - a[0] == b[1] - b[0]]
-    assert len(equal) >= LAYERS * (LAYERS - 1) // 2
+    assert equal or len(places) == 2
     for (a, b), (c, d) in equal:
         with pytest.raises(CorruptChunk, match="cannot be decrypted"):
             read(data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:])
-    for a, b in places[1:]:
+    for a, b in places:
         for wrong in (data[:a] + data[b:], data[:a], data[:b] + data[a:b] + data[b:], data + data[a:b]):
             if wrong != data:
                 with pytest.raises(CorruptChunk):
@@ -72,39 +90,38 @@ def test_swapped_dropped_cut_or_doubled_frames_are_refused() -> None:
             read(shorter)
 
 
-def test_a_frame_of_another_write_or_another_object_does_not_fit() -> None:
+def test_a_frame_of_another_write_or_another_object_does_not_fit(size: int) -> None:
     one, two = CODEC.encode(RECORD, 1.0), CODEC.encode(RECORD, 1.0)
-    places = frames_of(one)
-    assert one != two and places == frames_of(two)  # a fresh salt each time
+    places = frames_of(one, size)
+    assert one != two and places == frames_of(two, size)  # a fresh salt each time
     for index, (a, b) in enumerate(places):
         assert one[a:b] != two[a:b]
-        with pytest.raises(CorruptChunk, match="head cannot" if index == 0 else "cannot be decrypted"):
+        with pytest.raises(CorruptChunk, match=f"frame {index} cannot be decrypted"):
             read(one[:a] + two[a:b] + one[b:])
     other = replace(RECORD, chunk_id="d" * 64)
     with pytest.raises(CorruptChunk, match="first bytes"):
         CODEC.decode(one, CODEC.name(other.key), "here")
 
 
-def test_a_damaged_block_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_damaged_frame_is_refused_by_its_number(tmp_path: Path, size: int) -> None:
     options: dict[str, Any] = {"tenant": "acme", "secret": SECRET, "keys": [b"k" * 32], "memory_limit": 0}
     with ChunkStore.open(tmp_path / "s", **options) as store:
         store.put(RECORD)
         [file] = tmp_path.rglob("objects/*.safetensors")
         data = file.read_bytes()
-        groups = list(CODEC.open(BytesSource(data), NAME, "here").head.groups)
-        start, _ = frames_of(data)[1 + groups.index("kv/2/k2")]
+        places = frames_of(data, size)
+        start, _ = places[-1]
         file.write_bytes(data[: start + 5] + bytes([data[start + 5] ^ 1]) + data[start + 6 :])
-        with pytest.raises(CorruptChunk, match=r"kv/2/k2 cannot be decrypted.*moved to"):
+        with pytest.raises(CorruptChunk, match=rf"frame {len(places) - 1} cannot be decrypted.*moved to"):
             store.get_canonical(ACME, RECORD.chunk_id)
         assert store.get_canonical(ACME, RECORD.chunk_id) is None
 
 
-@pytest.mark.parametrize("largest", [600, 599, 300, 250, 101])
-def test_a_long_group_is_several_frames_each_in_its_place(
-    monkeypatch: pytest.MonkeyPatch, largest: int
+@pytest.mark.parametrize("piece", [100, 333, 8 * 2**20])
+def test_a_number_is_used_once_and_pieces_need_not_fit_frames(
+    monkeypatch: pytest.MonkeyPatch, size: int, piece: int
 ) -> None:
-    """Of a patch, whose group has two dtypes and so two ranges of bytes, as of a canonical's 600 bytes."""
-    monkeypatch.setattr(frames_module, "LARGEST", largest)
+    monkeypatch.setattr(entries, "PIECE", piece)
     numbers, encrypt = list[int](), Cipher.encrypt
 
     def numbered(self: Cipher, index: int, data: bytes) -> bytes:
@@ -115,16 +132,7 @@ def test_a_long_group_is_several_frames_each_in_its_place(
     wide = LowRanks(tensor((3, 2), torch.float32), tensor((101, 2), torch.float16, 1), (2,))
     two = replace(patch(context=ACME), patch=Patch(Blocks([{"k": wide, "v": wide}], ((0,),))))
     for record in (RECORD, two):
-        name = CODEC.name(record.key)
         numbers.clear()
         data = CODEC.encode(record, 1.0)
-        assert_same(CODEC.decode(data, name, "here"), record)
-        places = frames_of(data, name)
-        groups = CODEC.open(BytesSource(data), name, "here").head.groups.values()
-        assert len(places) == 1 + sum(-(-group.size // largest) for group in groups)
-        assert numbers == list(range(len(places)))  # a number is a nonce: none may be used twice
-        for (a, b), (c, d) in pairwise(places[1:]):
-            swapped = data[:a] + data[c:d] + data[a:b] + data[d:]
-            for wrong in (swapped, data[:a] + data[b:], data[: b - 1] + data[b:] + b"\0"):
-                with pytest.raises(CorruptChunk):
-                    CODEC.decode(wrong, name, "here")
+        assert_same(CODEC.decode(data, CODEC.name(record.key), "here"), record)
+        assert numbers == list(range(len(frames_of(data, size))))  # a nonce: none may be used twice

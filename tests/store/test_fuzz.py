@@ -160,8 +160,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "d20cd3a7af7363923f1b3a359fdaf64d187679cfa9a700b7ce15109212347d96"),
-        (2, "9b4c7f3c39e3451b09c3df4e0868c3173f581ae0e962177fd44ad8f316092d17"),
+        (0, "d27487822fe74cf7ee0efa6d59ca5a5685825e0bea5eafa6e96e7f9755a24f71"),
+        (2, "d2c1c01fde412b5e7fd821440a19877410162d79f3905e4610c00e82a791daec"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:
@@ -181,7 +181,6 @@ def test_every_region_of_a_file_is_known() -> None:
 def test_no_mutation_is_served() -> None:
     found = fuzz.run(1200, seed=1)
     assert (found["served"], found["differs"], found["other errors"]) == (0, 0, 0)
-    assert found["groups served"] == 0 and found["groups refused"] > 500 and found["groups intact"] > 5
     assert found["mutations"] > 500 and found["sealed"] > 500 and found["through a store"] > 5
     assert found["regions touched"] == found["regions"]
 
@@ -189,7 +188,7 @@ def test_no_mutation_is_served() -> None:
 def test_the_fuzzer_notices_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head.hmac, "compare_digest", lambda one, other: True)
     found = fuzz.run(400, seed=1)
-    assert found["served"] > 0 and found["groups served"] > 0
+    assert found["served"] > 0
 
 
 def test_what_atheris_finds_is_refused_or_read_as_written() -> None:
@@ -202,5 +201,5 @@ def test_what_atheris_finds_is_refused_or_read_as_written() -> None:
 @pytest.mark.slow
 def test_ten_thousand_mutations_are_not_served() -> None:
     found = fuzz.run(fuzz.SIZE, seed=2)
-    assert found["mutations"] > 10_000 and found["groups served"] == 0
+    assert found["mutations"] > 10_000
     assert (found["served"], found["differs"], found["other errors"]) == (0, 0, 0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,11 @@ import pytest
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
-from kamera.store.flights import Flights
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
+from kamera.store.tiers import Tiers
 from lab.reliability.redis_server import RedisServer
 from tests.killing import die, in_child
 from tests.store.builders import CONTEXT, assert_same, canonical, patch, rows_of
@@ -65,7 +68,7 @@ def test_many_who_want_one_object_fetch_it_once(
     with opened("one") as store:
         store.put(canonical())
     fetched = []
-    get, alone = RedisBlobs.get, Flights.alone
+    get, alone = RedisBlobs.get, Tiers._alone
     here = Arrivals()
 
     def slow(self: RedisBlobs, name: str) -> bytes | None:
@@ -73,12 +76,12 @@ def test_many_who_want_one_object_fetch_it_once(
         here.wait(8)
         return get(self, name)
 
-    def counted(self: Flights, name: str) -> contextlib.AbstractContextManager[None]:
+    def counted(self: Tiers, names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
         here.one_more()
-        return alone(self, name)
+        return alone(self, names)
 
     monkeypatch.setattr(RedisBlobs, "get", slow)
-    monkeypatch.setattr(Flights, "alone", counted)
+    monkeypatch.setattr(Tiers, "_alone", counted)
     for options in ({"cache": None}, {"cache": server.socket.parent / "cache"}):
         fetched.clear()
         here.reset()
@@ -380,7 +383,7 @@ def test_the_cache_of_another_remote_is_refused(opened: Callable[..., ChunkStore
     opened().close()
 
 
-# -- flights and uploads by themselves -------------------------------------------------------------
+# -- locks and uploads by themselves ---------------------------------------------------------------
 
 
 class Arrivals:
@@ -402,28 +405,27 @@ class Arrivals:
             assert self._changed.wait_for(lambda: self._count >= count, 60)
 
 
-def test_alone_keeps_everybody_else_out() -> None:
-    flights = Flights()
-    inside, most = [0], [0]
+def test_one_thread_at_a_time_has_an_object_and_no_two_wait_for_each_other() -> None:
+    tiers = Tiers(Codec(), "", 0)
+    names = [f"{i:04x}" for i in range(300)]
+    inside, most = Counter[str](), [0]
     lock = threading.Lock()
 
-    def enter() -> int:
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-        time.sleep(0.001)
-        with lock:
-            inside[0] -= 1
-        return 0
-
-    def work(i: int) -> None:
-        for _ in range(10):
-            with flights.alone("a"):
-                enter()
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(20):
+            mine = rng.sample(names[:20] + names[-60:], 5)
+            with tiers._alone(mine):
+                with lock:
+                    inside.update(mine)
+                    most[0] = max(most[0], *inside.values())
+                time.sleep(0.001)
+                with lock:
+                    inside.subtract(mine)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert most[0] == 1 and not flights._locks
+    assert most[0] == 1
 
 
 def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:

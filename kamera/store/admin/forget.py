@@ -100,7 +100,7 @@ class _Look:
         if tiers.disk is not None:
             lost = self._unreadable(tiers.disk)
             yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tenant=self._tenant), lost)
-            for file, held in tiers.disk.unfinished().items():
+            for file, held in tiers.disk.list_unfinished().items():
                 name = file.partition(".")[0]
                 if name in self.names or (held is not None and self._is_of(held)):
                     yield _Trace(f"tmp/{file}, which is being written", name, certain=False)

@@ -29,7 +29,7 @@ def collect(
         assert tiers.disk is not None, "what is in memory has its own limit"
         objects = list(tiers.disk.index.weighed(tenant))
     removed: list[Removed] = []
-    victims = list(choose(objects, tiers.pins.kept(), max_bytes, now))
+    victims = list(choose(objects, tiers.pins.names_to_keep(), max_bytes, now))
     for start in range(0, len(victims), _AT_ONCE):
         batch = victims[start : start + _AT_ONCE]
         gone = [True] * len(batch) if dry_run else tiers.collect([found for found, _ in batch])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from kamera.errors import CorruptChunk
 from kamera.store.codec import UNREADABLE, Codec
-from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
+from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
-from kamera.store.disk.traces import LOCK, named
+from kamera.store.disk.traces import LOCK, names_in
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
@@ -42,11 +42,11 @@ class ObjectFiles:
         keys = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
         return [key for key in keys if is_key(key)]
 
-    def traced(self) -> set[str]:
+    def names_in_traces(self) -> set[str]:
         """Names of the objects that somebody writes, or died writing."""
         tmp = self._tmp.there()
         files = [] if tmp is None else [file for file in tmp.names() if file.endswith(LOCK)]
-        return {name for file in files if tmp is not None for name in named(tmp, file)}
+        return {name for file in files if tmp is not None for name in names_in(tmp, file)}
 
     def row(self, key: str) -> Stamped | None:
         """`peek`, or None for a file that cannot be read."""
@@ -84,16 +84,10 @@ class ObjectFiles:
 
     def open(self, key: str) -> FileSource | None:
         """``key``'s file, to be closed; None if there is none. `NotAFile` if it cannot be an object."""
+        folder, file = self._objects.there(), file_of(key)
         with contextlib.suppress(FileNotFoundError):
-            return FileSource(self._folder.open(file_of(key)))
+            return None if folder is None else FileSource(folder.open(file))
         return None
-
-    @property
-    def _folder(self) -> Folder:
-        folder = self._objects.there()
-        if folder is None:
-            raise FileNotFoundError(f"{self._objects.path} is not there")
-        return folder
 
 
 def file_of(key: str) -> str:

@@ -196,7 +196,7 @@ class Nested:
         self._name = name
         self._folder: Folder | None = None
 
-    def made(self) -> Folder:
+    def ensure(self) -> Folder:
         """The folder, its name on the disk. Raises as `Folder.sub`."""
         folder = self.there()
         if folder is None:

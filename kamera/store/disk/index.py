@@ -100,7 +100,7 @@ class Index:
             except Dropped:  # damage, met on the way: it is empty now
                 continue
             except OSError as error:
-                raise self._unlisted(error) from error
+                raise self._listing_error(error) from error
 
     def erase_deleted(self) -> str | None:
         """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""
@@ -240,7 +240,7 @@ class Index:
                 logger.warning("listing from the files for now: %s", error)
                 self._again = time.monotonic() + _RETRY_SECONDS
             except OSError as error:
-                raise self._unlisted(error) from error
+                raise self._listing_error(error) from error
 
     def _agree(self, db: Database) -> Any:
         """Bring the rows of ``db`` into agreement with the files; return its connection."""
@@ -258,7 +258,7 @@ class Index:
         with self._lock:
             keys, self._doubtful = self._doubtful, set()
         try:
-            self._correct(db, keys.union(self._files.traced()))
+            self._correct(db, keys.union(self._files.names_in_traces()))
         except BaseException:
             self.later(keys)
             raise
@@ -294,11 +294,11 @@ class Index:
                     self.later([row[0]])
                     found = None if stamp is None else self._files.row(row[0])
             except OSError as error:
-                raise self._unlisted(error) from error
+                raise self._listing_error(error) from error
             if found is not None:
                 yield found[0]
 
-    def _unlisted(self, error: OSError) -> StoreError:
+    def _listing_error(self, error: OSError) -> StoreError:
         return StoreError(f"store {self.path.parent}: cannot list the objects: {error}")
 
     def _stamp(self, key: str) -> str | None:

@@ -107,7 +107,7 @@ class DiskObjects:
         """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""
         with self._translate("read"):
             # one that somebody writes has a name that may not be on the disk yet
-            return self._agrees(key) and key not in self._files.traced()
+            return self._agrees(key) and key not in self._files.names_in_traces()
 
     def copies(self) -> list[Quarantined]:
         """All copies in quarantine, by name and time; of all tenants."""
@@ -120,9 +120,9 @@ class DiskObjects:
     def copy_info(self, file: str) -> ObjectInfo | None:
         """The description of a copy from its header, of any tenant; None if it cannot be read."""
         with self._translate("read"):
-            return self._describe(self._quarantine.made(), file)
+            return self._describe(self._quarantine.ensure(), file)
 
-    def unfinished(self) -> dict[str, ObjectInfo | None]:
+    def list_unfinished(self) -> dict[str, ObjectInfo | None]:
         """Files that are being written, each with its description, as far as that is written."""
         with self._translate("read"):
             tmp = self._tmp.there()
@@ -171,8 +171,8 @@ class DiskObjects:
         with self._translate("quarantine"), self._renaming():
             if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
-            folder, copy = self._quarantine.made(), f"{key}.{time.time_ns()}.safetensors"
-            self._objects.made().move(file_of(key), folder, copy)
+            folder, copy = self._quarantine.ensure(), f"{key}.{time.time_ns()}.safetensors"
+            self._objects.ensure().move(file_of(key), folder, copy)
             self.index.drop(key)
         place = folder.path / copy
         logger.warning("damaged object %s moved to %s", key, place)
@@ -189,7 +189,7 @@ class DiskObjects:
     def _prepare(self, folder: Nested) -> None:
         """Make a folder now, if the disk has room for it."""
         try:
-            folder.made()
+            folder.ensure()
         except OSError as error:
             logger.warning("%s is not made for now: %s", folder.path, error)
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from kamera.errors import KameraError
+from kamera.errors import KameraError, StoreError, StoreFull
 from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.files import file_of
 from kamera.store.disk.folder import Folder, size_of, stamp_of
@@ -26,15 +27,17 @@ from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
 from kamera.store.disk.syncing import sync_all, syncs_all
 from kamera.store.disk.traces import LOCK, PART, Trace
+from kamera.store.eviction import choose
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.orders import PutOrder, refuse
 from kamera.store.records import Record
 from kamera.trust import outranks
 
-__all__ = ["MARKER", "DiskTier"]
+__all__ = ["MARKER", "DiskTier", "trim"]
 
 logger = logging.getLogger(__name__)
 
+_SLACK = 0.9  # share of a cache's limit left after an eviction, so that not every object causes one
 _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
@@ -47,14 +50,27 @@ class DiskTier(DiskObjects):
 
     Every key passed in is a name of its ``codec``; else `ValueError` (`keys.is_key`).
     ``read_only``, or in a folder that cannot be written: nothing is changed, and a method that would change
-    it raises `StoreReadOnly`. Raises `StoreError` when the operating system refuses, `StoreVersionError` for
-    a directory of another format (which is left untouched).
+    it raises `StoreReadOnly`. With a ``limit`` its objects, those of other processes included, take at most
+    so many bytes: those used least recently leave, canonicals with their patches, encodings after their
+    canonicals, and what is pinned stays. From a ``cache`` only what its remote has may leave; there an object
+    without room is kept all the same. Raises `StoreError` when the operating system refuses,
+    `StoreVersionError` for a directory of another format (which is left untouched).
     """
 
-    def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        codec: Codec,
+        *,
+        read_only: bool = False,
+        limit: int | None = None,
+        cache: bool = False,
+    ) -> None:
         super().__init__(root, codec, read_only=read_only)
-        self.make_room: Callable[[str, int], None] | None = None
-        """Called before ``size`` more bytes are written for an object; its errors refuse that one."""
+        self._limit = limit
+        self._cache = cache
+        self._stuck = False  # no more may leave a cache until the remote has more
+        self._evicting = threading.Lock()
         self._syncs_all = syncs_all(self._root.descriptor)
         if not self.read_only:
             self.collect()
@@ -81,31 +97,21 @@ class DiskTier(DiskObjects):
         With a ``stamp`` only if its file still has that, and without waiting for the disk.
         """
         with self._changing("delete" if stamp is None else "evict"):
-            with self._renaming():
-                gone = stamp in (None, self._files.stamp(key)) and self._objects.made().remove(file_of(key))
+            with self._renaming():  # as a row is written, or it could be one that was written since
+                gone = stamp in (None, self._files.stamp(key)) and self._objects.ensure().remove(file_of(key))
+                if stamp is None:
+                    self.index.drop(key)
             if stamp is not None:
                 self.index.later([key])  # its row is of another file, or of none
-                return gone
-            self.index.drop(key)
-            if gone:
-                self._objects.made().sync()
+            elif gone:
+                self._objects.ensure().sync()
             return gone
 
     def collect(self) -> int:
         """Remove files left by dead writers; return their number."""
-        before = time.time() - _STALE_SECONDS
         with self._changing("clear up"):
             tmp = self._tmp.there()
-            if tmp is None:
-                return 0
-            removed = self._clear_up(tmp)
-            for name, status in tmp.statuses():
-                if name.endswith(PART):  # its trace comes before it, and goes after it
-                    dead = tmp.status(f"{name.split('.')[-2]}{LOCK}") is None
-                else:  # another program's: only its age can tell
-                    dead = not name.endswith(LOCK) and status.st_mtime < before
-                removed += dead and tmp.remove(name)
-            return removed
+            return 0 if tmp is None else self._clear_up(tmp)
 
     def purge(self, file: str) -> None:
         """Delete a copy in quarantine."""
@@ -114,13 +120,52 @@ class DiskTier(DiskObjects):
             if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
 
+    def _make_room(self, name: str, size: int) -> None:
+        """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
+        limit = self._limit
+        if limit is None or self._stuck:
+            return
+        try:
+            with self._evicting:
+                held = self.index.bytes()
+                if held + size > limit and (self._cache or size <= limit):
+                    held -= self._evict(held + size - int(limit * (_SLACK if self._cache else 1)), name)
+        except StoreError as error:
+            if not self._cache:
+                raise
+            logger.warning("the cache %s is not trimmed: %s", self.root, error)
+            return
+        if held + size > limit and not self._cache:
+            raise StoreFull(
+                f"store {self.root}: {size} bytes more are over its disk_limit of {limit}, and what is "
+                "pinned stays: raise the limit, or unpin something"
+            )
+        self._stuck = held + size > limit
+
+    def _evict(self, excess: int, coming: str) -> int:
+        """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
+        gone = 0
+        while gone < excess:
+            rows = list(self.index.weighed())
+            rest = sum(row.bytes for row in rows) - (excess - gone)
+            with self.pins.cell.alone():
+                kept = self.pins.names_to_keep() | {coming}
+                if self._cache:
+                    kept |= {row.key for row in self.index.notes.unsent(rows)}
+                victims = [found for found, _ in choose(rows, kept, rest, time.time(), by="use")]
+                freed = sum(one.bytes for one in victims if self.delete(one.key, one.stamp))
+            if not freed:
+                break
+            gone += freed
+        return gone
+
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
         """Write each order unless a stored object stays; ``placed`` gets the results."""
         done = False
         with self._changing("write"), contextlib.ExitStack() as stack:
-            tmp = self._tmp.made()
+            tmp = self._tmp.ensure()
             self._clear_up(tmp)
-            trace = Trace.begun(tmp, [order.name for order in orders])
+            trace = Trace.begin(tmp, [order.name for order in orders])
             stack.callback(trace.close)
             # a descriptor of its own, which is told of every write that fails from now on
             disk = stack.enter_context(self._root.sub("tmp")) if len(orders) > 1 and self._syncs_all else None
@@ -141,7 +186,7 @@ class DiskTier(DiskObjects):
         disk: Folder | None,
     ) -> list[_Aside]:
         """Write what is to be put, and sync it: together by ``disk``, or one by one."""
-        tmp, aside, grown = self._tmp.made(), list[_Aside](), 0
+        tmp, aside, grown = self._tmp.ensure(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
             name = order.name
             if refuse(order, placed):
@@ -152,10 +197,9 @@ class DiskTier(DiskObjects):
                 if self._stays(info, order.replace):
                     placed[name] = None
                     continue
-                if self.make_room is not None:
-                    more = len(data) - (0 if there is None else size_of(there))
-                    self.make_room(name, grown + more)
-                    grown += more
+                more = len(data) - (0 if there is None else size_of(there))
+                self._make_room(name, grown + more)
+                grown += more
                 stamp = stamp_of(tmp.create(trace.part(name), data, sync=disk is None))
                 aside.append((order, (info, stamp), there))
             except OSError as error:
@@ -183,7 +227,7 @@ class DiskTier(DiskObjects):
 
         The names of what stays are synced, too: another writer may have given them a moment ago.
         """
-        tmp, objects = self._tmp.made(), self._objects.made()
+        tmp, objects = self._tmp.ensure(), self._objects.ensure()
         rows: list[Stamped] = []
         with self._renaming():
             for order, row, there in aside:
@@ -229,7 +273,10 @@ class DiskTier(DiskObjects):
         """Clear up after dead writers; return the number of files removed."""
         removed = 0
         for file in tmp.names():
-            trace = Trace.left(tmp, file) if file.endswith(LOCK) else None
+            if not file.endswith(LOCK):
+                removed += self._is_left_over(tmp, file) and tmp.remove(file)
+                continue
+            trace = Trace.take_over(tmp, file)
             if trace is not None:
                 try:
                     with contextlib.suppress(OSError, KameraError):
@@ -241,9 +288,22 @@ class DiskTier(DiskObjects):
                     trace.close()
         return removed
 
+    def _is_left_over(self, tmp: Folder, file: str) -> bool:
+        """True for a part without a trace, which comes before it and goes after it; and for an old file."""
+        if file.endswith(PART):
+            return tmp.status(f"{file.split('.')[-2]}{LOCK}") is None
+        status = tmp.status(file)
+        return status is not None and status.st_mtime < time.time() - _STALE_SECONDS
+
     def _clear(self, trace: Trace) -> bool:
         """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""
         for name in trace.names:
-            self._tmp.made().remove(trace.part(name))
-        self._objects.made().sync()
+            self._tmp.ensure().remove(trace.part(name))
+        self._objects.ensure().sync()
         return self.index.settle(trace.names)
+
+
+def trim(cache: DiskTier) -> None:
+    """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
+    cache._stuck = False
+    cache._make_room("", 0)

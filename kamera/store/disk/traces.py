@@ -34,7 +34,7 @@ class Trace:
         self._descriptor = descriptor
 
     @classmethod
-    def begun(cls, folder: Folder, names: Sequence[str]) -> Trace:
+    def begin(cls, folder: Folder, names: Sequence[str]) -> Trace:
         """That of a new writer. Raises `OSError`."""
         while True:
             token = secrets.token_hex(8)
@@ -48,12 +48,12 @@ class Trace:
                 return cls(folder, token, descriptor, names)
 
     @classmethod
-    def left(cls, folder: Folder, file: str) -> Trace | None:
+    def take_over(cls, folder: Folder, file: str) -> Trace | None:
         """That of a dead writer, now this one's; None for one that lives, and for what is no trace."""
         descriptor = _lock(folder, file)
-        return (
-            None if descriptor is None else cls(folder, file[: -len(LOCK)], descriptor, named(folder, file))
-        )
+        if descriptor is None:
+            return None
+        return cls(folder, file[: -len(LOCK)], descriptor, names_in(folder, file))
 
     def part(self, name: str) -> str:
         """The file in which the object ``name`` is written."""
@@ -72,7 +72,7 @@ class Trace:
             forks.unlockable(self._descriptor)
 
 
-def named(folder: Folder, file: str) -> list[str]:
+def names_in(folder: Folder, file: str) -> list[str]:
     """The objects of the trace ``file``; none if it is gone or is no file."""
     with contextlib.suppress(OSError):
         return _NAME.findall(folder.read(file)[0].decode("ascii", "replace"))

@@ -1,7 +1,7 @@
 """Listing of many objects by their fronts; a front is read again only when its blob has changed.
 
 If the service marks its blobs (entity tags), a listing without changes reads no blob. If not (Redis), the
-first `MARK_BYTES` of the known blobs are read, thousands in one round trip: they include the digest of a
+first `MARK_BYTES` of all blobs are read, thousands in one round trip: they include the digest of a
 plain or sealed object and the nonces of an encrypted one.
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from kamera.store.codec import FRONT, UNREADABLE, Codec
+from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import OBJECTS, BlobHead, Blobs
@@ -20,16 +19,13 @@ from kamera.store.sources import BytesSource
 
 logger = logging.getLogger(__name__)
 
+FRONT = 32 * 1024
+"""Bytes within which the headers of most objects are, those of encrypted ones included."""
 MARK_BYTES = 128
 BOUND = 50_000
 """Most blobs remembered; those beyond are read each time."""
 
 _BATCH = 256  # fronts read at a time
-
-
-class _Known(NamedTuple):
-    mark: str
-    info: ObjectInfo
 
 
 class Listing:
@@ -41,11 +37,11 @@ class Listing:
         self._tenant = tenant
         self._bound = bound
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, tuple[str, ObjectInfo]] = {}  # by name, with the mark of the blob
 
     def names(self) -> list[str]:
         """The names of the objects, sorted."""
-        return sorted(self._marks())
+        return sorted(filter(is_key, self._list()))
 
     def strangers(self) -> list[str]:
         """Names of foreign keys among them, sorted."""
@@ -53,19 +49,26 @@ class Listing:
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
         """The readable objects by name; a header is read if it is new, or ``afresh``."""
-        marks = self._marks()
+        marks = self._list()
+        unmarked = [name for name, mark in marks.items() if mark is None and is_key(name)]
+        if unmarked:
+            heads = self._blobs.heads([OBJECTS + name for name in unmarked], MARK_BYTES)
+            marks.update(
+                (n, None if h is None else f"{h.size} {h.data.hex()}")
+                for n, h in zip(unmarked, heads, strict=True)
+            )
         with self._lock:
             # removed blobs make room; the others stay in name order, in which a scan meets them again
-            self._known = {name: known for name, known in self._known.items() if name in marks and not afresh}
+            known = {n: (mark, info) for n, (mark, info) in self._known.items() if marks.get(n) == mark}
+            self._known = {} if afresh else known
             known = dict(self._known)
-        fresh = self._still(known, marks)
-        names = sorted(marks)
+        names = sorted(filter(is_key, marks))
         for i in range(0, len(names), _BATCH):
             batch = names[i : i + _BATCH]
-            asked = [name for name in batch if name not in fresh]
+            asked = [name for name in batch if name not in known]
             told = dict(zip(asked, self._fronts(asked), strict=True))
             for name in batch:
-                info = fresh[name] if name in fresh else self._take(name, told[name], marks[name])
+                info = known[name][1] if name in known else self._take(name, told[name], marks[name])
                 if info is not None:
                     yield info
 
@@ -81,17 +84,6 @@ class Listing:
         start = len(OBJECTS)
         return {n[start:]: mark for n, mark in self._blobs.marks(OBJECTS).items() if n.startswith(OBJECTS)}
 
-    def _marks(self) -> dict[str, str | None]:
-        return {name: mark for name, mark in self._list().items() if is_key(name)}
-
-    def _still(self, known: dict[str, _Known], marks: dict[str, str | None]) -> dict[str, ObjectInfo]:
-        """The known objects whose blobs are unchanged."""
-        unmarked = [name for name in known if marks[name] is None]
-        heads = self._blobs.heads([OBJECTS + name for name in unmarked], MARK_BYTES) if unmarked else []
-        now = {name: mark for name, mark in marks.items() if mark is not None}
-        now.update({n: _mark(head) for n, head in zip(unmarked, heads, strict=True) if head is not None})
-        return {name: held.info for name, held in known.items() if now.get(name) == held.mark}
-
     def _fronts(self, names: Sequence[str]) -> list[BlobHead | None]:
         return self._blobs.heads([OBJECTS + name for name in names], FRONT) if names else []
 
@@ -99,8 +91,8 @@ class Listing:
         info = self._own(name, head)
         with self._lock:
             self._known.pop(name, None)
-            if head is not None and info is not None and len(self._known) < self._bound:
-                self._known[name] = _Known(_mark(head) if mark is None else mark, info)
+            if mark is not None and info is not None and len(self._known) < self._bound:
+                self._known[name] = mark, info
         return info
 
     def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:
@@ -134,7 +126,3 @@ class _Front(BytesSource):
             if more is not None and more.size == self.size:
                 self._data = memoryview(more.data)
         return super().read(start, length)
-
-
-def _mark(head: BlobHead) -> str:
-    return f"{head.size} {head.data[:MARK_BYTES].hex()}"

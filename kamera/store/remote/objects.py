@@ -139,13 +139,13 @@ class ObjectBlobs:
             chunks = obstore.list(self._store, within, offset=offset, chunk_size=1000)
             return {found["path"][start:]: found["e_tag"] for chunk in chunks for found in chunk}
 
-        def rolled_up() -> dict[str, str | None]:
+        def roll_up() -> dict[str, str | None]:
             found = obstore.list_with_delimiter(self._store, within)
             names = {str(one["path"])[start:]: one["e_tag"] for one in found["objects"]}
             return names | {f"{prefix[start:]}/": None for prefix in found["common_prefixes"]}
 
         strange: dict[str, str | None] = {}
-        for way in (flat, rolled_up, lambda: flat(f"{within}/0")):
+        for way in (flat, roll_up, lambda: flat(f"{within}/0")):
             try:
                 return way() | strange
             except InvalidPathError as error:

@@ -17,7 +17,7 @@ from kamera.store.sources import ByteSource
 MINIMUM_SECRET = 16
 """Bytes. A secret is not stretched as a password would be: use `secrets.token_bytes(32)`."""
 
-ENCRYPTED = b"KAMERA\x00\x02"
+ENCRYPTED = b"KAMERA\x00\x03"
 """First bytes of encrypted objects; no safetensors header may be that long."""
 
 SEALED_VERSION = 8
@@ -43,12 +43,11 @@ class Sealed(Codec):
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
-    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
-        """See `Codec`; `ForeignObject` for an intact object written without the secret, `WrongKey` for an
-        encrypted one."""
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+        """See `Codec`; `WrongKey` for an encrypted object."""
         if source.read(0, 8) == ENCRYPTED:
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
-        return super()._front(source, name, where)
+        return source
 
     def sign(self, text: str) -> str:
         """See `Codec`; nobody can make one without the secret."""

@@ -1,4 +1,4 @@
-"""Objects encrypted at rest, header and groups of tensors separately; keys of before can still read.
+"""Objects encrypted at rest, in frames; keys of before can still read.
 
 AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. The plaintext is
 the sealed file of `seal.Sealed`, so nothing else about reading it changes.
@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
-from kamera.store.head import MAX_HEADER, front_size, verified
-from kamera.store.opened import OpenObject
+from kamera.store.head import DIGEST, front_size, read_head
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
-from kamera.store.seal.preamble import LENGTH, SALT, Preamble
-from kamera.store.sources import ByteSource, BytesSource
+from kamera.store.sources import ByteSource
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -27,7 +25,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    from kamera.store.seal.frames import TAG, Cipher, Frames, cuts
+    from kamera.store.seal.frames import LENGTH, SALT, Cipher, Plaintext, Preamble
 except ImportError as error:
     raise StoreError('encryption needs the cryptography package: pip install "kamera[encryption]"') from error
 
@@ -53,19 +51,25 @@ class Encrypted(Sealed):
 
     def encode(self, record: Record, created: float) -> bytes:
         """The encrypted file. Raises as the sealed codec."""
-        name = self.name(record.key)
-        return self._encrypt(super().encode(record, created), name)
+        name, plain = self.name(record.key), memoryview(super().encode(record, created))
+        key_id, key = next(iter(self.keys.items()))
+        head = front_size(bytes(plain[: DIGEST.stop]), len(plain), name)
+        preamble = Preamble(ENCRYPTED, key_id, os.urandom(SALT), head, len(plain))
+        preamble = preamble._replace(check=self._check(preamble.without_check, name))
+        cipher = Cipher(key, preamble, name)
+        frames = (cipher.encrypt(i, plain[slice(*preamble.span(i))]) for i in preamble.frames(0, len(plain)))
+        return b"".join([preamble.raw, *frames])
 
-    def _front(self, source: ByteSource, name: str, where: str) -> bytes:
-        """As sealed; only the header is read and decrypted."""
-        return self._unlock(source, name, where)[0]
-
-    def open(self, source: ByteSource, name: str, where: str) -> OpenObject:
-        """As sealed; `WrongKey` for an intact object whose key is not among those given."""
-        front, preamble, cipher = self._unlock(source, name, where)
-        head = verified(front, source.size, where, self.mac)
-        payload = Frames(source, cipher, preamble, head.groups, where)
-        return OpenObject(self._named(head, name), payload)
+    def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
+        """See `Codec`; `WrongKey` for an intact object whose key is not among those given."""
+        first = source.read(0, LENGTH)
+        if first[:8] != ENCRYPTED:
+            # reports the fault, unless the secret's holder wrote it
+            read_head(self._front(source, where), source.size, where, self.mac)
+            raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
+        preamble = self._preamble(first, source.size, name, where)
+        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
+        return Plaintext(source, cipher, preamble, where)
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -87,41 +91,12 @@ class Encrypted(Sealed):
     def _siv(self) -> AESSIV:
         return AESSIV(self.key_for("kamera.veil.v1", 64))
 
-    def _encrypt(self, plain: bytes, name: str) -> bytes:
-        front = super()._front(BytesSource(plain), name, name)
-        groups, cut = verified(front, len(plain), name, self.mac).groups, len(front)
-        key_id, key = next(iter(self.keys.items()))
-        total = LENGTH + len(plain) + TAG * (1 + sum(len(cuts(group.size)) for group in groups.values()))
-        preamble = Preamble(ENCRYPTED, key_id, os.urandom(SALT), cut + TAG, total)
-        preamble = preamble._replace(check=self._check(preamble.checked, name))
-        cipher = Cipher(key, preamble, name)
-        tensors = memoryview(plain)[cut:]
-        frames = [cipher.encrypt(0, plain[:cut])]
-        for group in groups.values():
-            held = b"".join(tensors[first:last] for first, last in group.spans)
-            for first, last in cuts(group.size):
-                frames.append(cipher.encrypt(len(frames), held[first:last]))
-        return b"".join([preamble.raw, *frames])
-
-    def _unlock(self, source: ByteSource, name: str, where: str) -> tuple[bytes, Preamble, Cipher]:
-        first = source.read(0, LENGTH)
-        if first[:8] != ENCRYPTED:
-            # reports the fault, unless the secret's holder wrote it
-            verified(super()._front(source, name, where), source.size, where, self.mac)
-            raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
-        preamble = self._preamble(first, source.size, name, where)
-        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
-        front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
-        if front_size(front, len(front), where) != len(front):
-            raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
-        return front, preamble, cipher
-
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
         """The preamble of a file that begins with ``first``; its check has passed and its key is known."""
         if len(first) < LENGTH:
             raise CorruptChunk(f"{source}: truncated, {total} bytes are no encrypted object")
         preamble = Preamble.of(first)
-        if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
+        if not hmac.compare_digest(preamble.check, self._check(preamble.without_check, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
             known = ", ".join(key_id.hex()[:8] for key_id in self.keys)
@@ -131,8 +106,6 @@ class Encrypted(Sealed):
             )
         if preamble.total != total:
             raise CorruptChunk(f"{source}: {total} bytes, of {preamble.total}")
-        if not TAG < preamble.head <= min(total - LENGTH, TAG + 8 + MAX_HEADER):
-            raise CorruptChunk(f"{source}: impossible header length {preamble.head} in {total} bytes")
         return preamble
 
     def _check(self, start: bytes, name: str) -> bytes:

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-VISION_TOKENS = "vision_tokens"
-"""Key of `CanonicalRecord.info` for the token ids that stand for picture features."""
-
 
 def mean_features(
     input_ids: torch.Tensor, embeds: Mapping[str, torch.Tensor], vision_tokens: Sequence[int]
@@ -34,6 +31,13 @@ def mean_features(
         return None
     mean = rows[seen.to(rows.device)].to(device="cpu", dtype=torch.float64).mean(0)
     return unit(mean.numpy())
+
+
+def picture_embedding(
+    input_ids: torch.Tensor, embeds: Mapping[str, torch.Tensor], vision_tokens: Sequence[int]
+) -> str:
+    """The `mean_features` of a chunk's pictures as its record holds them; "" without pictures."""
+    return pack(mean_features(input_ids, embeds, vision_tokens))
 
 
 def unit(vector: np.ndarray) -> np.ndarray | None:

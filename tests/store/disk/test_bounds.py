@@ -44,7 +44,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
 
         chosen, pinned = threading.Event(), threading.Event()
         monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
-        choose_first = PinBook.kept
+        choose_first = PinBook.names_to_keep
 
         def kept(self: PinBook) -> set[str]:
             found = choose_first(self)
@@ -58,7 +58,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
             return found
 
         seen: list[bool] = []
-        monkeypatch.setattr(PinBook, "kept", kept)
+        monkeypatch.setattr(PinBook, "names_to_keep", kept)
         pinned.set()
         removed = {gone.key for gone in StoreAdmin(store).gc(0).removed}
         monkeypatch.undo()

@@ -57,7 +57,7 @@ class Rows:
     def names(self) -> list[str]:
         return list(self.held)
 
-    def traced(self) -> set[str]:
+    def names_in_traces(self) -> set[str]:
         return set()
 
     def stamp(self, key: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +126,23 @@ def test_another_process_view_of_a_replacement_and_a_deletion(root: Path) -> Non
         assert got is not None and got.patch.rank == 4
         assert StoreAdmin(two).delete(key)
         assert one.get_patch(CONTEXT, CHUNK, ("x", "y")) is None
+
+
+def test_a_row_written_behind_a_deletion_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store, ChunkStore.open(root) as other, ThreadPoolExecutor(1) as pool:
+        key = store.put(canonical())
+        assert len(store.ls()) == len(other.ls()) == 1  # from now on none compares all names
+        disk = store._disk
+        assert disk is not None
+        drop = disk.index.drop
+        put: list[Any] = []
+
+        def overtaken(name: str) -> bool:
+            put.append(pool.submit(other.put, canonical()))
+            wait(put, 0.5)  # where the lock is free by now, it is put before the row is dropped
+            return drop(name)
+
+        monkeypatch.setattr(disk.index, "drop", overtaken)
+        StoreAdmin(store).delete(key)
+        assert put[0].result(60) == key
+        assert [info.key for info in store.ls()] == [info.key for info in other.ls()] == [key]

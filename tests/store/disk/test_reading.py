@@ -1,8 +1,9 @@
-"""A canonical read from a directory, its groups side by side on threads, each verified by itself."""
+"""A canonical read from a directory, its pieces side by side on threads, each verified by itself."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ import pytest
 import torch
 
 from kamera.errors import CorruptChunk
-from kamera.store import ChunkStore, StoreAdmin
-from kamera.store import opened as opened_module
+from kamera.store import ChunkStore, StoreAdmin, entries
 from kamera.store.opened import OpenObject
 from kamera.store.sources import FileSource
-from lab.reliability.forge import front_of, group_of, split
+from lab.reliability.forge import front_of, split
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
 
 LAYERS = 6
@@ -32,7 +32,7 @@ RECORD = canonical(kv=(*map(channels, range(LAYERS - 1)), {}))
 @pytest.fixture(autouse=True, params=["inline", "threads"])
 def threads(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "threads":
-        monkeypatch.setattr(opened_module, "_INLINE", 0)
+        monkeypatch.setattr(entries, "PIECE", 1500)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_change_of_any_header_byte_is_refused(path: Path) -> None:
             StoreAdmin(store).quarantine.drop(RECORD.key)
 
 
-def test_a_flip_in_any_tensor_is_refused_by_its_groups_name(path: Path) -> None:
+def test_a_flip_in_any_tensor_is_refused_by_its_place(path: Path) -> None:
     file = file_of(path)
     data = file.read_bytes()
     outer, _, _ = split(data)
@@ -99,8 +99,10 @@ def test_a_flip_in_any_tensor_is_refused_by_its_groups_name(path: Path) -> None:
         for place in (start, (start + end) // 2, end - 1):
             damage(file, front_of(data) + place, 0x80)
             with ChunkStore.open(path, memory_limit=0) as store:
-                with pytest.raises(CorruptChunk, match=rf"bytes of {group_of(name)} have changed.*moved to"):
+                with pytest.raises(CorruptChunk, match=r"bytes \d+ to \d+ of.*changed.*moved to") as caught:
                     store.get_canonical(CONTEXT, CHUNK)
+                first, last = map(int, re.findall(r"bytes (\d+) to (\d+)", str(caught.value))[0])
+                assert first <= place < last and last - first <= entries.PIECE
                 assert store.get_canonical(CONTEXT, CHUNK) is None
                 StoreAdmin(store).quarantine.drop(RECORD.key)
             file.write_bytes(data)
@@ -130,32 +132,34 @@ def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch
             store.get_canonical(CONTEXT, CHUNK)
 
 
-def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_refusal_no_thread_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is closed then, and its descriptor may be another file's."""
-    monkeypatch.setattr(opened_module, "_INLINE", 0)
+    monkeypatch.setattr(entries, "PIECE", 5000)
     inside, refused, ended = threading.Event(), threading.Event(), []
     fill = OpenObject.fill
 
-    def slow(self: OpenObject, group: str) -> None:
-        if group == "kv/0/v":
+    def slow(self: OpenObject, piece: int) -> None:
+        if piece == 1:
             inside.set()
             refused.wait(0.2)
-            fill(self, group)
-            ended.append(group)
-        elif group == "kv/0/k":
+            fill(self, piece)
+            ended.append(piece)
+        elif piece == 0:
             assert inside.wait(60)
-            fill(self, group)
+            fill(self, piece)
         else:
-            fill(self, group)
+            fill(self, piece)
 
     monkeypatch.setattr(OpenObject, "fill", slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    data = file_of(path).read_bytes()
-    damage(file_of(path), front_of(data) + split(data)[0]["kv/0/k"]["data_offsets"][0])
-    with ChunkStore.open(path) as store:
-        with pytest.raises(CorruptChunk, match="kv/0/k"):
+    with ChunkStore.open(tmp_path / "s") as store:
+        store.put(RECORD)
+    file = file_of(tmp_path / "s")
+    damage(file, front_of(file.read_bytes()))
+    with ChunkStore.open(tmp_path / "s") as store:
+        with pytest.raises(CorruptChunk, match="bytes 0 to 5000"):
             store.get_canonical(CONTEXT, CHUNK)
-        assert ended == ["kv/0/v"]
+        assert ended == [1]
         refused.set()
 
 
@@ -163,13 +167,13 @@ def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch
     other = canonical(kv=RECORD.kv, seed=9)
     fill, done = OpenObject.fill, []
 
-    def overtaken(self: OpenObject, group: str) -> None:
+    def overtaken(self: OpenObject, piece: int) -> None:
         if not done:
-            done.append(group)
+            done.append(piece)
             with ChunkStore.open(path) as writer:
                 StoreAdmin(writer).delete(RECORD.key)
                 writer.put(other)
-        fill(self, group)
+        fill(self, piece)
 
     monkeypatch.setattr(OpenObject, "fill", overtaken)
     with ChunkStore.open(path) as store:

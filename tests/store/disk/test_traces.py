@@ -33,8 +33,8 @@ def tmp(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "tmp").iterdir())
 
 
-def traced(root: Path, *keys: str) -> Trace:
-    return Trace.begun(Folder.at(root / "tmp"), keys)
+def begin_writing(root: Path, *keys: str) -> Trace:
+    return Trace.begin(Folder.at(root / "tmp"), keys)
 
 
 def counted_moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -53,14 +53,14 @@ def counted_moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_trace_names_its_objects_until_it_is_settled(root: Path) -> None:
     with ChunkStore.open(root) as store:
         files: Any = store._disk._files  # type: ignore[union-attr]
-        one, other = traced(root, *KEYS[:2]), traced(root, KEYS[2])
-        assert files.traced() == set(KEYS)
+        one, other = begin_writing(root, *KEYS[:2]), begin_writing(root, KEYS[2])
+        assert files.names_in_traces() == set(KEYS)
         one.settle()
         one.close()
         other.close()
-        assert files.traced() == {KEYS[2]} and len(tmp(root)) == 1
+        assert files.names_in_traces() == {KEYS[2]} and len(tmp(root)) == 1
         store.put(canonical())  # the next writer clears up
-        assert files.traced() == set() and tmp(root) == []
+        assert files.names_in_traces() == set() and tmp(root) == []
 
 
 def test_only_a_dead_writers_trace_is_left_to_others(root: Path) -> None:
@@ -68,20 +68,20 @@ def test_only_a_dead_writers_trace_is_left_to_others(root: Path) -> None:
     folder = Folder.at(root / "tmp")
 
     def dies(tell: Callable[[bytes], None]) -> None:
-        mine = traced(root, *KEYS)
+        mine = begin_writing(root, *KEYS)
         folder.create(mine.part(KEYS[0]), b"half")
         [file] = (name for name in tmp(root) if name.endswith(".lock"))
-        tell(str(Trace.left(folder, file)).encode())
+        tell(str(Trace.take_over(folder, file)).encode())
         rig.die()
 
     assert in_child(dies).told == b"None"
     assert len(tmp(root)) == 2
     [file] = (name for name in tmp(root) if name.endswith(".lock"))
-    left = Trace.left(folder, file)
+    left = Trace.take_over(folder, file)
     assert left is not None and list(left.names) == KEYS and left.part(KEYS[0]) in tmp(root)
-    assert Trace.left(folder, file) is None
+    assert Trace.take_over(folder, file) is None
     left.close()
-    assert Trace.left(folder, "no.lock") is None
+    assert Trace.take_over(folder, "no.lock") is None
 
 
 def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> Non
 
 def test_what_a_live_writer_is_at_stays(root: Path) -> None:
     ChunkStore.open(root).close()
-    writer = traced(root, KEY)
+    writer = begin_writing(root, KEY)
     part = root / "tmp" / writer.part(KEY)
     part.write_bytes(b"half")
     os.utime(part, (LONG_AGO, LONG_AGO))

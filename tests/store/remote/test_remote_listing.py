@@ -12,6 +12,7 @@ from kamera.errors import UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.listing import Listing
 from kamera.store.remote.tier import RemoteTier
+from kamera.store.search.embedding import picture_embedding
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import S3Server
 from tests.store.builders import CONTEXT, VISION, canonical, encoding, patch
@@ -115,5 +116,6 @@ def pictured(i: int) -> Any:
     width = 6
     embeds = torch.nn.functional.one_hot(torch.tensor([i % width, (i * 5 + 1) % width, 2]), width).float()
     seen = replace(encoding(f"{i:064x}"), embeds={"inputs_embeds": embeds + 0.01 * i})
-    info = {"vision_tokens": [7]}
-    return seen, canonical(f"{i:064x}", input_ids=torch.tensor([7, 7, 7]), vision=VISION, info=info)
+    ids = torch.tensor([7, 7, 7])
+    looks = picture_embedding(ids, {"inputs_embeds": embeds[None] + 0.01 * i}, (7,))
+    return seen, canonical(f"{i:064x}", input_ids=ids, vision=VISION, embedding=looks)

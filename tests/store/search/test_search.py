@@ -23,7 +23,7 @@ from kamera.store import (
     StoreAdmin,
     encoding_context,
 )
-from kamera.store.search.embedding import mean_features, pack, unpack
+from kamera.store.search.embedding import mean_features, pack, picture_embedding, unpack
 from tests.store.builders import CONTEXT, VISION, canonical, drop_index, encoding, file_of, flip, patch
 
 WIDTH = 8
@@ -56,7 +56,7 @@ def picture(seed: int, context: Context = CONTEXT, like: int | None = None) -> C
         tokens=5,
         input_ids=tokens,
         vision=VISION,
-        info={"vision_tokens": [PICTURE]},
+        embedding=picture_embedding(tokens, SEEN[f"{seed:064x}"], (PICTURE,)),
     )
 
 
@@ -142,19 +142,14 @@ def test_a_text_that_is_no_embedding_is_refused(text):
 
 
 def test_a_stored_picture_says_how_it_looks(tmp_path):
-    """In its own header, whether its encoding was put with it, before it or never."""
+    """In its own header, whether its encoding is stored or not."""
     with ChunkStore.open(tmp_path) as store:
-        first, second, third = (picture(seed) for seed in range(3))
-        where = encoding_context(VISION, "")
-        encodings = [EncodingRecord(one.chunk_id, where, 5, SEEN[one.chunk_id]) for one in (first, second)]
-        store.put(encodings[0])
-        store.put(first)
-        store.put_many([second, encodings[1]])
-        store.put(third)
+        first, second = picture(0), picture(1)
+        put(store, first)
+        store.put(second)
         for record, vector in zip((first, second), reference([first, second]).values(), strict=True):
             held = store.get_canonical(CONTEXT, record.chunk_id)
             assert unpack(held.embedding).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
-        assert store.get_canonical(CONTEXT, third.chunk_id).embedding == ""
         assert_as_reference(store, [first, second])
 
 
@@ -215,8 +210,8 @@ def test_an_embedding_of_another_width_is_no_hit(tmp_path, caplog):
     records = filled(tmp_path, 2)
     with ChunkStore.open(tmp_path) as store:
         wide = picture(7)
-        SEEN[wide.chunk_id] = {"inputs_embeds": torch.randn(1, 5, WIDTH + 1)}
-        put(store, wide)
+        seen = {"inputs_embeds": torch.randn(1, 5, WIDTH + 1)}
+        put(store, replace(wide, embedding=picture_embedding(wide.input_ids, seen, (PICTURE,))))
         assert_as_reference(store, records)
     assert "another width" in caplog.text
 
