@@ -43,13 +43,11 @@ from kamera.ops.lists import flat_lists, name_order, whole_lists
 from kamera.ops.lowrank import (
     Deltas,
     Factor,
-    FactorSize,
     Formed,
     LowRank,
     LowRanks,
     Patch,
     floats,
-    patch_bytes,
 )
 from kamera.ops.patch import (
     apply_patch,
@@ -90,7 +88,6 @@ __all__ = [
     "Deltas",
     "Design",
     "Factor",
-    "FactorSize",
     "Formed",
     "Grid",
     "Groups",
@@ -141,7 +138,6 @@ __all__ = [
     "mla_expanded_layout",
     "mla_latent_layout",
     "name_order",
-    "patch_bytes",
     "patch_of",
     "quantize",
     "regroup",

@@ -241,21 +241,6 @@ class Patch:
         """Bytes of all factors."""
         return sum([low.nbytes for block in self.blocks.parts for low in block.values()])
 
-    @cached_property
-    def sizes(self) -> tuple[FactorSize, ...]:
-        """The sizes of its factors, those of one rank and form together: what `patch_bytes` takes."""
-        rows: dict[tuple[int, int], list[int]] = {}
-        for factors in (low for block in self.blocks.parts for low in block.values()):
-            for side in (factors.left, factors.right):
-                bits, length = (
-                    side.bits if isinstance(side, Codes) else 8 * side.element_size(),
-                    side.shape[0],
-                )
-                for rank in factors.ranks:
-                    if rank:
-                        rows.setdefault((rank, bits), []).append(length)
-        return tuple(FactorSize(*form, sum(n), len(n)) for form, n in sorted(rows.items()))
-
     def truncate(self, rank: int) -> Patch:
         """Keep the ``rank`` strongest directions of every channel; rank 0 corrects nothing."""
         if 0 <= self.rank <= rank:
@@ -267,26 +252,6 @@ class Patch:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that hold it."""
         return [t for block in self.blocks.parts for low in block.values() for t in low.tensors().values()]
-
-
-class FactorSize(NamedTuple):
-    """Factors of one rank: ``bits`` of an entry (up to 8: codes), ``rows`` of all of them, their number."""
-
-    rank: int
-    bits: int
-    rows: int
-    factors: int
-
-
-def patch_bytes(sizes: Sequence[FactorSize], rank: int) -> int:
-    """``nbytes`` of a patch of these `Patch.sizes` that is truncated to ``rank``."""
-    total = 0
-    for size in sizes:
-        kept = min(size.rank, rank)
-        total += size.rows * -(-kept * size.bits // 8)
-        scales = kept + (kept & 1 if size.bits == 4 else 0)  # two columns of 4 bits share their bytes
-        total += 4 * scales * size.factors if size.bits <= 8 else 0
-    return total
 
 
 class Formed(NamedTuple):

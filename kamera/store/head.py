@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import FactorSize, PatchBudget, SampleSize
+from kamera.ops import PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.entries import TensorEntry, count_pieces, empty_of, file_entries
 from kamera.store.fields import Header, canonical_json, is_count
@@ -205,7 +205,6 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         orderings=_orderings_of(header),
         base=header.get("vision") or header.get("base") or "",
         behind=header.get("behind", 0),
-        sizes=_sizes_of(header),
         proof=Proof.from_info(info) if patch and isinstance(info, dict) else None,
         sample=SampleSize.from_info(info) if header["kind"] == "sampled" else None,
         outline=Outline.from_header(header["outline"]) if "outline" in header else None,
@@ -225,13 +224,6 @@ def _budget_of(header: Header) -> PatchBudget | None:
 def _orderings_of(header: Header) -> int | None:
     told = header["info"].get("orderings") if header["kind"] == "orbit" else None
     return told if is_count(told) else None
-
-
-def _sizes_of(header: Header) -> tuple[FactorSize, ...]:
-    sizes = tuple(FactorSize(*size) for size in header.get("sizes", ()))
-    if not all(is_count(number) for size in sizes for number in size):
-        raise ValueError(f"sizes {header['sizes']!r} of factors are no whole numbers")
-    return sizes
 
 
 def _digest(front: bytes | bytearray, mac: bytes) -> bytes:

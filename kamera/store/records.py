@@ -235,7 +235,6 @@ class PatchRecord:
             "base": self.base,
             "formed": self.formed,
             "rank": self.patch.rank,
-            "sizes": [list(size) for size in self.patch.sizes],
             "groups": [list(layers) for layers in self.patch.groups],
             "ranks": [{n: list(f.ranks) for n, f in block.items()} for block in self.patch.blocks.parts],
         }

@@ -9,13 +9,12 @@ import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from kamera.errors import KameraError
-from kamera.ops import FactorSize
 from kamera.store.codec import Codec
 from kamera.store.fields import canonical_json
 from kamera.store.info import ObjectInfo, Weighed
 from kamera.store.keys import Context
 
-SCHEMA = 9
+SCHEMA = 10
 FIELDS = Weighed._fields[:-2]
 """What is counted and searched by; uses are in a table of their own."""
 COLUMNS = ", ".join((*FIELDS, "said", "signature"))
@@ -33,11 +32,6 @@ _CONVERTER = cattrs.Converter(detailed_validation=False)
 _OWN = override(omit=True)  # what a backbone answers, which is no part of a context's identity
 _CONVERTER.register_structure_hook(Context, make_dict_structure_fn(Context, _CONVERTER, probe=_OWN))
 _CONVERTER.register_unstructure_hook(Context, make_dict_unstructure_fn(Context, _CONVERTER, probe=_OWN))
-
-
-@_CONVERTER.register_structure_hook
-def _size_of(numbers: Any, _: Any) -> FactorSize:
-    return FactorSize(*numbers)
 
 
 _IDS = ("chunk_id", "fingerprint", "anchor", "tenant", "kv", "base")
