@@ -24,7 +24,7 @@ from kamera import testbed
 from kamera.engines.hf import HfEngine
 from kamera.ops import mean_deficit, patch_of
 from kamera.patches.anchor import prefill_anchor
-from kamera.patches.orbit import balanced, orderings
+from kamera.patches.orbit import balanced_orderings, orderings
 from lab.paper.draw import HELD_OUT, RANK, Stage
 from lab.speed.machine import machine
 from lab.testbed import load
@@ -43,7 +43,7 @@ def sets(count: int) -> Mapping[str, Orders]:
     given = tuple(range(count))
     return {
         "every": list(itertools.permutations(given)),
-        "balanced": balanced(count),
+        "balanced": balanced_orderings(count),
         "there and back": orderings(count, 2, 0),
         "rotations": [given[i:] + given[:i] for i in range(count)],
         "the given one": [given],

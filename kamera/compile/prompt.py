@@ -188,7 +188,7 @@ class PromptObjects:
         """
         source = branch.nodes[place].source
         try:
-            return self.former.known(branch.path[place])
+            return self.former.facts_of(branch.path[place])
         except WrongKey as error:
             self._refuse(error)
             raise
@@ -226,7 +226,7 @@ class PromptObjects:
 
     def _encode(self, chunk: Chunk) -> Facts:
         encodings = self.former.encodings
-        return encodings.stored(chunk) or encodings.made(chunk)
+        return encodings.find(chunk) or encodings.make(chunk)
 
     def _suits(self, row: ObjectInfo, budget: PatchBudget) -> bool:
         orbit = row.kind == "orbit"

@@ -11,7 +11,7 @@ from kamera.patches.identity import identify
 from kamera.patches.later import Later, Ready, Worth, later_of
 from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import harvest, keep_patch, owed_patch, patch_dropped
+from kamera.patches.making import harvest, keep_patch, patch_dropped, patch_to_put
 from kamera.patches.near import Near
 from kamera.patches.orbit import form_orbit, how_many, orderings
 from kamera.patches.owed import Owed, pay
@@ -54,8 +54,8 @@ __all__ = [
     "later_of",
     "names_of",
     "orderings",
-    "owed_patch",
     "patch_dropped",
+    "patch_to_put",
     "pay",
     "prefill_anchor",
     "prove_again",

@@ -117,7 +117,7 @@ class Catalogue:
                 return self.store.info(self.context, chunk_id, antecedents, kind, base)
             return None
 
-        if self.refused(chunk_id, antecedents, kind, base):
+        if self.has_refused(chunk_id, antecedents, kind, base):
             return None
         return self._once(patch_key(self.context, chunk_id, antecedents, kind, base), ask)
 
@@ -165,7 +165,7 @@ class Catalogue:
             return nearest(self.patches_of(chunk_id), antecedents, limit, alike)
         return []
 
-    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
+    def has_refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
         lies = self._lies
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies

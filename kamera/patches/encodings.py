@@ -29,7 +29,7 @@ class Encodings:
         self._losses = losses
         self._waiting = waiting_in(store)
 
-    def stored(self, chunk: Chunk) -> Facts | None:
+    def find(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
 
         None for text.
@@ -46,7 +46,7 @@ class Encodings:
             chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds)), chunk.label
         )
 
-    def made(self, chunk: Chunk, *, later: bool = False) -> Facts:
+    def make(self, chunk: Chunk, *, later: bool = False) -> Facts:
         """Encode a chunk and store its encoding, as later work if ``later``; a store's error is a loss.
 
         Raises the errors of `Engine.encode`.

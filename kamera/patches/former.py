@@ -18,7 +18,7 @@ from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.heads import continue_behind, stored_head
+from kamera.patches.heads import continue_behind, find_head
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, pay, waiting_in
@@ -92,7 +92,7 @@ class Former:
 
     # -- chunks --------------------------------------------------------------------------------
 
-    def known(self, chunk_id: str) -> Facts:
+    def facts_of(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
         if waiting := self.waiting.get((self.context, chunk_id)):
             return waiting
@@ -117,7 +117,7 @@ class Former:
             "content first"
         )
 
-    def stored(self, chunk: Chunk) -> Facts | None:
+    def find(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk, if it needs no vision encode; a damaged object is a miss.
 
         Its canonical is read if it is archived, since it is about to be served.
@@ -129,7 +129,7 @@ class Former:
             self._remember(chunk.id, self._out_of(record))
         if record is not None and not chunk.has_media:
             return self.encodings.behind(record)
-        return self.encodings.stored(chunk)
+        return self.encodings.find(chunk)
 
     def canonical_positions(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
@@ -152,32 +152,32 @@ class Former:
 
     def canonical_and_owed(self, facts: Facts) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
-        held = self.stored_canonical(facts)
+        held = self.find_canonical(facts)
         if held is not None:
             return held, []
         copy = self._prefill(facts)
-        record, owed = self.owed(facts, copy)
+        record, owed = self.records_to_put(facts, copy)
         return copy if record.loss is None else self._out_of(record), [owed]
 
-    def stored_canonical(self, facts: Facts) -> Copy | None:
+    def find_canonical(self, facts: Facts) -> Copy | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
-        held = self._held(facts.chunk_id)
+        held = self._find_held(facts.chunk_id)
         if held is None and (record := self._record(facts.chunk_id)) is not None:
             held = self._remember(facts.chunk_id, self._out_of(record))
         return held
 
     def leading(self, facts: Facts) -> Copy:
         """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
-        held = self.stored_canonical(facts)
+        held = self.find_canonical(facts)
         if held is not None:
             return held
         copy = self._prefill(facts)
-        pay([self.owed(facts, copy)[1]])
+        pay([self.records_to_put(facts, copy)[1]])
         return copy
 
     def base_copy(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
-        held = self._held(facts.chunk_id + base)
+        held = self._find_held(facts.chunk_id + base)
         if held is not None:
             return held
         record = None
@@ -188,7 +188,7 @@ class Former:
             return None
         return self._remember(facts.chunk_id + base, self._out_of(record))
 
-    def owed(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
+    def records_to_put(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
         """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
         record = kept(canonical_of(self, facts, copy))
         self.catalogue.forget(record.key)
@@ -230,7 +230,7 @@ class Former:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _held(self, chunk_id: str) -> Copy | None:
+    def _find_held(self, chunk_id: str) -> Copy | None:
         """The canonical that this operation last worked on."""
         latest: Mapping[str, Copy] = getattr(self._here, "latest", None) or {}
         return latest.get(chunk_id)
@@ -263,7 +263,7 @@ class Former:
     def _prefill(self, facts: Facts) -> Copy:
         """The chunk prefilled behind the anchor alone."""
         positions = self.canonical_positions(facts)
-        head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
+        head = None if self.context.lossy else find_head(self.backbone, facts, positions, self._record)
         kv = continue_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 

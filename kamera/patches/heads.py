@@ -26,7 +26,7 @@ def head_of(
     return kv_slice(kv, 0, tokens) if same and placed else None
 
 
-def stored_head(
+def find_head(
     engine: Engine,
     facts: Facts,
     positions: torch.Tensor,

@@ -31,7 +31,7 @@ class Losses:
         self._operation = threading.local()
 
     @contextmanager
-    def told_to(self, notes: list[str]) -> Iterator[None]:
+    def note_in(self, notes: list[str]) -> Iterator[None]:
         """Context in which this thread's losses are added to ``notes``, after what was left for them."""
         while self._left:
             note = self._left.popleft()

@@ -61,7 +61,7 @@ def keep_patch(
     return True
 
 
-def owed_patch(
+def patch_to_put(
     former: Former, facts: Facts, copy: Copy, before: Before, base: str, sample: SampleSize | None
 ) -> list[Owed]:
     """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""

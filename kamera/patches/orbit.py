@@ -14,7 +14,7 @@ from kamera.patches.line import Line
 from kamera.store import PatchRecord
 
 
-def balanced(count: int) -> list[tuple[int, ...]]:
+def balanced_orderings(count: int) -> list[tuple[int, ...]]:
     """The smallest balanced set of orderings: the given one first, each next to its reverse.
 
     Each item is equally often at each place and before each other item (a Williams square; two of them for an
@@ -34,21 +34,21 @@ def balanced(count: int) -> list[tuple[int, ...]]:
 
 def how_many(count: int, samples: int | None) -> int:
     """Number of orderings that `orderings` returns."""
-    return len(balanced(count)) if samples is None else min(samples, math.factorial(count))
+    return len(balanced_orderings(count)) if samples is None else min(samples, math.factorial(count))
 
 
 def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...]]:
     """Orderings to average over, in lexicographic order so that neighbours share a prefix.
 
-    The `balanced` ones if ``samples`` is None; otherwise ``samples`` orderings (at most all there are): the
-    balanced ones first, the others drawn from ``seed``.
+    The `balanced_orderings` if ``samples`` is None; otherwise ``samples`` orderings (at most all there are):
+    the balanced ones first, the others drawn from ``seed``.
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples {samples} must be at least 1")
     wanted = how_many(count, samples)
     if wanted == math.factorial(count):
         return list(itertools.permutations(range(count)))
-    chosen = set(balanced(count)[:wanted])
+    chosen = set(balanced_orderings(count)[:wanted])
     rng = random.Random(seed)
     while len(chosen) < wanted:
         chosen.add(tuple(rng.sample(range(count), count)))

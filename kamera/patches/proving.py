@@ -83,9 +83,9 @@ class Prover:
     """Forms patches whose KV is near the true KV and answers as it does, within ``tolerance`` nats
     (`Proof.within`).
 
-    Asks `QUESTIONS`, and the last questions that `heard` was told of. Without a tokenizer a chunk of text is
-    asked for its own first tokens and those of the texts before it, as if they were quoted; a picture's patch
-    has only the questions heard. Safe to use from several threads.
+    Asks `QUESTIONS`, and the last questions of `remember`. Without a tokenizer a chunk of text is asked for
+    its own first tokens and those of the texts before it, as if they were quoted; a picture's patch has only
+    the questions remembered. Safe to use from several threads.
 
     ``again`` are the proofs of patches that were proved again since they were placed, by chunk and
     antecedents.
@@ -99,7 +99,7 @@ class Prover:
         self._asked: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
         self.again: dict[tuple[str, tuple[str, ...]], Proof] = {}
 
-    def heard(self, ids: torch.Tensor) -> None:
+    def remember(self, ids: torch.Tensor) -> None:
         """Remember a question's token ids ``[tokens]``: patches formed from now on answer it too."""
         key = tuple(ids.tolist())
         with self._lock:

@@ -75,7 +75,7 @@ def _form_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
         logger.info("%d chunks are prefilled one by one: %s", len(group), error)
         return None
     copies = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
-    return [former.owed(facts, copy)[1] for facts, copy in zip(group, copies, strict=True)]
+    return [former.records_to_put(facts, copy)[1] for facts, copy in zip(group, copies, strict=True)]
 
 
 def archive_later(
@@ -101,7 +101,7 @@ def archive_later(
 
 
 def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:
-    return [former.owed(facts, copy)[1]]
+    return [former.records_to_put(facts, copy)[1]]
 
 
 def _add(

@@ -204,7 +204,7 @@ class Contents:
                 tally.notes.extend(self._notes)
                 self._notes = []
                 former = self._former
-                with former.losses.told_to(tally.notes), former.operation():
+                with former.losses.note_in(tally.notes), former.operation():
                     yield tally
 
     def _holdings(self) -> Holdings:

@@ -76,7 +76,7 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
     chunk = like if isinstance(like, Chunk) else former.backbone.chunk(like)
     vector = former.store.embedding(former.context, chunk.id)
     if vector is None:
-        facts = former.encodings.stored(chunk)
+        facts = former.encodings.find(chunk)
         encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
         vector = mean_features(encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens)
     if vector is None:

@@ -52,7 +52,7 @@ class NamedRequest:
     def encode(self, encodings: Encodings) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now."""
         return {
-            name: dataclasses.replace(encodings.made(chunk, later=True), heads=self.coming[name].heads)
+            name: dataclasses.replace(encodings.make(chunk, later=True), heads=self.coming[name].heads)
             for name, chunk in self.unseen.items()
         }
 
@@ -123,12 +123,12 @@ class Names:
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
         heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
-        come = _Arrival(chunk, self._former.stored(chunk) or self._here(chunk.id), heads)
+        come = _Arrival(chunk, self._former.find(chunk) or self._here(chunk.id), heads)
         return _name(dataclasses.replace(request, content=come.newcomer), [come])
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
         chunk_id = whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
-        facts = self._here(chunk_id) or self._former.known(chunk_id)
+        facts = self._here(chunk_id) or self._former.facts_of(chunk_id)
         return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 
     def _number(self, n: int) -> int:
@@ -171,7 +171,7 @@ class Names:
             if chunk.id not in arrivals:
                 same = head_at(chunk, self._state, i) if i == change and not chunk.inputs else ()
                 heads = tuple(dict([*same, *heads_of(chunk, here)]).items())
-                facts = self._here(chunk.id) or self._former.stored(chunk)
+                facts = self._here(chunk.id) or self._former.find(chunk)
                 arrivals[chunk.id] = _Arrival(chunk, facts, heads)
                 newcomer = arrivals[chunk.id].newcomer
             takes = () if gaps is None else gaps.takes(chunk)

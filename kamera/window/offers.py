@@ -78,7 +78,7 @@ class Offers:
     def find(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
         """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""
         formed = self.formed.get((chunk.chunk_id, antecedents, base))
-        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
+        if formed is not None and not self.rows.has_refused(chunk.chunk_id, antecedents, "exact", base):
             return Stored(formed, serves=True)
         row = self.rows.patch(chunk.chunk_id, antecedents, "exact", base)
         # one that was asked too little is formed again, and asked

@@ -164,7 +164,7 @@ class Placer:
         if there is None and not rows.has_canonical(chunk.chunk_id):
             return "no canonical"
         behind = before.chunk_ids
-        if rows.refused(chunk.chunk_id, behind, "exact", anchor):
+        if rows.has_refused(chunk.chunk_id, behind, "exact", anchor):
             return "refused"
         row = rows.patch(chunk.chunk_id, behind, "exact", anchor)
         if row is None:

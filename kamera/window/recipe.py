@@ -118,7 +118,7 @@ def stored_state(former: Former, state: WindowState) -> WindowState:
         resident = tensors[seat.number]
         if _is_canonical(seat, former.context):
             if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
-                pay([former.owed(resident.facts, resident.shown)[1]])
+                pay([former.records_to_put(resident.facts, resident.shown)[1]])
             continue
         record = _conditioned_record(former, seat, resident)
         former.store.put(record)

@@ -24,8 +24,8 @@ from kamera.patches import (
     archive_later,
     keep_patch,
     later_of,
-    owed_patch,
     patch_dropped,
+    patch_to_put,
 )
 from kamera.trust import ReusePolicy
 from kamera.window.asking import Inquiry, last_run, sequence_behind, state_with_answer
@@ -294,7 +294,7 @@ class _PlanRun:
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return owed_patch(former, facts, copy, before, base, sample)
+                return patch_to_put(former, facts, copy, before, base, sample)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
         later_of(former.backbone).add(

@@ -67,7 +67,7 @@ class Sampler:
         """As `Samples.of_canonical`."""
         if chunk_id not in self._sizes:
             facts = self.facts[chunk_id]
-            copy = self.former.stored_canonical(facts)
+            copy = self.former.find_canonical(facts)
             self._sizes[chunk_id] = None if copy is None else self._size(facts, copy, canonical=True)
         return self._sizes[chunk_id]
 

@@ -53,7 +53,7 @@ class Stage:
         prover = former.prover
         if prover is None:
             return
-        prover.heard(ids)
+        prover.remember(ids)
         doubted = []
         for i, seat in enumerate(seats.seats):
             proof, behind = seat.source.proof, seat.source.antecedents

@@ -59,7 +59,7 @@ def _window(stage: Stage, prover: Prover, narrow: Prover, tolerance: float) -> I
     scene = trial.scene
     for question, ids in zip(trial.questions, trial.ids, strict=True):
         if question.hops == 1:
-            narrow.heard(ids)
+            narrow.remember(ids)
     facts, before = facts_of(scene), before_of(scene)
     sized, proof = prover.form(
         ReusePolicy().budget,

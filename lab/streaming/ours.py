@@ -55,7 +55,7 @@ def answering(window: KameraWindow, question: torch.Tensor) -> str:
     backbone, behind, sure = former.backbone, former.backbone.live(), dict[str, float]()
     with former.operation():
         for row in former.store.ls("canonical", context=former.context):
-            facts = former.known(row.chunk_id)
+            facts = former.facts_of(row.chunk_id)
             span = Span(former.canonical(facts).kv, None, (0,) * backbone.axes)
             behind.show([former.anchor_span, span], room=question.shape[0])
             places = text_positions(backbone, former.anchor.input_ids, [facts], question)

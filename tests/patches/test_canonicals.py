@@ -91,14 +91,14 @@ def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
         former = former_of(engine, store, losses=losses)
         former.canonical(B)
         store.refused = ("canonical",)
-        with losses.told_to(notes):
+        with losses.note_in(notes):
             former.canonical(A)
         assert losses.unkept == {A.chunk_id}
         assert "no room" in notes[0]
         assert keep_patch(former, A, *conditioned(former, B, A))
         assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
         store.refused = ()
-        pay([former.owed(A, former.canonical(A))[1]])
+        pay([former.records_to_put(A, former.canonical(A))[1]])
         assert losses.unkept == set()
         assert former.catalogue.has_canonical(A.chunk_id)
 
@@ -114,54 +114,54 @@ def test_a_former_without_tolerance_for_losses_raises_them(engine):
 
 
 def test_a_known_chunk_is_found_again_by_its_id(engine, store, former):
-    facts = former.encodings.made(picture(1))
+    facts = former.encodings.make(picture(1))
     former.canonical(facts)
-    found = former_of(engine, store).known(facts.chunk_id)
+    found = former_of(engine, store).facts_of(facts.chunk_id)
     assert torch.equal(found.encoded.input_ids, facts.encoded.input_ids)
     assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
     assert found.label == "picture 1"
 
 
 def test_a_chunk_known_behind_another_anchor_has_its_facts_there_too(engine, store, former):
-    facts = former.encodings.made(picture(1))
+    facts = former.encodings.make(picture(1))
     former.canonical(facts)
     other = former_of(engine, store, system=[7, 8])
     with engine.measure() as work:
-        found = other.known(facts.chunk_id)
+        found = other.facts_of(facts.chunk_id)
     assert (work.forwards, work.vision_encodes) == (0, 0)
     assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
 
 
 def test_an_unknown_chunk_and_that_of_another_model_are_refused_by_name(store, former):
     with pytest.raises(UnknownChunk, match="no chunk 'none'"):
-        former.known("none")
+        former.facts_of("none")
     former.canonical(A)
     other = former_of(SmallEngine("0" * 64), store)
     with pytest.raises(IncompatibleChunk, match="archived by backbone ffffffffffff"):
-        other.known(A.chunk_id)
+        other.facts_of(A.chunk_id)
 
 
 def test_a_stored_picture_is_never_encoded_again(engine, store, former):
     chunk = picture(1)
-    assert former.stored(chunk) is None
-    former.encodings.made(chunk)
+    assert former.find(chunk) is None
+    former.encodings.make(chunk)
     with engine.measure() as work:
-        found = former.stored(chunk)
+        found = former.find(chunk)
     assert found is not None and found.chunk_id == chunk.id and work.vision_encodes == 0
     another = former_of(SmallEngine(vision_fingerprint="d" * 64), store)
-    assert another.stored(chunk) is None, "another tower encodes it otherwise"
+    assert another.find(chunk) is None, "another tower encodes it otherwise"
 
 
 def test_an_encoding_that_waits_for_the_store_is_known_to_every_former_on_it(engine, store, former):
     chunk, opened = picture(1), threading.Event()
     later_of(engine).add(lambda: opened.wait() and None)
-    made = former.encodings.made(chunk, later=True)
+    made = former.encodings.make(chunk, later=True)
     other = former_of(engine, store, system=[7, 8])
-    waiting, stored = other.stored(chunk), store.ls("encoding")
+    waiting, stored = other.find(chunk), store.ls("encoding")
     opened.set()
     assert waiting is made and not stored
     later_of(engine).flush()
-    read = other.stored(chunk)
+    read = other.find(chunk)
     assert read is not made and torch.equal(
         read.encoded.tensors["features"], made.encoded.tensors["features"]
     )
@@ -222,4 +222,4 @@ def test_what_a_model_stored_is_refused_by_one_that_answers_otherwise(store, for
     with otherwise:
         Former(drifted, store, prefill_anchor(drifted, None), WHOLE, losses=Losses()).canonical(A)
     with otherwise:
-        former_of(drifted, store, system=[7, 8]).known(A.chunk_id)
+        former_of(drifted, store, system=[7, 8]).facts_of(A.chunk_id)

@@ -89,7 +89,7 @@ def test_a_refused_patch_is_absent_until_the_operation_ends(store, catalogue):
     with catalogue.operation():
         assert catalogue.patch(CHUNK, ["x", "y"], "exact") is not None
         catalogue.mark_wrong(patch_key(CONTEXT, CHUNK, ["x", "y"], "exact"))
-        assert catalogue.refused(CHUNK, ["x", "y"], "exact")
+        assert catalogue.has_refused(CHUNK, ["x", "y"], "exact")
         assert catalogue.patch(CHUNK, ["x", "y"], "exact") is None
         assert catalogue.patches_of(CHUNK) == []
         catalogue.forget(patch_key(CONTEXT, CHUNK, ["x", "y"], "exact"))
@@ -104,7 +104,7 @@ def test_a_store_that_fails_is_a_miss_with_a_note(store, catalogue, monkeypatch)
     notes: list[str] = []
     for name in ("info", "ls"):
         monkeypatch.setattr(store, name, fail)
-    with pytest.warns(match="goes on without its store"), catalogue.losses.told_to(notes):
+    with pytest.warns(match="goes on without its store"), catalogue.losses.note_in(notes):
         assert catalogue.canonical(CHUNK) is None and catalogue.base(CHUNK) is None
         assert catalogue.patch(CHUNK, ["x"], "exact") is None and catalogue.near(CHUNK, ["x"], 1.0) == []
     assert len(notes) == 3 and all("locked, says the test" in note for note in notes)

@@ -174,7 +174,7 @@ def test_a_row_that_says_something_else_is_refused_for_the_operation(former):
     harvested(former, A, B, formed="patched")
     with former.operation():
         assert former.patch(B, [A.chunk_id], "exact", "exact") is None
-        assert former.catalogue.refused(B.chunk_id, [A.chunk_id], "exact")
+        assert former.catalogue.has_refused(B.chunk_id, [A.chunk_id], "exact")
         assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is None
     assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is not None
     assert former.patch(B, [A.chunk_id], "exact", "patched") is not None

@@ -10,7 +10,7 @@ import torch
 from kamera.errors import StoreError
 from kamera.ops import kv_copy, kv_of, kv_slice
 from kamera.patches import Facts, Losses, anchor_of, continue_behind, head_of, later_of, prefill_anchor
-from kamera.patches.heads import stored_head
+from kamera.patches.heads import find_head
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
 from tests.patches.engine import ANCHOR, behind_all, conditioned, former_of, text
@@ -89,7 +89,7 @@ def test_the_first_stored_head_counts_even_if_it_does_not_fit(engine, store):
     former.canonical(text(7))
     facts = replace(LONG, heads=((text(7).chunk_id, 5), (START.chunk_id, 5)))
     read = [former._record]
-    assert stored_head(engine, facts, former.canonical_positions(facts), *read) is None
+    assert find_head(engine, facts, former.canonical_positions(facts), *read) is None
     assert worst(former.canonical(facts).kv, behind_all(engine, LONG)) <= 1e-5
 
 
@@ -137,7 +137,7 @@ def test_an_anchor_that_the_store_refuses_is_used_all_the_same(engine, store, mo
     monkeypatch.setattr(store, "put_many", full)
     notes: list[str] = []
     losses = Losses()
-    with losses.told_to(notes), pytest.warns(match="goes on without its store"):
+    with losses.note_in(notes), pytest.warns(match="goes on without its store"):
         got = anchor_of(engine, ANCHOR, "", "", store, losses)
     assert got.length == 3 and notes == ["the system prompt was not kept: no room, says the test"]
     with pytest.raises(StoreError):
@@ -158,7 +158,7 @@ def test_whatever_an_anchor_fails_on_in_later_work_is_noted(engine, store, monke
     losses = Losses()
     anchor_of(engine, ANCHOR, "", "", store, losses, later=True)
     later_of(engine).flush()
-    with losses.told_to(notes):
+    with losses.note_in(notes):
         pass
     assert notes == [f"the system prompt was not kept: {why}"]
     assert losses.unkept == set(), "it is no chunk"

@@ -300,7 +300,7 @@ def test_a_refused_record_is_a_loss_of_its_own_piece(queue, gate, store, caplog)
     assert {name: one.unkept for name, one in losses.items() if one.unkept} == {"b": {"b"}}
     notes: list[str] = []
     for one in losses.values():
-        with one.told_to(notes):
+        with one.note_in(notes):
             pass
     assert notes == ["b was not kept: no room, says the test"]
     assert "later work failed: no room, says the test" in caplog.text

@@ -16,13 +16,13 @@ def test_a_store_error_is_noted_where_it_happened_and_warned_of_once(error):
     losses, notes = Losses(), []
     with (
         pytest.warns(NotKept, match="a thing was lost"),
-        losses.told_to(notes),
+        losses.note_in(notes),
         losses.borne("a thing was lost"),
     ):
         raise error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with losses.told_to(notes), losses.borne("another was"):
+        with losses.note_in(notes), losses.borne("another was"):
             raise error
     assert notes == [f"a thing was lost: {error}", f"another was: {error}"]
 
@@ -36,7 +36,7 @@ def test_other_errors_pass():
 def test_a_note_is_of_its_own_thread_and_operation():
     losses, notes = Losses(), []
     losses.note("outside of an operation")
-    with losses.told_to(notes), ThreadPoolExecutor(1) as pool:
+    with losses.note_in(notes), ThreadPoolExecutor(1) as pool:
         pool.submit(losses.note, "another thread's").result()
         losses.note("one line")
     losses.note("after it")
@@ -47,7 +47,7 @@ def test_a_note_is_of_its_own_thread_and_operation():
 def test_equal_losses_of_an_operation_are_one_note_of_one_line():
     losses, notes = Losses(), []
     for _ in range(2):
-        with losses.told_to(notes), losses.borne("a thing"):
+        with losses.note_in(notes), losses.borne("a thing"):
             raise StoreError("no\n  room")
     assert notes == ["a thing: no room"]
 

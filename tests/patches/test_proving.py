@@ -26,7 +26,7 @@ class Place:
             former = former_of(engine, store)
             self.anchor, self.line = former.anchor, Line(former)
             self.line.arrange([A])
-            self.target = former.encodings.made(target) if hasattr(target, "inputs") else target
+            self.target = former.encodings.make(target) if hasattr(target, "inputs") else target
             self.true = self.line.prefill(self.target).kv
             canonical = former.canonical(self.target).kv
         self.deltas = deficit(self.true, canonical, LAYOUT, [A.length])
@@ -37,7 +37,7 @@ class Place:
 def test_the_last_questions_are_remembered_and_one_asked_again_is_the_latest(engine):
     prover = Prover(engine, Place(engine).anchor, 0.1)
     for first in (*range(5, 5 + ASKED + 1), 7):
-        prover.heard(torch.tensor([first, 4]))
+        prover.remember(torch.tensor([first, 4]))
     assert [int(ids[0]) for ids in prover.asked] == [6, 8, 9, 7]
 
 
@@ -64,7 +64,7 @@ def test_without_a_tokenizer_a_text_is_asked_for_itself_and_the_texts_before_it(
     _, proof = Prover(engine, place.anchor, 0.1).form(PatchBudget(9), *place.given)
     assert proof.questions == 2 and proof.tokens == T.length + A.length
     prover = Prover(engine, place.anchor, 0.1)
-    prover.heard(torch.tensor([5, 6, 7]))
+    prover.remember(torch.tensor([5, 6, 7]))
     _, proof = prover.form(PatchBudget(9), *place.given)
     assert (proof.questions, proof.tokens) == (3, T.length + A.length + 3)
 
@@ -74,7 +74,7 @@ def test_without_a_tokenizer_a_picture_has_only_the_questions_heard(engine):
     _, proof = Prover(engine, place.anchor, 0.1).form(PatchBudget(9), *place.given)
     assert (proof.questions, proof.holds_at(0.1)) == (0, False)
     prover = Prover(engine, place.anchor, 0.1)
-    prover.heard(torch.tensor([5, 6, 7]))
+    prover.remember(torch.tensor([5, 6, 7]))
     _, proof = prover.form(PatchBudget(9), *place.given)
     assert proof.questions == 1 and proof.holds_at(0.1)
 

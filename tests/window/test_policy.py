@@ -10,7 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
 from kamera.patches.near import divergence
-from kamera.patches.orbit import balanced, how_many, orderings
+from kamera.patches.orbit import balanced_orderings, how_many, orderings
 from kamera.store import StoreAdmin, keys
 from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.window import former_of, keep_orbit
@@ -356,7 +356,7 @@ def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_default_orderings_are_balanced(count):
-    orders = balanced(count)
+    orders = balanced_orderings(count)
     assert orders[0] == tuple(range(count))
     assert len(orders) == len(set(orders)) == {1: 1, 2: 2, 3: 6, 4: 4, 5: 10, 6: 6, 7: 14, 8: 8}[count]
     for item in range(count):
@@ -375,7 +375,7 @@ def test_samples_set_the_number_of_orderings_up_to_all():
         assert orderings(count, 24, 0) == list(itertools.permutations(range(count)))
     sampled = orderings(6, 24, 7)
     assert len(sampled) == len(set(sampled)) == 24
-    assert set(balanced(6)) < set(sampled)
+    assert set(balanced_orderings(6)) < set(sampled)
     assert sampled == sorted(sampled) == orderings(6, 24, 7) != orderings(6, 24, 8)
     assert all(sorted(p) == list(range(6)) for p in sampled)
     assert len(orderings(5, 1000, 0)) == how_many(5, 1000) == 120

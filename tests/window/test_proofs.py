@@ -206,7 +206,7 @@ def test_a_row_that_states_another_proof_is_refused(pieces):
     with former.operation():
         asked = (facts, row.antecedents, "exact", row.formed, "")
         assert former.patch(*asked, proof=replace(row.proof, kl=row.proof.kl + 0.01)) is None
-        assert former.catalogue.refused(facts.chunk_id, row.antecedents, "exact")
+        assert former.catalogue.has_refused(facts.chunk_id, row.antecedents, "exact")
     with former.operation():
         assert former.patch(*asked, proof=row.proof) is not None
 
