@@ -29,6 +29,8 @@ Offset = tuple[int, ...]
 
 _PATCHES = ("exact", "sampled", "orbit")
 _BASES = ("canonical", "conditioned")
+_MOST = 1 << 22
+"""Antecedents that all rows of a recipe name together: a short text can repeat a long list in each row."""
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
@@ -223,10 +225,11 @@ def _contradiction(recipe: Recipe) -> str:
             wrong = "has neither KV nor a reason, or both"
         elif kv is not None and (kv.kind not in _BASES or kv.chunk_id != part.chunk_id):
             wrong = "is shown from KV of another"
-        elif kv is not None and kv.kind == "canonical" and kv.context.anchor != home:
+        elif kv is not None and kv.context.anchor != (home if kv.kind == "canonical" else own.anchor):
             wrong = "is shown from KV behind another system prompt"
         elif patch is not None:
-            if patch.kind not in _PATCHES or patch.chunk_id != part.chunk_id:
+            told = patch.chunk_id, patch.context.anchor
+            if patch.kind not in _PATCHES or told != (part.chunk_id, own.anchor):
                 wrong = "has a patch of another"
             elif kv is None or kv.kind != "canonical":
                 wrong = "has a patch for other KV than its own"
@@ -298,17 +301,21 @@ def _read(
     parts: list[list[Any]],
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
-    own, start, made, last = Context(*context), anchor_tokens, list[Part](), tuple[str, ...]()
+    own, start, made, last, told = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
     _only({str}, (*context, *names))
+    _only({int}, (anchor_tokens,))
 
     def lineage(numbers: list[int]) -> tuple[str, ...]:
-        nonlocal last
+        nonlocal last, told
         _only({int}, numbers)
         if not numbers:
             return ()
         same, *others = numbers
         last = last[:same] + tuple([names[i] for i in others])
+        told += len(last)
+        if told > _MOST:
+            raise ValueError(f"more than {_MOST} antecedents")
         return last
 
     def row(told: list[Any] | None, chunk: str) -> RowKey | None:

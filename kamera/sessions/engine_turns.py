@@ -129,13 +129,13 @@ def show_by_engine(
     modes: Sequence[str],
     dialogue: Dialogue,
     options: Options | None,
+    started: float,
 ) -> tuple[Layout, TurnReport, str | None]:
     """Bring an engine's window to a prompt, by rows alone; with ``options`` the engine answers.
 
     The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises WindowFull,
     UnsupportedByEngine for clips, and EngineFailed.
     """
-    started = time.perf_counter()
     if any(m.kind != "image" for m in orders.media.values()):
         raise UnsupportedByEngine("a clip: an engine is shown pictures and text alone")
     window.policy = policy = anchors.policy or window.policy
@@ -198,8 +198,7 @@ def _report(
         if done.prompt_tokens != prompt.num_tokens:
             notes = [f"the engine counts {done.prompt_tokens} tokens in a prompt of {prompt.num_tokens}"]
     patched = min(cached, sum(s.length for s in new if s.origin == "stored"))
-    turned = sum(s.length for s in new if s.origin in ("canonical", "survivor"))
-    turned = min(cached - patched, turned)
+    turned = min(cached - patched, sum(s.length for s in new if s.origin in ("canonical", "survivor")))
     return TurnReport(
         kept=cached - patched - turned,
         turned=turned,

@@ -128,6 +128,7 @@ def show(
     With ``options`` the prompt is answered. The strictest of ``modes`` applies to segments after a change.
     Raises the errors of `Conversations.render` and of the window.
     """
+    started = time.perf_counter()
     prompt = anchors.conversations.render(messages, tools=manner.tools)
     start, anticipated = old.start_of(prompt)
     before, window, opening = start.layout, start.window, Spent()
@@ -141,7 +142,7 @@ def show(
     if isinstance(window, EngineWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
         orders = Orders(anchors, prompt, before, window.slots, media)
-        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options)
+        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, started)
     else:
         given = (before, prompt, media, modes, manner.reuse, old.borrowed)
         choice, found = choose(anchors, window, *given)

@@ -12,6 +12,7 @@ import itertools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 8
 """Most puts to a remote in progress at once: each has an object's bytes."""
-_TURNS = 256
-"""Number of locks of objects, which share them by their names."""
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
 
@@ -62,7 +61,8 @@ class Tiers:
         self.remote = remote
         self._codec = codec
         self._tenant = tenant
-        self._turns = [threading.RLock() for _ in range(_TURNS)]
+        self._turns: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
+        self._turning = threading.Lock()
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
@@ -217,10 +217,12 @@ class Tiers:
 
     @contextlib.contextmanager
     def _alone(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, no other thread brings or removes these objects, and perhaps a few others."""
+        """Inside, no other thread brings or removes these objects."""
+        with self._turning:  # each has a lock while one waits for it or holds it
+            turns = [self._turns.setdefault(name, threading.RLock()) for name in sorted(set(names))]
         with contextlib.ExitStack() as stack:
-            for turn in sorted({hash(name) % _TURNS for name in names}):
-                stack.enter_context(self._turns[turn])
+            for turn in turns:
+                stack.enter_context(turn)
             yield
 
     def _local(self, name: str) -> Record | None:

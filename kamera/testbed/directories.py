@@ -16,7 +16,7 @@ from kamera.engines.hf import load_processor
 from kamera.files import published
 
 _PACKED = Path(__file__).parent / "weights" / "gqa"
-_WEIGHTS = "model.safetensors"
+_WEIGHTS, _SIZE = "model.safetensors", 5_581_776
 
 
 def cache_dir() -> Path:
@@ -38,10 +38,10 @@ def weights_dir() -> Path:
     name = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents.values())).hexdigest()
     folder = cache_dir() / "testbed" / name[:16] / _PACKED.name
     packed = contents.pop(f"{_WEIGHTS}.xz")
-    if not (folder / _WEIGHTS).exists():
+    sizes = {file: len(data) for file, data in contents.items()} | {_WEIGHTS: _SIZE}
+    if not all(_has(folder / file, size) for file, size in sizes.items()):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # the weights come last: where they are, all is
             for file, data in (contents | {_WEIGHTS: lzma.decompress(packed)}).items():
                 with published(folder / file, mode=0o644) as into:
                     into.write(data)
@@ -61,3 +61,7 @@ def load(*, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
         weights_dir(), dtype=dtype, local_files_only=True
     )
     return model.eval(), load_processor(weights_dir())
+
+
+def _has(file: Path, size: int) -> bool:
+    return file.is_file() and file.stat().st_size == size

@@ -106,8 +106,7 @@ class EngineWindow:
         self._seats = Seats((), (0,))
         said = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
         self._head = Dialogue(torch.empty(0, dtype=torch.int64), said)  # what later prompts begin with
-        if self.policy.certified and self.policy.minimum != "exact":
-            raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")
+        _check_certified(self.policy)
 
     # -- operations ----------------------------------------------------------------------------
     # Each returns the slots as the next answer would get them: what is stored may be more by then.
@@ -154,14 +153,20 @@ class EngineWindow:
     ) -> tuple[EngineSlot, ...]:
         """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
 
-        ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull.
+        ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull, and
+        UnknownSlot and PolicyRefused for a slot of an earlier state and a policy that asks for certificates.
         """
-        seats = {slot.start: seat for slot, seat in zip(self.slots, self._seats.seats, strict=True)}
+        policy = self.policy if policy is None else policy
+        _check_certified(policy)
+        pairs = zip(self.slots, self._seats.seats, strict=True)
+        seats = {(slot.start, slot.chunk_id): seat for slot, seat in pairs}
+        if gone := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
+            raise UnknownSlot(f"{quote(gone[0])} is not in this window any more: give one of its slots")
         new = [item for item in order if isinstance(item, Chunk)]
         known = {**self._places.chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
-        wanted = [item.id if isinstance(item, Chunk) else seats[item.start] for item in order]
+        wanted = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
         check_room(self._limits, [known[w].newcomer if isinstance(w, str) else w for w in wanted])
-        self._places, self.policy = replace(self._places, chunks=known), policy or self.policy
+        self._places, self.policy = replace(self._places, chunks=known), policy
         self._arrange(wanted)
         self._places = replace(self._places, chunks={name: known[name] for name in self._seats.chunk_ids})
         return self.slots
@@ -177,9 +182,8 @@ class EngineWindow:
         parts = [part for one in self._prompt_chunks(self._seats) for part in one.parts]
         user = message("user", *parts, *([question] if question else []))
         messages = (*self._head.messages, user)
-        done = join_pieces(
-            self.engine.stream(self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens))
-        )
+        prompt = self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)
+        done = join_pieces(self.engine.stream(prompt))
         computed = done.prompt_tokens - done.cached_tokens
         self._account.add(done.cost)
         return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
@@ -294,6 +298,7 @@ class EngineWindow:
         if row is None or row.outline is None or not row.outline.advance:
             return None  # it is not stored, or positions behind it are no sum
         self._places.outlines[chunk_id] = row.outline
+        self._prefilled.discard(chunk_id)  # asked for again once the store has lost it
         limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
         placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
         source, spot = placer.best_source(newcomer, before, None), self._spot(chunk_id, before)
@@ -355,3 +360,9 @@ def _origin(seat: Seat) -> Origin:
     if not seat.source.patch:
         return "canonical"
     return "survivor" if seat.guarantee == "survivor" else "stored"
+
+
+def _check_certified(policy: ReusePolicy) -> None:
+    """Raise PolicyRefused for a policy that asks for certificates."""
+    if policy.certified and policy.minimum != "exact":
+        raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")

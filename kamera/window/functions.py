@@ -140,8 +140,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     """
     backbone = window._backbone
     backbone.check_sampling(options)
-    several = options.get("num_return_sequences")
-    if several not in (None, 1):
+    if (several := options.get("num_return_sequences")) not in (None, 1):
         raise ValueError(f"num_return_sequences={several}: a response is one answer")
     ids = window._asker().question_ids(question)
     report, rows = window._answer(request, Inquiry(ids, options))

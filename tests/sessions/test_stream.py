@@ -74,7 +74,7 @@ def test_a_piece_is_told_as_soon_as_its_characters_are_whole():
 def test_bytes_that_never_make_a_character_are_told_at_the_end():
     backbone, stream = speaking("headers"), Told()
     ids = torch.cat([backbone.builder.tokenize("a"), backbone.builder.tokenize("🦊")[:2]])
-    stream.begin(backbone, 0)
+    stream.begin(backbone)
     stream(ids[None], None)
     assert "".join(stream.pieces) == "a"
     text = stream.finish(backbone.builder.detokenize(ids))
@@ -83,12 +83,33 @@ def test_bytes_that_never_make_a_character_are_told_at_the_end():
 
 def test_what_is_withheld_is_not_told():
     stream = Told(calls=CallForm())
-    stream.begin(speaking("headers"), 0)
+    stream.begin(speaking("headers"))
     ids = speaking("headers").builder.tokenize("look <b> <tool_call>x")
     for end in range(1, len(ids) + 1):
         stream(ids[None, :end], None)
     assert stream.finish("look <b> <tool_call>x") == "look <b> <tool_call>x"
     assert "".join(stream.pieces) == "look <b>" and stream.told == len("look <b>")
+
+
+class Timed(Told):
+    """Times its pieces under a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def tell(self, text):
+        self.started.append(len(text))
+        super().tell(text)
+
+
+def test_a_stream_follows_one_answer_alone():
+    chat, stream = session(speaking("headers")), Timed()
+    turn = chat.send(TALK[:1], max_new_tokens=3, do_sample=False, stream=stream)
+    assert "".join(stream.pieces) == turn.text and stream.steps == 3 and stream.seconds is not None
+    with pytest.raises(ValueError, match="a stream of its own"):
+        chat.send(TALK[:1], max_new_tokens=3, do_sample=False, stream=stream)
+    assert len(chat.messages) == 2
 
 
 @pytest.mark.parametrize("style", ["headers", "thinking"])

@@ -1,6 +1,7 @@
 """The backbone that ships in the package."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,14 @@ def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_p
     assert (folder / "model.safetensors").read_bytes() == (weights_dir() / "model.safetensors").read_bytes()
 
 
-def test_an_interrupted_unpacking_is_done_again(monkeypatch, tmp_path):
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_file_that_was_cut_or_removed_is_unpacked_again(monkeypatch, tmp_path, file):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = weights_dir.__wrapped__()
-    (folder / "model.safetensors").unlink()
-    (folder / "config.json").write_text("{")
-    assert weights_dir.__wrapped__() == folder
-    assert (folder / "config.json").read_bytes() == (weights_dir() / "config.json").read_bytes()
-    assert (folder / "model.safetensors").exists()
+    for damage in (folder / file).unlink, partial((folder / file).write_bytes, b"{"):
+        damage()
+        assert weights_dir.__wrapped__() == folder
+        assert (folder / file).read_bytes() == (weights_dir() / file).read_bytes()
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):

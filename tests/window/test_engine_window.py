@@ -8,7 +8,7 @@ import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import EngineCompletion, Spent, Usage
-from kamera.errors import EngineFailed, UnknownChunk, UnknownSlot, WindowFull
+from kamera.errors import EngineFailed, PolicyRefused, UnknownChunk, UnknownSlot, WindowFull
 from kamera.store import StoreAdmin
 from kamera.testbed import World, weights_dir
 from kamera.window import EngineWindow
@@ -188,9 +188,26 @@ def test_a_canonical_that_the_store_has_lost_is_asked_for_again():
     theirs = KameraWindow(bed, store, policy=POLICY)
     theirs.append(frame.content)
     theirs.flush()
-    assert mine.keep() == 0
+    assert [slot.origin for slot in mine.look()] == ["canonical"]
     StoreAdmin(store).forget(mine.slots[0].chunk_id)
     assert [mine.keep(), mine.keep()] == [1, 0]
+
+
+def test_a_slot_of_an_earlier_state_and_a_policy_without_certificates_are_refused():
+    bed = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
+    chunks = [bed.chunk(frame.content) for frame in World(7).episode(1, layout="LIL").frames]
+    mine = EngineWindow(
+        NoEngine(), bed, ChunkStore.open("memory://"), fingerprint=bed.fingerprint, policy=POLICY
+    )
+    mine.append(chunks[0])
+    (old,) = mine.slots
+    mine.append(chunks[1])
+    now = mine.slide()
+    with pytest.raises(UnknownSlot, match="not in this window any more"):
+        mine.arrange([old], {})
+    with pytest.raises(PolicyRefused, match="no certificate is of an engine"):
+        mine.arrange(now, {}, ReusePolicy.balanced())
+    assert mine.slots == now and mine.arrange(now, {}) == now
 
 
 def test_the_minimum_of_a_policy_holds_for_a_leading_chunk_in_codes():

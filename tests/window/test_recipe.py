@@ -206,9 +206,34 @@ def test_parts_that_contradict_each_other_are_no_recipe(window):
         (first, replace(second, kv=replace(second.kv, kind="conditioned"))),
         (first, replace(second, guarantee="perfect")),
         (replace(first, kv=replace(first.kv, context=replace(recipe.context, anchor="a" * 64))), second),
+        (
+            first,
+            replace(second, patch=replace(second.patch, context=replace(recipe.context, anchor="a" * 64))),
+        ),
     ):
         with pytest.raises(InvalidRecipe):
             replace(recipe, parts=parts)
+
+
+def _sealed(document: dict[str, object]) -> str:
+    told = json.dumps(document, separators=(",", ":")) + "}"
+    return f'{{"digest":"{digest("kamera.recipe.json.v1", told)}","recipe":{told}'
+
+
+@pytest.mark.parametrize("count", [None, True, "0"])
+def test_a_recipe_without_parts_tells_its_anchor_in_tokens(window, count):
+    document = json.loads(replace(window.recipe(), parts=()).to_json())["recipe"]
+    with pytest.raises(InvalidRecipe):
+        Recipe.from_json(_sealed(document | {"anchor_tokens": count}))
+
+
+def test_a_short_text_that_repeats_a_long_list_in_each_row_is_refused(window, monkeypatch):
+    text = returned(window).recipe().to_json()
+    monkeypatch.setattr("kamera.engines.recipe._MOST", 2)
+    Recipe.from_json(text)
+    monkeypatch.setattr("kamera.engines.recipe._MOST", 1)
+    with pytest.raises(InvalidRecipe, match="ValueError"):
+        Recipe.from_json(text)
 
 
 # -- what stands in a window's memory alone --------------------------------------------------------

@@ -29,7 +29,8 @@ class Positions:
         ids = list(request.prompt_token_ids or ())
         if self._model is None:
             return torch.arange(len(ids))[None]
-        if any(feature.data is None for feature in request.mm_features):
-            raise IncompatibleChunk("a prompt with a picture of unknown size: send its pixels")
-        positions, _ = self._model.get_mrope_input_positions(ids, request.mm_features)
+        try:
+            positions, _ = self._model.get_mrope_input_positions(ids, request.mm_features)
+        except (AttributeError, LookupError, TypeError) as error:  # features without their grids
+            raise IncompatibleChunk("a prompt with a picture of unknown size: send its pixels") from error
         return torch.as_tensor(positions, dtype=torch.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ class DiskTier(DiskObjects):
             with self._evicting:
                 held = self.index.bytes()
                 if held + size > limit and (self._cache or size <= limit):
-                    held -= self._evict(held + size - int(limit * (_SLACK if self._cache else 1)), name)
+                    held = self._evict(int(limit * (_SLACK if self._cache else 1)) - size, name)
         except StoreError as error:
             if not self._cache:
                 raise
@@ -142,22 +143,19 @@ class DiskTier(DiskObjects):
             )
         self._stuck = held + size > limit
 
-    def _evict(self, excess: int, coming: str) -> int:
-        """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
-        gone = 0
-        while gone < excess:
-            rows = list(self.index.weighed())
-            rest = sum(row.bytes for row in rows) - (excess - gone)
+    def _evict(self, most: int, coming: str) -> int:
+        """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
+        while True:
+            rows = list(self.index.weighed())  # without what other processes removed meanwhile
             with self.pins.cell.alone():
                 kept = self.pins.names_to_keep() | {coming}
                 if self._cache:
                     kept |= {row.key for row in self.index.notes.unsent(rows)}
-                victims = [found for found, _ in choose(rows, kept, rest, time.time(), by="use")]
-                freed = sum(one.bytes for one in victims if self.delete(one.key, one.stamp))
-            if not freed:
-                break
-            gone += freed
-        return gone
+                victims = [found for found, _ in choose(rows, kept, most, time.time(), by="use")]
+                for one in victims:
+                    self.delete(one.key, one.stamp)
+            if not victims:
+                return sum(row.bytes for row in rows)
 
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
         """Write each order unless a stored object stays; ``placed`` gets the results."""
@@ -293,7 +291,8 @@ class DiskTier(DiskObjects):
         if file.endswith(PART):
             return tmp.status(f"{file.split('.')[-2]}{LOCK}") is None
         status = tmp.status(file)
-        return status is not None and status.st_mtime < time.time() - _STALE_SECONDS
+        old = status is not None and status.st_mtime < time.time() - _STALE_SECONDS
+        return old and status is not None and not stat.S_ISDIR(status.st_mode)
 
     def _clear(self, trace: Trace) -> bool:
         """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""

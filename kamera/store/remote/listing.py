@@ -50,12 +50,13 @@ class Listing:
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
         """The readable objects by name; a header is read if it is new, or ``afresh``."""
         marks = self._list()
-        unmarked = [name for name, mark in marks.items() if mark is None and is_key(name)]
+        with self._lock:
+            known = {} if afresh else self._known
+            unmarked = [name for name, mark in marks.items() if mark is None and name in known]
         if unmarked:
             heads = self._blobs.heads([OBJECTS + name for name in unmarked], MARK_BYTES)
             marks.update(
-                (n, None if h is None else f"{h.size} {h.data.hex()}")
-                for n, h in zip(unmarked, heads, strict=True)
+                (n, None if h is None else _mark_of(h)) for n, h in zip(unmarked, heads, strict=True)
             )
         with self._lock:
             # removed blobs make room; the others stay in name order, in which a scan meets them again
@@ -91,8 +92,8 @@ class Listing:
         info = self._own(name, head)
         with self._lock:
             self._known.pop(name, None)
-            if mark is not None and info is not None and len(self._known) < self._bound:
-                self._known[name] = mark, info
+            if head is not None and info is not None and len(self._known) < self._bound:
+                self._known[name] = mark or _mark_of(head), info
         return info
 
     def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:
@@ -108,6 +109,11 @@ class Listing:
             return None
         name = blob.rpartition("/")[2].partition(".")[0]
         return self._codec.read_info(_Front(self._blobs, blob, head), name, f"{self._blobs.url} {blob}")
+
+
+def _mark_of(head: BlobHead) -> str:
+    """What changes with a blob that its service does not mark."""
+    return f"{head.size} {head.data[:MARK_BYTES].hex()}"
 
 
 class _Front(BytesSource):

@@ -45,7 +45,7 @@ class Sealed(Codec):
 
     def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """See `Codec`; `WrongKey` for an encrypted object."""
-        if source.read(0, 8) == ENCRYPTED:
+        if source.read(0, 7) == ENCRYPTED[:7]:
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
         return source
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kamera.errors import CorruptChunk, StoreError, WrongKey
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.head import DIGEST, front_size, read_head
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
@@ -63,7 +63,7 @@ class Encrypted(Sealed):
     def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """See `Codec`; `WrongKey` for an intact object whose key is not among those given."""
         first = source.read(0, LENGTH)
-        if first[:8] != ENCRYPTED:
+        if first[:7] != ENCRYPTED[:7]:
             # reports the fault, unless the secret's holder wrote it
             read_head(self._front(source, where), source.size, where, self.mac)
             raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
@@ -98,6 +98,8 @@ class Encrypted(Sealed):
         preamble = Preamble.of(first)
         if not hmac.compare_digest(preamble.check, self._check(preamble.without_check, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
+        if preamble.magic != ENCRYPTED:
+            raise StoreVersionError(f"{source}: it was encrypted in another format: write it anew")
         if preamble.key_id not in self.keys:
             known = ", ".join(key_id.hex()[:8] for key_id in self.keys)
             raise WrongKey(

@@ -15,6 +15,8 @@ import torch
 from kamera import ChunkStore, testbed
 from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
+from kamera.engines.vllm import serving
+from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.harvest import names_of
 from kamera.engines.vllm.identity import check_version
 from kamera.engines.vllm.layout import layout_of
@@ -263,3 +265,25 @@ def test_a_recipe_is_freed_with_its_last_reference():
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_rows_seen_are_looked_up_again_once_there_are_too_many(monkeypatch):
+    one, two = (asked(recipe(*names, patched=False)) for names in (("a", "b"), ("c", "d")))
+    store, looked = _filled(one), list[int]()
+    for part in two.parts:
+        store.put(_record(part.kv, part.ids))
+    monkeypatch.setattr(serving, "_REMEMBERED", 2)
+    plain = serving.present
+    monkeypatch.setattr(serving, "present", lambda of, keys: looked.append(len(keys)) or plain(of, keys))
+    rows = StoredRows(SimpleNamespace(of=lambda tenant: store, remote=False))
+    for n in range(4):
+        assert rows.count_stored("r", (one, two)[n % 2]) == 2
+    assert len(looked) > 2, "what was forgotten is looked up again"
+
+
+def test_each_count_is_told_once():
+    counts = Counts()
+    counts.add("supplied_tokens", "canonical", 3)
+    assert (counts.take(), counts.take()) == ({"supplied_tokens/canonical": 3}, {})
+    counts.add("supplied_tokens", "canonical", 2)
+    assert (counts.take(), counts.of("supplied_tokens")) == ({"supplied_tokens/canonical": 2}, 5)

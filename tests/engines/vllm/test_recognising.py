@@ -298,11 +298,15 @@ def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
     assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
 
 
-def test_a_prompt_with_a_picture_of_unknown_size_is_computed(tmp_path):
+@pytest.mark.parametrize("data", [None, {"address": 1}], ids=["none", "in shared memory"])
+def test_a_prompt_with_a_picture_of_unknown_size_is_computed(tmp_path, data):
+    def counted(ids, features):
+        return torch.zeros(3, len(ids)), features[0].data["image_grid_thw"]
+
     fill(tmp_path, A)
     made = side(tmp_path)
-    made.positions._model = SimpleNamespace(get_mrope_input_positions=None)  # to call it would fail
-    made.arrive(request := Request("r", mm_features=[mm_feature(data=None)]))
+    made.positions._model = SimpleNamespace(get_mrope_input_positions=counted)
+    made.arrive(request := Request("r", mm_features=[mm_feature(data=data)]))
     assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
 
 
