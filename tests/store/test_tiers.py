@@ -428,6 +428,19 @@ def test_one_thread_at_a_time_has_an_object_and_no_two_wait_for_each_other() -> 
     assert most[0] == 1
 
 
+def test_an_object_that_is_waited_for_holds_up_no_other() -> None:
+    tiers = Tiers(Codec(), "", 0)
+    with tiers._alone(["waited for"]), ThreadPoolExecutor(1) as pool:
+
+        def take(name: str) -> str:
+            with tiers._alone([name]):
+                return name
+
+        names = [f"{i:04x}" for i in range(2000)]
+        assert list(pool.map(take, names, timeout=60)) == names
+    assert len(tiers._turns) <= 1, "a lock is kept as long as one wants it"
+
+
 def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
     sent = []
 

@@ -29,7 +29,7 @@ from kamera.store.sources import BytesSource, FileSource
 
 logger = logging.getLogger(__name__)
 
-_READERS = 8  # most threads that read the groups of an object
+_READERS = 8  # most threads that read the pieces of an object
 
 
 class DiskObjects:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,35 @@ def test_a_bound_that_is_none_is_bad_usage(root: Path) -> None:
         ChunkStore.open(root, disk_limit="much")
     with pytest.raises(ValueError, match="directory"):
         ChunkStore.open("memory://", disk_limit=100)
+
+
+def test_what_another_store_removed_meanwhile_is_no_reason_to_refuse(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore.open(root) as store:
+        for name in "abcdef":
+            store.put(canonical(name * 64))
+        size = on_disk(root) // 6
+    with ChunkStore.open(root, disk_limit=6 * size + size // 2, memory_limit=0) as store:
+        disk, faster = store._disk, ChunkStore.open(root)
+        assert disk is not None
+        delete = disk.delete
+
+        def late(key: str, stamp: Any = None) -> bool:
+            faster._disk.delete(key)  # type: ignore[union-attr]
+            return delete(key, stamp)
+
+        monkeypatch.setattr(disk, "delete", late)
+        store.put(canonical("9" * 64))
+        assert store.get_canonical(CONTEXT, "9" * 64) is not None and on_disk(root) <= 6.5 * size
+        faster.close()
+
+
+def test_a_folder_among_the_files_of_writers_is_left_alone(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put(canonical("a" * 64))
+        (folder := root / "tmp" / "notes.txt").mkdir(parents=True, exist_ok=True)
+        os.utime(folder, (0, 0))
+        store.put(canonical("b" * 64))
+    with ChunkStore.open(root) as store:
+        assert len(store.ls()) == 2 and folder.is_dir()

@@ -187,6 +187,20 @@ def test_encryption_mismatch_is_not_damage() -> None:
         ENCRYPTED.decode(SEALED.encode(record, 1.0), name, "here")
 
 
+def test_an_object_of_another_encrypted_format_is_no_damage(monkeypatch):
+    record = canonical()
+    name = ENCRYPTED.name(record.key)
+    monkeypatch.setattr("kamera.store.seal.encryption.ENCRYPTED", b"KAMERA\x00\x02")
+    other = ENCRYPTED.encode(record, 1.0)
+    monkeypatch.undo()
+    with pytest.raises(StoreVersionError, match="another format"):
+        ENCRYPTED.decode(other, name, "here")
+    with pytest.raises(WrongKey, match="keys="):
+        SEALED.decode(other, name, "here")
+    with pytest.raises(CorruptChunk, match="first bytes"):  # nobody else can say so
+        ENCRYPTED.decode(other[:7] + b"\x01" + other[8:], name, "here")
+
+
 def test_an_encrypted_object_is_nowhere_in_the_clear(root: Path) -> None:
     chunk, behind = "d" * 64, "e" * 64
     record = canonical(chunk, ACME, tokens=40, info={"label": "a red door, 4 pm"})
