@@ -430,7 +430,7 @@ def test_one_thread_at_a_time_has_an_object_and_no_two_wait_for_each_other() -> 
 
 def test_an_object_that_is_waited_for_holds_up_no_other() -> None:
     tiers = Tiers(Codec(), "", 0)
-    with tiers._alone(["waited for"]), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, tiers._alone(["waited for"]):
 
         def take(name: str) -> str:
             with tiers._alone([name]):
