@@ -68,7 +68,7 @@ def certify(
     poll.flaw = _flaw(engine)
     for scene in scenes_of(probe):
         poll.shown.append(scene)
-        for count in poll.add(Trials(engine, scene, policy)):
+        for count in poll.ask(Trials(engine, scene, policy)):
             if bar is not None:
                 bar.update(count)
         if poll.done:
@@ -127,7 +127,7 @@ class _Poll:
         asked = [len(found) for found in self.outcomes.values()]
         return min(asked) == self.items or bool(self.flaw and all(asked))
 
-    def add(self, trials: Trials) -> Iterator[int]:
+    def ask(self, trials: Trials) -> Iterator[int]:
         """Compare a scene's KV, and ask its questions, as many as are still wanted; yields how many."""
         self._compare(trials)
         for guarantee, outcomes in self.outcomes.items():

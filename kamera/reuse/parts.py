@@ -70,7 +70,7 @@ class Text:
 
 def choose_parts(parts: Sequence[Part]) -> list[Part]:
     """Those parts, none over another, that have the most tokens together, in order."""
-    ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=_ends)
+    ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=_stop)
     stops = [p.stop for p in ordered]
     best = [0]  # of the first n parts, the most tokens
     for i, part in enumerate(ordered):
@@ -95,7 +95,7 @@ def fill_gaps(taken: Sequence[Part], parts: Sequence[Part], first: int, last: in
     for one in (*taken, Part(last, last, 0, 0)):
         while at < one.start:
             while part is not None and part.start <= at:
-                far = max(far, part, key=_ends)
+                far = max(far, part, key=_stop)
                 part = next(rest, None)
             if far.stop > at:
                 out.append(far.clip(at, one.start))
@@ -118,5 +118,5 @@ def divide(parts: Sequence[Part], edges: Sequence[int]) -> list[Part]:
     return out
 
 
-def _ends(part: Part) -> int:
+def _stop(part: Part) -> int:
     return part.stop

@@ -64,11 +64,11 @@ class Stream:
         An error ends the answer and leaves the session as it was.
         """
 
-    def begin(self, engine: Engine, most: int | None = None) -> None:
-        """Follow a request from now on, with ``most`` likeliest tokens each; ValueError for a second one."""
+    def begin(self, engine: Engine, likeliest: int | None = None) -> None:
+        """Follow a request from now on, noting the ``likeliest`` tokens; ValueError for a second one."""
         if self._steps:
             raise ValueError("this stream has followed an answer: give each answer a stream of its own")
-        self._engine, self._most, self._started = engine, most, time.perf_counter()
+        self._engine, self._most, self._started = engine, likeliest, time.perf_counter()
 
     def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are: a logits processor, in front of all that changes them."""

@@ -83,7 +83,7 @@ def _paths() -> list[ModuleType]:
 def _writes(wrong: Callable[[Callable[..., None]], Callable[..., None]]) -> Iterator[None]:
     with ExitStack() as stack:
         for path in _paths():
-            stack.enter_context(replaced(path, "write", wrong(path.write)))
+            stack.enter_context(replaced(path, "write_kv", wrong(path.write_kv)))
         yield
 
 

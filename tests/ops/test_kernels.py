@@ -51,7 +51,7 @@ def write(path, case: Case, views) -> bool:
     given = Writing(views, case.source, case.patch, case.layout, tuple(case.offset), case.phased_only)
     if path is native_path and not path.can_write(given):
         return False
-    path.write(given)
+    path.write_kv(given)
     return True
 
 
@@ -212,7 +212,7 @@ def test_a_path_that_fails_is_named_once_and_torch_serves(monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("no such chip")
 
-    monkeypatch.setattr(native_path, "write", fail)
+    monkeypatch.setattr(native_path, "write_kv", fail)
     case = gqa()
     buffer, views = target(case, torch.float32)
     with pytest.warns(UserWarning, match="native path cannot run here.*no such chip"):

@@ -36,7 +36,7 @@ def write(case: Case, dtype: torch.dtype, across: bool = False):
     buffer, views = target(case, dtype, across)
     given_ = Writing(views, case.source, case.patch, case.layout, tuple(case.offset), case.phased_only)
     assert triton_path.can_write(given_)
-    triton_path.write(given_)
+    triton_path.write_kv(given_)
     return buffer, views
 
 

@@ -190,7 +190,7 @@ class KameraConnector(KVConnectorBase_V1):
         """Loads that failed: their requests are computed."""
         failed = connector_output.failed_recving or set()
         self.scheduler.fail_loads(failed)
-        self.scheduler.end_loads((connector_output.finished_recving or set()) - failed)
+        self.scheduler.count_loaded((connector_output.finished_recving or set()) - failed)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""

@@ -136,7 +136,7 @@ class SchedulerSide:
                 found += _ripe(known, tuple(block_ids))
         return tuple(found)
 
-    def end_loads(self, request_ids: Collection[str]) -> None:
+    def count_loaded(self, request_ids: Collection[str]) -> None:
         """Workers have loaded for these requests."""
         for request_id in request_ids:
             known = self._requests.get(request_id)

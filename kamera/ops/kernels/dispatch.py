@@ -51,14 +51,14 @@ def serve(
         if not fused.can_write(given):
             continue
         try:
-            fused.write(given)
+            fused.write_kv(given)
             return path
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # triton lacks a compiler for its launcher, or support for the device
             _broken[path] = error
             warnings.warn(f"the {path} path cannot run here, torch serves instead: {error}", stacklevel=2)
-    torch_path.write(given)
+    torch_path.write_kv(given)
     return "torch"
 
 

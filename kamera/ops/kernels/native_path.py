@@ -27,7 +27,7 @@ def can_write(given: Writing) -> bool:
     return can_launch(given, frozenset(_KINDS) - (set() if built.kamera_half() else {torch.float16}))
 
 
-def write(given: Writing) -> None:
+def write_kv(given: Writing) -> None:
     """`kamera.ops.kernels.serve` for arguments for which `can_write` is true."""
     with torch.inference_mode():  # the target may have been made in it
         for launch in launches(given):

@@ -24,7 +24,7 @@ TILE = 1 << 16
 """Values of a tile per thread: with its buffers it fits a core's second-level cache."""
 
 
-def write(given: Writing) -> None:
+def write_kv(given: Writing) -> None:
     """`kamera.ops.kernels.serve`."""
     buffers = _Buffers()
     with torch.inference_mode():  # the target may have been made in it

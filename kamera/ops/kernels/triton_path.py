@@ -32,7 +32,7 @@ def can_write(given: Writing) -> bool:
     return can_launch(given, _FLOATS)
 
 
-def write(given: Writing) -> None:
+def write_kv(given: Writing) -> None:
     """`kamera.ops.kernels.serve` for arguments for which `can_write` is true."""
     for launch in launches(given):
         if launch.target.numel():

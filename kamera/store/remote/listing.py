@@ -77,7 +77,7 @@ class Listing:
         """The objects of these names; None for one that is absent, foreign or cannot be read."""
         return [self._own(name, head) for name, head in zip(names, self._fronts(names), strict=True)]
 
-    def at(self, blob: str) -> ObjectInfo | None:
+    def read_info(self, blob: str) -> ObjectInfo | None:
         """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""
         return self._info(blob, self._blobs.heads([blob], FRONT)[0])
 

@@ -78,7 +78,7 @@ class RemoteTier:
     def info(self, name: str) -> ObjectInfo | None:
         """The description of ``name`` by its header; None for a foreign key, too. Raises as `read`."""
         try:
-            found = self.listing.at(OBJECTS + name)
+            found = self.listing.read_info(OBJECTS + name)
             return None if found is None or found.context.tenant != self._tenant else found
         except UNREADABLE:
             with contextlib.suppress(ForeignKey):
@@ -119,7 +119,7 @@ class RemoteTier:
 
     def copy_info(self, file: str) -> ObjectInfo | None:
         with contextlib.suppress(*UNREADABLE):
-            return self.listing.at(QUARANTINE + file)
+            return self.listing.read_info(QUARANTINE + file)
         return None
 
     def purge(self, file: str) -> None:
