@@ -14,12 +14,12 @@ Waiting = MutableMapping[tuple[Context, str], Any]
 """Chunks (`Facts`) whose canonical or encoding later work will store, and anchors, by context and id. Until
 then each former on their store takes them from here."""
 
-_waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
+_waiting: weakref.WeakKeyDictionary[ChunkStore, tuple[Waiting, Waiting]] = weakref.WeakKeyDictionary()
 
 
-def waiting_in(store: ChunkStore) -> Waiting:
-    """What waits for a store."""
-    return _waiting.setdefault(store, {})
+def waiting_in(store: ChunkStore, anchors: bool = False) -> Waiting:
+    """The chunks that wait for a store, or the anchors."""
+    return _waiting.setdefault(store, ({}, {}))[anchors]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Owed:
             raise
         finally:
             if not isinstance(main, PatchRecord):
-                waiting_in(self.store).pop((main.context, main.chunk_id), None)
+                waiting_in(self.store, main.kind == "anchor").pop((main.context, main.chunk_id), None)
 
 
 def pay(owed: Sequence[Owed]) -> None:

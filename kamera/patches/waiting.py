@@ -135,5 +135,5 @@ def _add(
 
 def await_archives(former: Former) -> None:
     """Wait until all that is to be archived is stored: for searches over all that was archived."""
-    if any(isinstance(one, Facts) for one in list(former.waiting.values())):  # the others are anchors
+    if former.waiting:
         later_of(former.backbone).flush()

@@ -42,6 +42,7 @@ class Deck:
     def __init__(self, stock: Stock, chunks: int) -> None:
         self.stock = stock
         self.chunks = chunks
+        self._spared = ""
         self.window: KameraWindow = stock.window()
         self.forwards = 0
         """Forwards that moves have run since it was made; promised are none."""
@@ -63,9 +64,10 @@ class Deck:
     def spare(self) -> Chunk:
         """A stored chunk that is not in the window and has a patch for its tail."""
         here = [slot.chunk_id for slot in self.window.slots]
-        held = set(here)
-        stored = (self.stock.chunk(i) for i in range(len(here) + 1))
+        held = {*here, self._spared}  # the last one may stand behind the window yet, and be written no more
+        stored = (self.stock.chunk(i) for i in range(len(here) + 2))
         chunk = next(c for c in stored if c.id not in held)
+        self._spared = chunk.id
         self.stock.patch(chunk.id, here)
         return chunk
 

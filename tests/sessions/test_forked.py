@@ -98,7 +98,7 @@ def test_a_window_that_another_thread_was_changing_is_refused_in_a_child(monkeyp
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "be brief")
     window.append("one text")
     other = window.fork()
-    with stopped(monkeypatch, module._PlanRun, "done") as reached:
+    with stopped(monkeypatch, module._PlanRun, "act") as reached:
         thread = threading.Thread(target=window.append, args=("another",))
         thread.start()
         assert reached.wait(DEADLINE)

@@ -160,7 +160,7 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "d27487822fe74cf7ee0efa6d59ca5a5685825e0bea5eafa6e96e7f9755a24f71"),
+        (0, "8943af4ebce7a9a8b238ffaa7eeb204df447a7dce0d639ce18e82b3d9e1d9fc1"),
         (2, "d2c1c01fde412b5e7fd821440a19877410162d79f3905e4610c00e82a791daec"),
     ],
 )

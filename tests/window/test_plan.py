@@ -69,7 +69,7 @@ class Fake:
         rows = [Row(a, kind, formed) for (c, a, kind), formed in self.patches.items() if c == chunk_id]
         return [(0.25, row) for row in rows]
 
-    def refused(self, chunk_id, antecedents, kind, base="") -> bool:
+    def has_refused(self, chunk_id, antecedents, kind, base="") -> bool:
         return False
 
     def doubted(self, chunk_id, antecedents) -> bool:
