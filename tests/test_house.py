@@ -40,10 +40,10 @@ shrinks; the goal of `KameraWindow` is 24, and of every other class 15. vLLM cal
 
 
 LINES = {
-    "ops": (3_750, 3_400),
+    "ops": (3_700, 3_400),
     "trust": (1_000, 800),
     "content": (3_500, 2_500),
-    "store": (8_150, 7_200),
+    "store": (8_100, 7_200),
     "engines": (8_800, 4_600),
     "patches": (2_550, 1_800),
     "window": (6_600, 3_400),
@@ -62,7 +62,7 @@ LINES = {
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 100
+CALLBACKS = 86
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks."""
 
 AIR = 0.25
