@@ -43,7 +43,7 @@ def turned_otherwise_in(layer: int):
 
         return served
 
-    return (replaced(path, "write", wrong(path.write)) for path in (native_path, torch_path))
+    return (replaced(path, "write_kv", wrong(path.write_kv)) for path in (native_path, torch_path))
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "deepseek_v3", "gemma4_shared", "qwen3_vl_moe"])
