@@ -301,20 +301,20 @@ def _read(
     parts: list[list[Any]],
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
-    own, start, made, last, told = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
+    own, start, made, last, total = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
     _only({str}, (*context, *names))
     _only({int}, (anchor_tokens,))
 
     def lineage(numbers: list[int]) -> tuple[str, ...]:
-        nonlocal last, told
+        nonlocal last, total
         _only({int}, numbers)
         if not numbers:
             return ()
         same, *others = numbers
         last = last[:same] + tuple([names[i] for i in others])
-        told += len(last)
-        if told > _MOST:
+        total += len(last)
+        if total > _MOST:
             raise ValueError(f"more than {_MOST} antecedents")
         return last
 

@@ -79,7 +79,7 @@ def anchor_of(
         kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
-    if (there := waiting_in(store, anchors=True).get((context, digest))) is not None:
+    if (there := waiting_in(store).anchors.get((context, digest))) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
     found = None
     with losses.look_up("system prompt", "the system prompt"):
@@ -93,7 +93,7 @@ def anchor_of(
     if not later:
         pay([owed])
         return anchor
-    waiting, queue = waiting_in(store, anchors=True), later_of(backbone)
+    waiting, queue = waiting_in(store).anchors, later_of(backbone)
 
     def dropped(why: str) -> None:
         waiting.pop((context, digest), None)

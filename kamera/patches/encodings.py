@@ -27,7 +27,7 @@ class Encodings:
         self._backbone = backbone
         self._store = store
         self._losses = losses
-        self._waiting = waiting_in(store)
+        self._waiting = waiting_in(store).chunks
 
     def find(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.

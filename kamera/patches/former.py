@@ -68,7 +68,7 @@ class Former:
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, queue, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self.waiting = waiting_in(store)
+        self.waiting = waiting_in(store).chunks
         self._here = threading.local()
         anchor.identity.check(backbone)
 

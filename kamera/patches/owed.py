@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
 from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
-Waiting = MutableMapping[tuple[Context, str], Any]
-"""Chunks (`Facts`) whose canonical or encoding later work will store, and anchors, by context and id. Until
-then each former on their store takes them from here."""
 
-_waiting: weakref.WeakKeyDictionary[ChunkStore, tuple[Waiting, Waiting]] = weakref.WeakKeyDictionary()
+class Waiting(NamedTuple):
+    """What later work will store in a store, by context and id: until then each former takes it from here."""
+
+    chunks: dict[tuple[Context, str], Facts]
+    anchors: dict[tuple[Context, str], Any]  # `Anchor`, which knows this file
 
 
-def waiting_in(store: ChunkStore, anchors: bool = False) -> Waiting:
-    """The chunks that wait for a store, or the anchors."""
-    return _waiting.setdefault(store, ({}, {}))[anchors]
+_waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
+
+
+def waiting_in(store: ChunkStore) -> Waiting:
+    """What waits for a store."""
+    return _waiting.setdefault(store, Waiting({}, {}))
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Owed:
             raise
         finally:
             if not isinstance(main, PatchRecord):
-                waiting_in(self.store, main.kind == "anchor").pop((main.context, main.chunk_id), None)
+                key, waiting = (main.context, main.chunk_id), waiting_in(self.store)
+                (waiting.anchors if main.kind == "anchor" else waiting.chunks).pop(key, None)
 
 
 def pay(owed: Sequence[Owed]) -> None:

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from kamera.reuse.prompt import Prompt
@@ -70,7 +71,7 @@ class Text:
 
 def choose_parts(parts: Sequence[Part]) -> list[Part]:
     """Those parts, none over another, that have the most tokens together, in order."""
-    ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=_stop)
+    ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=attrgetter("stop"))
     stops = [p.stop for p in ordered]
     best = [0]  # of the first n parts, the most tokens
     for i, part in enumerate(ordered):
@@ -95,7 +96,7 @@ def fill_gaps(taken: Sequence[Part], parts: Sequence[Part], first: int, last: in
     for one in (*taken, Part(last, last, 0, 0)):
         while at < one.start:
             while part is not None and part.start <= at:
-                far = max(far, part, key=_stop)
+                far = max(far, part, key=attrgetter("stop"))
                 part = next(rest, None)
             if far.stop > at:
                 out.append(far.clip(at, one.start))
@@ -116,7 +117,3 @@ def divide(parts: Sequence[Part], edges: Sequence[int]) -> list[Part]:
         borders = itertools.pairwise([part.start, *inner, part.stop])
         out += [part.clip(low, high) for low, high in borders]
     return out
-
-
-def _stop(part: Part) -> int:
-    return part.stop

@@ -15,7 +15,7 @@ from kamera.content import Encoded
 from kamera.errors import StoreError
 from kamera.patches import Facts, Later, Losses, Owed, Ready, Strict, Worth
 from kamera.patches import later as later_module
-from kamera.patches.owed import Waiting, waiting_in
+from kamera.patches.owed import waiting_in
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
 
@@ -222,8 +222,8 @@ def owed(store: ChunkStore, chunk: str, losses: Losses | None = None) -> list[Ow
     return [Owed(store, [canonical(chunk)], losses or Strict(), f"{chunk} was not kept")]
 
 
-def awaited(store: ChunkStore, *chunks: str) -> Waiting:
-    waiting = waiting_in(store)
+def awaited(store: ChunkStore, *chunks: str) -> dict[object, Facts]:
+    waiting = waiting_in(store).chunks
     for chunk in chunks:
         waiting[canonical(chunk).context, chunk] = Facts(chunk, Encoded(torch.tensor([1]), {}, {}), "")
     return waiting

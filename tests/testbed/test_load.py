@@ -8,7 +8,7 @@ import pytest
 
 from kamera import Backbone, testbed
 from kamera.engines.hf import HfEngine
-from kamera.testbed import load, weights_dir
+from kamera.testbed import directories, load, weights_dir
 
 
 def test_the_package_has_one_backbone_under_four_megabytes():
@@ -23,6 +23,7 @@ def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_p
         folders = set(pool.map(lambda _: weights_dir.__wrapped__(), range(4)))
     (folder,) = folders
     assert folder.is_relative_to(tmp_path)
+    assert (folder / "model.safetensors").stat().st_size == directories._SIZE
     assert sorted(file.name for file in folder.iterdir()) == sorted(
         file.name for file in weights_dir().iterdir()
     )

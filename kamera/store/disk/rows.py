@@ -32,8 +32,6 @@ _CONVERTER = cattrs.Converter(detailed_validation=False)
 _OWN = override(omit=True)  # what a backbone answers, which is no part of a context's identity
 _CONVERTER.register_structure_hook(Context, make_dict_structure_fn(Context, _CONVERTER, probe=_OWN))
 _CONVERTER.register_unstructure_hook(Context, make_dict_unstructure_fn(Context, _CONVERTER, probe=_OWN))
-
-
 _IDS = ("chunk_id", "fingerprint", "anchor", "tenant", "kv", "base")
 
 Stamped = tuple[ObjectInfo, str]

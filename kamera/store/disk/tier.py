@@ -145,8 +145,10 @@ class DiskTier(DiskObjects):
 
     def _evict(self, most: int, coming: str) -> int:
         """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
+        stamps: set[tuple[str, str]] = set()
         while True:
             rows = list(self.index.weighed())  # without what other processes removed meanwhile
+            last, stamps = stamps, {(row.key, row.stamp) for row in rows}
             with self.pins.cell.alone():
                 kept = self.pins.names_to_keep() | {coming}
                 if self._cache:
@@ -154,7 +156,7 @@ class DiskTier(DiskObjects):
                 victims = [found for found, _ in choose(rows, kept, most, time.time(), by="use")]
                 for one in victims:
                     self.delete(one.key, one.stamp)
-            if not victims:
+            if not victims or stamps == last:  # nothing may leave, or nothing does
                 return sum(row.bytes for row in rows)
 
     def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
@@ -291,8 +293,9 @@ class DiskTier(DiskObjects):
         if file.endswith(PART):
             return tmp.status(f"{file.split('.')[-2]}{LOCK}") is None
         status = tmp.status(file)
-        old = status is not None and status.st_mtime < time.time() - _STALE_SECONDS
-        return old and status is not None and not stat.S_ISDIR(status.st_mode)
+        if status is None or stat.S_ISDIR(status.st_mode):
+            return False
+        return status.st_mtime < time.time() - _STALE_SECONDS
 
     def _clear(self, trace: Trace) -> bool:
         """Remove the parts of an interrupted write, and correct its rows; False if that must wait."""

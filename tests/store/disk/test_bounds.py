@@ -194,6 +194,19 @@ def test_what_another_store_removed_meanwhile_is_no_reason_to_refuse(
         faster.close()
 
 
+def test_a_limit_that_nothing_leaves_for_is_refused_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore.open(root) as store:
+        store.put(canonical("a" * 64))
+    with ChunkStore.open(root, disk_limit=on_disk(root) + 1, memory_limit=0) as store:
+        tries: list[str] = []
+        monkeypatch.setattr(store._disk, "delete", lambda key, stamp=None: bool(tries.append(key)))
+        with pytest.raises(StoreFull):
+            store.put(canonical("b" * 64))
+        assert len(tries) == 2, "once more, as another process may have replaced it"
+
+
 def test_a_folder_among_the_files_of_writers_is_left_alone(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put(canonical("a" * 64))
