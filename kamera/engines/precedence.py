@@ -73,7 +73,7 @@ class Calls:
         """In later work, wait until no call is in progress, or for `PATIENCE`; elsewhere do nothing.
 
         Engines call it before each forward, and between the parts of one that may be interrupted. No lock may
-        be held that a call could need. Raises Cancelled.
+        be held that a call could need. Raises WorkCancelled.
         """
         unwanted = _working.get()
         if unwanted is None:

@@ -53,7 +53,7 @@ class Pauses(Observer):
 
     @contextmanager
     def turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
-        """Context of one forward, which is ``alone`` on the model. Raises Cancelled, in later work.
+        """Context of one forward, which is ``alone`` on the model. Raises WorkCancelled, in later work.
 
         Later work gives way before it and, if it ``pauses``, between its layers; not while this thread holds
         the model for more than the forward.
