@@ -52,10 +52,10 @@ class DiskTier(DiskObjects):
     Every key passed in is a name of its ``codec``; else `ValueError` (`keys.is_key`).
     ``read_only``, or in a folder that cannot be written: nothing is changed, and a method that would change
     it raises `StoreReadOnly`. With a ``limit`` its objects, those of other processes included, take at most
-    so many bytes: those used least recently leave, canonicals with their patches, encodings after their
-    canonicals, and what is pinned stays. From a ``cache`` only what its remote has may leave; there an object
-    without room is kept all the same. Raises `StoreError` when the operating system refuses,
-    `StoreVersionError` for a directory of another format (which is left untouched).
+    so many bytes, but for what others write at the same moment: those used least recently leave, canonicals
+    with their patches, encodings after their canonicals, and what is pinned stays. From a ``cache`` only what
+    its remote has may leave; there an object without room is kept all the same. Raises `StoreError` when the
+    operating system refuses, `StoreVersionError` for a directory of another format (which is left untouched).
     """
 
     def __init__(
