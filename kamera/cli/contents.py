@@ -17,7 +17,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
 from kamera.store.sources import BytesSource, FileSource
-from kamera.window.file import FILE, read_saved, well_formed
+from kamera.window.file import WINDOW, well_formed
 
 Document = dict[str, Any]
 
@@ -114,8 +114,8 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
 
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
-    saved, tensors = read_saved(directory)
-    with well_formed(directory / FILE):
+    saved, tensors, _ = WINDOW.read(directory)
+    with well_formed(directory / WINDOW.name):
         chunks = []
         for i, (seat, chunk) in enumerate(zip(saved["seats"]["seats"], saved["chunks"], strict=True)):
             sources = {"copy": seat["source"], "clean": seat["clean"]}

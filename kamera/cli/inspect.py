@@ -18,7 +18,7 @@ from kamera.cli.store_options import keys_of
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from kamera.store.disk.tier import MARKER
-from kamera.window.file import FILE as WINDOW
+from kamera.window.file import WINDOW
 
 _OBJECT = (
     "key kind chunk_id antecedents tokens rank energy dtype bytes percent_of_kv context.fingerprint "
@@ -72,13 +72,13 @@ def inspect(
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)
         shown = _store_tables(document)
-    elif (path / WINDOW).is_file():
+    elif (path / WINDOW.name).is_file():
         document = contents.read_window(path)
         shown = tables(document, {"chunks": _CHUNK.split()})
     else:
         raise StoreError(
-            f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
-            "give one of these"
+            f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW.name}) and no "
+            "object file: give one of these"
         )
     out.write(document, shown)
     if document.get("damaged") or not document.get("intact", True):

@@ -11,7 +11,7 @@ from kamera.errors import StoreError
 from kamera.sessions.document import read_document
 from kamera.store import chunks_of
 from kamera.window import Event, Outcome, Report, Slot, WindowMemory
-from kamera.window.file import FILE
+from kamera.window.file import WINDOW
 
 
 def events_in(directory: Path) -> list[Event]:
@@ -21,9 +21,10 @@ def events_in(directory: Path) -> list[Event]:
     Nothing of how they came to be is saved. Raises StoreError for a directory that holds none of these,
     CorruptChunk and StoreVersionError as `read_window` and `read_document`.
     """
-    if (directory / FILE).is_file():
+    if (directory / WINDOW.name).is_file():
         return [_event_of(read_window(directory), directory, session="")]
-    found = sorted(directory.glob(f"window-*/{FILE}")) or sorted(directory.glob(f"*/window-*/{FILE}"))
+    inside = f"window-*/{WINDOW.name}"
+    found = sorted(directory.glob(inside)) or sorted(directory.glob(f"*/{inside}"))
     if not found:
         raise StoreError(f"{str(directory)!r} has no saved window or session: give one, or a trace")
     return [_event_of(read_window(file.parent), file.parent, _name_of(file.parent.parent)) for file in found]
@@ -60,7 +61,7 @@ def _event_of(window: dict[str, Any], directory: Path, session: str) -> Event:
         start += chunk["tokens"]
     return Event(
         operation="saved",
-        time=(directory / FILE).stat().st_mtime,
+        time=(directory / WINDOW.name).stat().st_mtime,
         anchor=window["fingerprint"],
         plan=None,
         report=Report("saved", None, tuple(slots), (), 0, 0, 0, 0, 0, 0.0),

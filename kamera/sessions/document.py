@@ -1,9 +1,8 @@
-"""The document of a saved session, ``session.json``: one seal over all that belongs to the session.
+"""The document of a saved session: one sealed file over all that belongs to the session.
 
-Its first line is the seal: the SHA-256 of the second line, and the store's signature of that. The second line
-is the session (`Document`): its fields are declared once, and JSON is read and written by them. It names its
-window's file and its pictures by their digests. So no file of another session, and no folder under another
-id, passes for a part of this one. No pickle.
+Its fields are declared once (`Document`), and JSON is read and written by them; the store signs it. It names
+its window's file and its pictures by their digests. So no file of another session, and no folder under
+another id, passes for a part of this one. No pickle.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ import cattrs
 import torch
 
 from kamera import files
-from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, ForeignObject
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, tools_digest
-from kamera.store import ChunkStore, Folder, signature
+from kamera.store import ChunkStore, signature
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import well_formed
+from kamera.window import Saved, SealedFile, well_formed
 
-VERSION = 1
-"""The only format of a saved session that is written and read."""
+MEDIA = "media"
+"""The folder of its pictures."""
 
-FILE = "session.json"
+SESSION = SealedFile("session", 1, (MEDIA, "window-*"))
+"""The file of a saved session, which is published last, beside its pictures and its window."""
 
 _WINDOW = re.compile(r"window-[0-9a-f]{16}")
 
@@ -95,19 +95,17 @@ class Document:
         return tools_digest(self.tools)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON value that `read_document` reads."""
-        return {"version": VERSION, **_converter().unstructure(self)}
+        """The JSON value that is signed."""
+        return {"version": SESSION.version, **_converter().unstructure(self)}
 
 
-def seal_document(document: Mapping[str, Any], store: ChunkStore) -> bytes:
-    """The bytes of a document's JSON value. Raises ValueError for one that JSON cannot hold."""
+def sign_document(document: Mapping[str, Any], store: ChunkStore) -> Saved:
+    """A document's JSON value with the store's signature. Raises ValueError for one that JSON cannot hold."""
     try:
-        body = _text(document)
+        name = hashlib.sha256(_text(document)).hexdigest()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the session cannot be saved: {error}") from None
-    name = hashlib.sha256(body).hexdigest()
-    seal = {"kamera": "session", "sha256": name, "signature": signature(store, name)}
-    return json.dumps(seal).encode() + b"\n" + body + b"\n"
+    return Saved({**document, "signature": signature(store, name)}, {})
 
 
 def read_document(path: Path, store: ChunkStore | None = None, name: str | None = None) -> Document:
@@ -117,50 +115,22 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
     for a damaged, malformed or displaced one, ForeignObject for one that was not written with the store's
     secret, StoreVersionError for one of another format.
     """
-    where = path / FILE
-    try:
-        with Folder.at(path) as folder:
-            data, _ = folder.read(FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"no saved session at {str(path)!r}: it has no {FILE}") from None
-    except OSError as error:
-        raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
-    seal = _seal_of(data)
-    if seal is None:
-        raise CorruptChunk(f"{str(where)!r} is damaged or not a Kamera session: its first line is no seal")
-    body = data[data.index(b"\n") + 1 : -1]
-    found = hashlib.sha256(body).hexdigest()
-    if data[-1:] != b"\n" or found != seal.get("sha256"):
-        raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
+    where, told = path / SESSION.name, SESSION.read(path).document
     with well_formed(where):
-        told = json.loads(body)
-        version = told.pop("version")
-    if version != VERSION:
-        raise StoreVersionError(
-            f"{str(where)!r} is of session format {str(version)[:20]}, this version reads {VERSION}: open it "
-            "with the version that wrote it and save it again"
-        )
-    with well_formed(where):
-        document = _parse_document(told)
-        if _text(document.to_json()) != body:  # a value of another type, or an entry of no field
+        mark = told.pop("signature")
+        document = _parse_document({k: value for k, value in told.items() if k != "version"})
+        if _text(document.to_json()) != _text(told):  # a value of another type, or an entry of no field
             raise ValueError("this version writes another document")
     if name is not None and document.id != name:
         raise CorruptChunk(
             f"{str(where)!r} is the session {document.id!r}, not {name!r}: it was copied there, remove it"
         )
     ours = store is not None and store.tenant == document.tenant  # else refused by its tenant
-    if ours and store is not None and signature(store, found) != seal.get("signature"):
+    if ours and store is not None and sign_document(told, store).document["signature"] != mark:
         raise ForeignObject(
             f"{str(where)!r} was not written under this store's secret: open the store with the one it had"
         )
     return document
-
-
-def is_document(folder: Folder) -> bool:
-    """True if there is a session's document in a folder, damaged or not."""
-    with contextlib.suppress(OSError):
-        return _seal_of(folder.read(FILE)[0]) is not None
-    return False
 
 
 @contextlib.contextmanager
@@ -198,6 +168,11 @@ def _parse_document(told: Any) -> Document:
         return _converter().structure(told, Document)
     except cattrs.errors.CattrsError as error:
         raise ValueError(str(error)) from None
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    # not sorted: a template writes the keys of tools and arguments in their order
+    return json.dumps(document, allow_nan=False).encode()
 
 
 @cache

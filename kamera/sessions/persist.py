@@ -24,22 +24,15 @@ from PIL import Image
 
 from kamera.content import Clip, kind_of, load_image, load_media, media_item, tool_schema
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
-from kamera.files import ASIDE, published
+from kamera.files import published
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.document import (
-    FILE,
-    Document,
-    SavedWindow,
-    is_document,
-    read_document,
-    seal_document,
-)
+from kamera.sessions.document import MEDIA, SESSION, Document, SavedWindow, read_document, sign_document
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
 from kamera.window import KameraWindow, terms_in_force, well_formed
 
-_MEDIA, _WINDOW = "media", "window-"
+_WINDOW = "window-"
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
 
@@ -73,18 +66,19 @@ def save_session(
         ids=state.ids,
         window=saved,
     )
-    seal_document(document.to_json(), anchors.store)  # raises before anything is written
+    sign_document(document.to_json(), anchors.store)  # raises before anything is written
     try:
-        _check_ours(path)
+        SESSION.check_folder(path)
         _check_order(path, state, name, apart)
-        (path / _MEDIA).mkdir(exist_ok=True)
+        (path / MEDIA).mkdir(exist_ok=True)
         for file, content in files.items():
-            if not (path / _MEDIA / file).exists():
-                publish(path / _MEDIA, file, content)
+            if not (path / MEDIA / file).exists():
+                with published(path / MEDIA / file, 0o666) as picture:
+                    picture.write(content)
         if isinstance(window, KameraWindow) and saved is not None:
             saved = replace(saved, sha256=window.save(path / saved.folder))
         document = replace(document, window=saved)
-        publish(path, FILE, seal_document(document.to_json(), anchors.store))
+        SESSION.publish(path, sign_document(document.to_json(), anchors.store))
         _clear(path, None if saved is None else saved.folder, set(files))
         return document
     except OSError as error:
@@ -103,8 +97,8 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
                 f"the session at {str(path)!r} is of {field} {there[:12]!r}, this is {here[:12]!r}: load it "
                 "with the model and the tenant that made it"
             )
-    with well_formed(path / FILE):
-        messages = tuple(_get_message(m, path / _MEDIA) for m in document.messages)
+    with well_formed(path / SESSION.name):
+        messages = tuple(_get_message(m, path / MEDIA) for m in document.messages)
     state = State(messages, document.turn, changes=document.changes, last=document.last)
     if state.last is not None and branches.now(state.last) is None:
         branches.keep(state.last, None, (), messages)  # of another process
@@ -117,15 +111,9 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     segments = saved.layout.prompt.segments
     lengths = [segments[last - 1].stop - segments[first].start for first, last in saved.layout.runs]
     if lengths != [slot.length for slot in window.slots]:
-        raise CorruptChunk(f"{str(path / FILE)!r} and its window are of different sessions")
+        raise CorruptChunk(f"{str(path / SESSION.name)!r} and its window are of different sessions")
     anchors.hear(window)
     return replace(state, layout=saved.layout, window=window)
-
-
-def publish(folder: Path, name: str, data: bytes) -> None:
-    """Write a file in one step, in place of any other of its name. Raises OSError."""
-    with published(folder / name, 0o666) as file:
-        file.write(data)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -207,18 +195,6 @@ def _get_picture(name: str, media: Path) -> Image.Image:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _check_ours(path: Path) -> None:
-    """Raise StoreError unless the directory is empty or holds a session, which may be replaced."""
-    with Folder.at(path) as folder:
-        names = folder.names()
-        if not names or is_document(folder):
-            return
-    if all(n == _MEDIA or n.startswith((_WINDOW, ASIDE)) for n in names):
-        return  # a save that was killed before it published
-    other = FILE if FILE in names else names[0]
-    raise StoreError(f"{str(path)!r} is not a saved session: it holds {other!r}; give a new directory")
-
-
 def _check_order(path: Path, state: State, name: str | None, apart: bool) -> None:
     """Raise SessionConflict if the session saved there has gone on without ``state``.
 
@@ -242,6 +218,6 @@ def _clear(path: Path, window: str | None, media: set[str]) -> None:
     for entry in os.listdir(path):
         if entry.startswith(_WINDOW) and entry != window:
             shutil.rmtree(path / entry, ignore_errors=True)
-    for name in set(os.listdir(path / _MEDIA)) - media:
+    for name in set(os.listdir(path / MEDIA)) - media:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path / _MEDIA / name)
+            os.unlink(path / MEDIA / name)

@@ -24,7 +24,7 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreErr
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, open_session
-from kamera.sessions.document import FILE, Document, lock_folder, read_document
+from kamera.sessions.document import SESSION, Document, lock_folder, read_document
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import Manner, laxest
 from kamera.sessions.persist import load_session, save_session
@@ -125,7 +125,7 @@ class SavedSessions:
         """
         path = self._path(anchors.store.tenant, name)
         self._settle(path)
-        if not os.path.lexists(path / FILE):
+        if not os.path.lexists(path / SESSION.name):
             return None
         try:
             with files.locked(path):
@@ -158,7 +158,7 @@ class SavedSessions:
         try:
             with lock_folder(path):
                 saved = save_session(path, session.state, anchors, session.manner, name, apart=True)
-                self._note_header(path, _stamp(path / FILE), saved)
+                self._note_header(path, _stamp(path / SESSION.name), saved)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", name, error)
@@ -174,7 +174,7 @@ class SavedSessions:
         if self.limit is None:
             return
         found = {}
-        for where in self.root.glob(f"*/{FILE}"):
+        for where in self.root.glob(f"*/{SESSION.name}"):
             with contextlib.suppress(FileNotFoundError):  # another process removed it, here and below
                 found[where.parent] = _stamp(where)[2], _size(where.parent)
         total = sum(size for _, size in found.values())
@@ -202,7 +202,7 @@ class SavedSessions:
         """The header of one directory; None if no session can be read there, which is logged once."""
         path, header = self.root / folder, None
         try:
-            stamp = _stamp(path / FILE)
+            stamp = _stamp(path / SESSION.name)
         except OSError:
             return None
         before = self._headers.get(folder)
@@ -232,7 +232,7 @@ def check_saving(save: str | Path | None, limit: int | None) -> None:
 
 def _remove(path: Path) -> None:
     with files.locked(path):
-        (path / FILE).unlink(missing_ok=True)  # first: without it there is no session
+        (path / SESSION.name).unlink(missing_ok=True)  # first: without it there is no session
         shutil.rmtree(path)
 
 

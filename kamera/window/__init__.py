@@ -8,7 +8,7 @@ from kamera.window.cutting import cut
 from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome
-from kamera.window.file import well_formed
+from kamera.window.file import Saved, SealedFile, well_formed
 from kamera.window.functions import (
     expect,
     former_of,
@@ -57,6 +57,8 @@ __all__ = [
     "Recipe",
     "Reorder",
     "Report",
+    "Saved",
+    "SealedFile",
     "ShownSpan",
     "Slide",
     "Slot",

@@ -10,14 +10,14 @@ from typing import Any
 
 from kamera.content import Encoded
 from kamera.engines import Engine
-from kamera.errors import IncompatibleChunk
+from kamera.errors import CorruptChunk, IncompatibleChunk
 from kamera.ops import CodedKV
 from kamera.patches import Copy, Facts, Former, Losses, anchor_of
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord
 from kamera.trust import Certificate, ReusePolicy, Terms
 from kamera.window.apart import stage_of
 from kamera.window.certified import choose_terms
-from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
+from kamera.window.file import WINDOW, Saved, Tensors, well_formed
 from kamera.window.naming import NamedRequest
 from kamera.window.plan_json import converter
 from kamera.window.report import Tally
@@ -29,7 +29,7 @@ from kamera.window.state import Resident, WindowState
 
 
 def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
-    """Write a window to the directory ``path``, as `publish` does; its digest.
+    """Write a window to the directory ``path``, as `SealedFile.publish` does; its digest.
 
     ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
     """
@@ -41,7 +41,7 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in facts.encoded.tensors.items()}
         chunks.append({"label": facts.label, "copies": told})
     document = {
-        "version": VERSION,
+        "version": WINDOW.version,
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
         "policy": asked.to_info(),
@@ -51,7 +51,7 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         "seats": converter().unstructure(state.seats.saying(None)),
         "chunks": chunks,
     }
-    return publish(path, Saved(document, tensors))
+    return WINDOW.publish(path, Saved(document, tensors))
 
 
 def load_window(
@@ -63,11 +63,14 @@ def load_window(
 ) -> tuple[Terms, Stage, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
-    ``digest`` as in `read_saved`. Each chunk is restored as it was, or made exact if its guarantee is no
-    longer certified.
+    Raises CorruptChunk for another file than that of ``digest``. Each chunk is restored as it was, or made
+    exact if its guarantee is no longer certified.
     """
-    document, tensors = read_saved(path, digest)
-    with well_formed(path / FILE):
+    where = path / WINDOW.name
+    document, tensors, found = WINDOW.read(path)
+    if digest not in (None, found):
+        raise CorruptChunk(f"{str(where)!r} is another window than the one that was saved there")
+    with well_formed(where):
         made_by, tenant = str(document["fingerprint"]), document["tenant"]
         policy = ReusePolicy(**document["policy"])
         max_tokens = document["max_tokens"]
@@ -88,7 +91,7 @@ def load_window(
     served = terms.served
     stage = replace(stage_of(backbone, store, anchor, served, losses), max_tokens=max_tokens)
     former = stage.former
-    with well_formed(path / FILE):
+    with well_formed(where):
         seats = converter().structure(document["seats"], Seats)
         held = former.catalogue.holds  # the store may be another than the one they were archived in
         row = [replace(s, archived=s.archived and held(s.chunk_id), number=new_number()) for s in seats.seats]

@@ -13,7 +13,7 @@ from kamera.engines.hf import describe
 from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
 from kamera.store import StoreAdmin
-from kamera.window.file import Saved, publish, read_saved
+from kamera.window.file import WINDOW, Saved
 from lab.coded import coded
 from tests.cli.run import files, kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
@@ -137,9 +137,9 @@ def test_a_damaged_window_is_one_line(capsys, made):
 def test_what_another_format_wrote_is_refused_in_one_line(capsys, made):
     window, marker = made / "w" / "window.safetensors", made / "s" / "kamera-store.json"
     whole, named = window.read_bytes(), marker.read_bytes()
-    document, tensors = read_saved(made / "w")
+    document, tensors, _ = WINDOW.read(made / "w")
     document["version"] = 0
-    publish(made / "w", Saved(document, tensors))
+    WINDOW.publish(made / "w", Saved(document, tensors))
     marker.write_text('{"format": 1}')
     before = files(made)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -15,8 +14,8 @@ import pytest
 from kamera import ChunkStore
 from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, KameraError, StoreError
 from kamera.sessions import ChatSession
-from kamera.sessions.document import seal_document
-from kamera.window import former_of
+from kamera.sessions.document import SESSION, sign_document
+from kamera.window import Saved, former_of
 from tests.content.templates import TALK, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, plain_logits, seeing, session, speaking
@@ -39,7 +38,8 @@ def two(tmp_path) -> Path:
 
 
 def _folder(root: Path, name: str) -> Path:
-    (found,) = [f.parent for f in root.glob("*/session.json") if f'"id": "{name}"'.encode() in f.read_bytes()]
+    folders = [file.parent for file in root.glob("*/session.safetensors")]
+    (found,) = [folder for folder in folders if SESSION.read(folder).document["id"] == name]
     return found
 
 
@@ -76,7 +76,7 @@ def test_the_folder_of_another_tenant_is_refused(tmp_path):
     theirs = opened(tmp_path, tenant="ann")
     theirs.send(HELLO, "s", **GREEDY)
     theirs.flush()
-    (folder,) = [f.parent for f in tmp_path.glob("*/session.json")]
+    (folder,) = [f.parent for f in tmp_path.glob("*/session.safetensors")]
     mine = opened(tmp_path, tenant="ben")
     folder.rename(mine._saved._path("ben", "s"))
     with pytest.raises(IncompatibleChunk, match="tenant"):
@@ -96,11 +96,18 @@ def test_a_session_of_a_sealed_store_is_served_under_its_secret_only(tmp_path):
     for other in ("another of many bytes!", None):
         with pytest.raises(ForeignObject, match="secret"):
             ChatSession.load(path, backbone, store(other))
-    body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
+    body = _body_in(path)
     body["messages"][0]["content"] = "never said"
-    (path / "session.json").write_bytes(seal_document(body, store(None)))
+    SESSION.publish(path, sign_document(body, store(None)))
     with pytest.raises(ForeignObject, match="secret"):
         ChatSession.load(path, backbone, store("a secret of many bytes"))
+
+
+def _body_in(path: Path) -> dict:
+    """The document of a saved session without its signature."""
+    body = SESSION.read(path).document
+    del body["signature"]
+    return body
 
 
 def _changed(body: dict, **fields) -> dict:
@@ -153,7 +160,7 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
     for name in ("bad", "good"):
         pool.send([{"role": "user", "content": f"{name} it is"}], name, **GREEDY)
     pool.flush()
-    return root, _folder(root, "bad") / "session.json"
+    return root, _folder(root, "bad") / "session.safetensors"
 
 
 def _answered_beside(root: Path, where: Path, caplog) -> str:
@@ -180,8 +187,9 @@ def _answered_alone(root: Path) -> str:
 def test_a_malformed_document_under_a_valid_seal_concerns_its_own_session_only(saved, kind, caplog, tmp_path):
     root = shutil.copytree(saved[0], tmp_path / "sessions")
     where = root / saved[1].relative_to(saved[0])
-    body = json.loads(where.read_bytes().split(b"\n")[1])
-    where.write_bytes(seal_document(MALFORMED[kind](body), ChunkStore.open("memory://")))
+    changed, store = MALFORMED[kind](_body_in(where.parent)), ChunkStore.open("memory://")
+    whole = sign_document(changed, store) if isinstance(changed, dict) else Saved(changed, {})
+    SESSION.publish(where.parent, whole)
     assert _answered_beside(root, where, caplog) == _answered_alone(root)
 
 
@@ -218,14 +226,14 @@ def test_no_file_in_a_documents_place_concerns_its_own_session_only(saved, kind,
     assert _in_time(lambda: _answered_beside(root, where, caplog)) == _answered_alone(root)
 
 
-@pytest.mark.parametrize("what", ["session.json", "window", "media"])
+@pytest.mark.parametrize("what", ["session.safetensors", "window", "media"])
 def test_a_pipe_in_any_place_is_refused_at_once(tmp_path, what):
     path = tmp_path / "s"
     chat = session(seeing())
     chat.send(screens(1), **GREEDY)
     chat.save(path)
-    (where,) = {"session.json": path, "window": path, "media": path / "media"}[what].glob(
-        {"session.json": what, "window": "window-*/window.safetensors", "media": "*.png"}[what]
+    (where,) = {"session.safetensors": path, "window": path, "media": path / "media"}[what].glob(
+        {"session.safetensors": what, "window": "window-*/window.safetensors", "media": "*.png"}[what]
     )
     where.unlink()
     os.mkfifo(where)

@@ -160,7 +160,7 @@ def test_a_save_during_the_next_turn_holds_the_turn_before(tmp_path):
 
 
 def _document(folder: Path) -> Path:
-    (found,) = folder.glob("*/session.json")
+    (found,) = folder.glob("*/session.safetensors")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from kamera import ChunkStore, Clip
 from kamera.edits import Directive
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.sessions import ChatSession
+from kamera.sessions.document import SESSION, sign_document
 from tests.content.templates import AGENT, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.killing import in_child
@@ -110,12 +111,10 @@ def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):
 
 
 def test_another_format_and_other_directories_are_refused(tmp_path):
-    from kamera.sessions import document
-
     path = tmp_path / "s"
     chat = _saved(path)
-    body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
-    (path / "session.json").write_bytes(document.seal_document({**body, "version": 99}, chat.store))
+    body = SESSION.read(path).document
+    SESSION.publish(path, sign_document({**body, "version": 99}, chat.store))
     with pytest.raises(StoreVersionError, match="session format 99"):
         _loaded(path)
     (tmp_path / "mine").mkdir()
@@ -127,20 +126,18 @@ def test_another_format_and_other_directories_are_refused(tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_session_saved_before(tmp_path, monkeypatch):
-    from kamera.sessions import persist
-
     path = tmp_path / "s"
     chat = _saved(path)
     before = chat.messages
     chat.send("more", **GREEDY)
-    publish = persist.publish
+    replace = os.replace
 
-    def full(folder, name, data):
-        if name == "session.json":
+    def full(source, target, **folders):
+        if target == "session.safetensors":
             raise OSError(28, "No space left on device")
-        publish(folder, name, data)
+        replace(source, target, **folders)
 
-    monkeypatch.setattr(persist, "publish", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StoreError, match="No space left"):
         chat.save(path)
     assert len(_loaded(path).messages) == len(before)

@@ -13,7 +13,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.window import former_of, sequence_of, terms_in_force
-from kamera.window.file import VERSION, Saved, publish, read_saved
+from kamera.window.file import WINDOW, Saved
 from lab.coded import coded
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, over, rig
@@ -163,11 +163,13 @@ def test_a_foreign_file_is_refused(copied, text):
         KameraWindow.load(path, *over(window))
 
 
-@pytest.mark.parametrize(("version", "way"), [(VERSION + 1, "upgrade"), (VERSION - 1, "save it again")])
+@pytest.mark.parametrize(
+    ("version", "way"), [(WINDOW.version + 1, "upgrade"), (WINDOW.version - 1, "save it again")]
+)
 def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version, way):
     window, path = copied
-    document, tensors = read_saved(path)
-    publish(path, Saved(document | {"version": version, "something": "new"}, tensors))
+    document, tensors, _ = WINDOW.read(path)
+    WINDOW.publish(path, Saved(document | {"version": version, "something": "new"}, tensors))
     data = (path / "window.safetensors").read_bytes()
     with pytest.raises(StoreVersionError, match=rf"format {version}.*{way}"):
         KameraWindow.load(path, *over(window))
@@ -208,9 +210,9 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_window_whose_seats_say_another_thing_than_its_kv_is_refused(copied, lie):
     window, path = copied
-    document, tensors = read_saved(path)
+    document, tensors, _ = WINDOW.read(path)
     lie(document)
-    publish(path, Saved(document, tensors))
+    WINDOW.publish(path, Saved(document, tensors))
     with pytest.raises(CorruptChunk, match=LIES[lie]):
         KameraWindow.load(path, *over(window))
 

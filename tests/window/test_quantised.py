@@ -12,7 +12,7 @@ from kamera.errors import PolicyRefused
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import Context, StoreAdmin
 from kamera.window import former_of, keep_orbit
-from kamera.window.file import read_saved
+from kamera.window.file import WINDOW
 from lab.testbed import load
 from tests.engines.compare import relative, worst
 from tests.window.rig import (
@@ -173,7 +173,7 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
     window.save(tmp_path / "exact")
     coded = make(backbone, store, chunks[0])
     coded.save(tmp_path / "coded")
-    document = read_saved(tmp_path / "coded").document
+    document = WINDOW.read(tmp_path / "coded").document
     assert ["coded" in c["copies"]["copy"]["kv"] for c in document["chunks"]] == [True]  # kept in codes
     loaded = KameraWindow.load(tmp_path / "coded", backbone, store)
     assert guarantees(loaded) == ["patched"]

@@ -26,7 +26,7 @@ from kamera.store import StoreAdmin
 from kamera.trust import weakest
 from kamera.window import file as window_file
 from kamera.window import former_of
-from kamera.window.file import Saved, publish, read_saved
+from kamera.window.file import WINDOW, Saved
 from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.content.templates import picture
 from tests.engines.compare import relative, worst
@@ -225,8 +225,10 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
 def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of("qwen3_vl"), chunks_of("qwen3_vl")
     make(backbone, None, *chunks, policy=EXACT).save(tmp_path / "w")
-    document, tensors = read_saved(tmp_path / "w")
-    publish(tmp_path / "w", Saved(document, {k: t for k, t in tensors.items() if k != f"00001/{lost}"}))
+    document, tensors, _ = WINDOW.read(tmp_path / "w")
+    WINDOW.publish(
+        tmp_path / "w", Saved(document, {k: t for k, t in tensors.items() if k != f"00001/{lost}"})
+    )
     with pytest.raises(CorruptChunk, match=rf"window\.safetensors' is malformed \(\w+: .*{says}"):
         KameraWindow.load(tmp_path / "w", backbone, ChunkStore.open("memory://"))
 
