@@ -4,12 +4,12 @@ from kamera.engines import Recipe
 from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
 from kamera.window.certified import grounds_of, library_versions
-from kamera.window.cutting import cut
 from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
-from kamera.window.events import Event, Listener, Outcome
+from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
 from kamera.window.file import Saved, SealedFile, well_formed
 from kamera.window.functions import (
+    cut,
     expect,
     former_of,
     keep_kv,
@@ -29,7 +29,6 @@ from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Reca
 from kamera.window.seats import GLUE, SHORTEST_KEPT
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Plan, Reason
-from kamera.window.trace import Trace, read_events, read_trace
 from kamera.window.window import KameraWindow
 
 __all__ = [

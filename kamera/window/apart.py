@@ -26,27 +26,27 @@ from kamera.window.state import WindowState
 
 
 def stage_of(
-    backbone: Engine, store: ChunkStore, anchor: Anchor, served: ReusePolicy, losses: Losses
+    backbone: Engine,
+    store: ChunkStore,
+    anchor: Anchor,
+    served: ReusePolicy,
+    losses: Losses,
+    max_tokens: int | None,
 ) -> Stage:
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
     queue = None if served.tolerance is None else later_of(backbone)  # a proof asks questions
     former = Former(backbone, store, anchor, served.budget, queue, losses, served.tolerance)
-    stage = Stage(former, backbone.live(holds=True), Spots(backbone, anchor))
-    if store.withheld.read(former.context) is not None:
-        return stage_apart(stage)
-    return stage
+    stage = Stage(former, backbone.live(holds=True), Spots(backbone, anchor), max_tokens)
+    return stage if store.withheld.read(former.context) is None else stage_apart(stage, served)
 
 
-def stage_apart(stage: Stage) -> Stage:
+def stage_apart(stage: Stage, served: ReusePolicy) -> Stage:
     """The parts of a window on a new store in memory, its system prompt prefilled again."""
-    former = stage.former
-    backbone, old = former.backbone, former.anchor
-    store = ChunkStore.open("memory://", tenant=former.store.tenant, kv=former.store.kv)
+    backbone, old = stage.former.backbone, stage.former.anchor
+    tenant, kv = stage.former.store.tenant, stage.former.store.kv
+    store = ChunkStore.open("memory://", tenant=tenant, kv=kv)  # in which nothing is withheld
     anchor = anchor_of(backbone, old.input_ids, old.tail, old.reopen, store)
-    tolerance = None if former.prover is None else former.prover.tolerance
-    losses = type(former.losses)()
-    new = Former(backbone, store, anchor, former.budget, former.queue, losses, tolerance)
-    return replace(stage, former=new, live=backbone.live(holds=True), spots=Spots(backbone, anchor))
+    return stage_of(backbone, store, anchor, served, Losses(), stage.max_tokens)
 
 
 def prefill_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:

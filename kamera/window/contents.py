@@ -19,7 +19,7 @@ from kamera.patches import Ahead, Former
 from kamera.store import memory_of
 from kamera.trust import ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefill_apart, stage_apart
-from kamera.window.events import Event, Listener, outcomes, tell, thumbnails
+from kamera.window.events import Event, Listener, Trace, outcomes, tell, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.recipe import recipe_of
@@ -28,7 +28,6 @@ from kamera.window.requests import Recall, Request, Slide
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
-from kamera.window.trace import Trace
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -277,7 +276,7 @@ class Contents:
         reason = former.store.withheld.reason(former.context)
         if reason is None:
             return
-        stage = stage_apart(self._stage)
+        stage = stage_apart(self._stage, self._terms.served)
         state = prefill_apart(stage, former, self._state)
         self._stage, self._state = stage, state
         self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")

@@ -19,13 +19,13 @@ from kamera.window.apart import stage_of
 from kamera.window.certified import choose_terms
 from kamera.window.file import WINDOW, Saved, Tensors, well_formed
 from kamera.window.naming import NamedRequest
-from kamera.window.plan_json import converter
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
 from kamera.window.run import carry_out
 from kamera.window.seats import Seat, Seats, new_number
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState
+from kamera.window.steps import converter
 
 
 def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
@@ -89,7 +89,7 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = choose_terms(backbone, store, policy, certificate)
     served = terms.served
-    stage = replace(stage_of(backbone, store, anchor, served, losses), max_tokens=max_tokens)
+    stage = stage_of(backbone, store, anchor, served, losses, max_tokens)
     former = stage.former
     with well_formed(where):
         seats = converter().structure(document["seats"], Seats)

@@ -42,8 +42,9 @@ def design_of(former: Former, chunk_id: str, copy: Copy, canonical: bool) -> Des
 
 @dataclass(frozen=True)
 class Sampler:
-    """The `Samples` of a window in ``state`` under ``policy``; ``facts`` of the chunks by id.
+    """Chooses the tokens of chunks that tell enough of the others: None for one not to sample.
 
+    It is of a window in ``state`` under ``policy``; ``facts`` of the chunks by id.
     ``glue`` as in `Limits`: half of such a text's tokens run, if they leave little enough open. Each chunk is
     looked at once, however many orders a plan tries.
     """
@@ -56,7 +57,7 @@ class Sampler:
     _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
     def own(self, seat: Seat) -> SampleSize | None:
-        """As `Samples.own`."""
+        """The tokens to run, by the KV that a chunk has in the window."""
         if seat.number not in self._sizes:
             resident = self.state.tensors[seat.number]
             size = self._size(resident.facts, resident.copy, seat.source.canonical)
@@ -64,7 +65,7 @@ class Sampler:
         return self._sizes[seat.number]
 
     def of_canonical(self, chunk_id: str) -> SampleSize | None:
-        """As `Samples.of_canonical`."""
+        """The tokens to run, by a chunk's stored canonical."""
         if chunk_id not in self._sizes:
             facts = self.facts[chunk_id]
             copy = self.former.find_canonical(facts)

@@ -1,16 +1,25 @@
-"""The parts of a plan, and its inputs."""
+"""The parts of a plan, its inputs, and its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import eq
+from typing import Any, Literal, Protocol, get_type_hints
+
+import cattrs
+from cattrs.preconf.json import make_converter
+from cattrs.strategies import configure_tagged_union
 
 from kamera.engines import PositionLimits
+from kamera.errors import quote
 from kamera.ops import SampleSize
 from kamera.patches import Catalogue
 from kamera.trust import ReusePolicy
-from kamera.window.requests import Request
+from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Request
+from kamera.window.sampling import Sampler
 from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 
 Reason = Literal[
@@ -31,16 +40,6 @@ class Places(Protocol):
     def form(self, chunk_id: str) -> Hashable | None: ...
 
 
-class Samples(Protocol):
-    """The tokens of chunks that tell enough of the others, under one policy: None for one not to sample.
-
-    ``own`` is of the KV that a chunk has in the window.
-    """
-
-    def own(self, seat: Seat) -> SampleSize | None: ...
-    def of_canonical(self, chunk_id: str) -> SampleSize | None: ...
-
-
 @dataclass(frozen=True)
 class Limits:
     """The limits of a window.
@@ -59,7 +58,7 @@ class Limits:
     joins: bool = False
     glue: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
-    samples: Samples | None = None
+    samples: Sampler | None = None
 
 
 @dataclass(frozen=True)
@@ -247,19 +246,75 @@ class Plan:
 
     def outline(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
-        from kamera.window.plan_json import outline
-
-        return outline(self)
+        same = replace(self, cost=Cost(), later=Cost(), arrived=None, notes=())
+        return json.dumps(_unstructure(same), sort_keys=True)
 
     def to_json(self) -> str:
         """The plan as JSON. Chunks of the window before it are numbered from 0, new ones behind them."""
-        from kamera.window.plan_json import plan_to_json
-
-        return plan_to_json(self)
+        return json.dumps({"format": FORMAT, **_unstructure(self)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """A plan out of `to_json`. Raises ValueError for anything else."""
-        from kamera.window.plan_json import plan_from_json
+        try:
+            document = json.loads(text)
+            if document.pop("format") != FORMAT:
+                raise ValueError("it has another format")
+            return converter().structure(document, Plan)
+        except (ValueError, TypeError, KeyError, AttributeError, cattrs.BaseValidationError) as error:
+            raise ValueError(
+                f"{quote(text)} is no plan ({type(error).__name__}): write it with to_json"
+            ) from None
 
-        return plan_from_json(text)
+
+FORMAT = 1
+
+
+def _unstructure(plan: Plan) -> dict[str, Any]:
+    document: dict[str, Any] = converter().unstructure(plan)
+    numbers = {seat.number: i for i, seat in enumerate(plan.before.seats)}
+    return _renumber(document, numbers)
+
+
+def _renumber(value: Any, numbers: dict[int, int]) -> Any:
+    """The document with seats numbered in the order in which they come; unknown ones get the next number."""
+    if isinstance(value, Mapping):
+        return {
+            key: numbers.setdefault(part, len(numbers))
+            if key in ("number", "arrived") and part is not None
+            else [numbers.setdefault(n, len(numbers)) for n in part]
+            if key == "left"
+            else _renumber(part, numbers)
+            for key, part in value.items()
+        }
+    return [_renumber(part, numbers) for part in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def converter() -> cattrs.Converter:
+    """Turns the values of plans into JSON types and back."""
+    made = make_converter(forbid_extra_keys=True)
+    made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
+    made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+
+    def name(value: Any, _: object = None) -> int | Newcomer:
+        """A slot by its index, or a chunk that comes."""
+        return value if isinstance(value, int) else made.structure(value, Newcomer)
+
+    def names(values: Any, _: object = None) -> tuple[int | Newcomer, ...]:
+        return tuple(name(value) for value in values)
+
+    def none(_: Any, __: object) -> tuple[()]:
+        return ()
+
+    given: dict[type, tuple[str, Any]] = {
+        Append: ("content", name),
+        Recall: ("chunk", name),
+        Evict: ("slot", name),
+        Condition: ("slot", name),
+    }
+    for kind, (field, hook) in [*given.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
+        made.register_structure_hook_func(partial(eq, get_type_hints(kind)[field]), hook)
+    configure_tagged_union(Request, made)
+    configure_tagged_union(Step, made)
+    return made

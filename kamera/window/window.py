@@ -86,8 +86,7 @@ class KameraWindow(Contents):
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            stage = stage_of(engine, store, anchor, self._terms.served, losses)
-            self._stage = replace(stage, max_tokens=max_tokens)
+            self._stage = stage_of(engine, store, anchor, self._terms.served, losses, max_tokens)
         self._state = WindowState.empty(engine.axes)
 
     # -- operations ----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
 def test_an_unwritable_trace_only_warns(tmp_path, frames, caplog):
     with ChunkStore.open("memory://") as store:
         window = KameraWindow(vision_backbone(), store, SYSTEM, trace=tmp_path / "no" / "trace.jsonl")
-        with caplog.at_level(logging.WARNING, logger="kamera.window.trace"):
+        with caplog.at_level(logging.WARNING, logger="kamera.window.events"):
             window.append(frames[0])
     assert len(window) == 1
     assert "missing from the trace" in caplog.text
