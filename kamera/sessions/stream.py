@@ -50,8 +50,8 @@ class Stream:
         self.told = 0
         self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
         self._searched = 0
-        self._steps = 0
-        self._seconds: float | None = None
+        self.steps = 0  # tokens of the answer up to now
+        self.seconds: float | None = None  # from the request to the first token's logits
         self._engine: Engine | None = None
         self._started, self._prompt = 0.0, 0
         self._most: int | None = None
@@ -66,30 +66,20 @@ class Stream:
 
     def begin(self, engine: Engine, likeliest: int | None = None) -> None:
         """Follow a request from now on, noting the ``likeliest`` tokens; ValueError for a second one."""
-        if self._steps:
+        if self.steps:
             raise ValueError("this stream has followed an answer: give each answer a stream of its own")
         self._engine, self._most, self._started = engine, likeliest, time.perf_counter()
 
     def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are: a logits processor, in front of all that changes them."""
-        if self._seconds is None:
-            self._seconds = time.perf_counter() - self._started
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - self._started
             self._prompt = input_ids.shape[1]
-        self._steps += 1
+        self.steps += 1
         if self._most is not None:
             self._note(input_ids[0, -1:].tolist())
             self._next = scores[0].float().log_softmax(-1)
         return scores
-
-    @property
-    def steps(self) -> int:
-        """Tokens of the answer up to now."""
-        return self._steps
-
-    @property
-    def seconds(self) -> float | None:
-        """From the request to the first token's logits; None before."""
-        return self._seconds
 
     @property
     def logprobs(self) -> tuple[Logprob, ...] | None:

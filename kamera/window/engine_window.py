@@ -301,7 +301,7 @@ class EngineWindow:
         self._prefilled.discard(chunk_id)  # asked for again once the store has lost it
         limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
         placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
-        source, spot = placer.best_source(newcomer, before, None), self._spot(chunk_id, before)
+        source, spot = placer.best_source(newcomer, before), self._spot(chunk_id, before)
         if (source is None or source.guarantee == "blind") and was is not None and before.seats:
             survivor = self._survivor(was, canonical_at(limits, chunk_id), before)
             if survivor is not None:

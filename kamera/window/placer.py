@@ -81,22 +81,15 @@ class Placer:
         self.steps.append(Clean(seat.number, self._compute(seat)))
         return replace(seat, clean=canonical_at(self.limits, seat.chunk_id))
 
-    def bring(
-        self,
-        chunk: Newcomer | Seat,
-        before: Seats,
-        spot: Spot,
-        was: Seat | None = None,
-        archived: bool = True,
-    ) -> Seat:
+    def bring(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, archived: bool = True) -> Seat:
         """Place a chunk behind ``before`` by the best means the policy admits.
 
-        ``was`` is its present seat if it is in the window: KV prefilled behind the very same exact
-        antecedents is reused as it is, and a clean view stays one. ``archived``: what is known of a newcomer.
+        Of one of the window, KV prefilled behind the very same exact antecedents is reused as it is, and a
+        clean view stays one. ``archived``: what is known of a newcomer.
         """
-        found = self.best_source(chunk, before, was)
+        found, was = self.best_source(chunk, before), chunk if isinstance(chunk, Seat) else None
         number = new_number() if was is None else was.number
-        if found is not None and self._needs_missing_canonical(chunk, found, was):
+        if found is not None and self._needs_missing_canonical(chunk, found):
             found = None  # a few of its tokens cost less than its canonical
         if was is not None and found is was.source:
             seat = replace(was, spot=spot, guarantee=found.guarantee, formed="exact", clean=None)
@@ -113,7 +106,7 @@ class Placer:
             self.steps.append(Place(seat, 0 if found.patch and found.patch.base else self._compute(chunk)))
         else:
             archived, reason = archived if was is None else was.archived, self._reason(chunk, before)
-            sampled = self._sample(chunk, before, spot, was, archived, number, reason)
+            sampled = self._sample(chunk, before, spot, archived, number, reason)
             seat = sampled or self._prefill(
                 chunk, before, spot, archived=archived, number=number, reason=reason
             )
@@ -127,8 +120,8 @@ class Placer:
     def _offers(self) -> Offers:
         return Offers(self.rows, self.policy, self._formed)
 
-    def best_source(self, chunk: Newcomer | Seat, before: Seats, was: Seat | None) -> Source | None:
-        """The best KV that is admitted: of ``was``, or a canonical; None if a forward is needed."""
+    def best_source(self, chunk: Newcomer | Seat, before: Seats) -> Source | None:
+        """The best KV that is admitted: that in the window, or a canonical; None if a forward is needed."""
         base, glue = self.base(chunk.chunk_id), chunk.chunk_id in self.limits.glue
         glue &= base is None and (
             self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
@@ -138,7 +131,7 @@ class Placer:
             source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and there)
             return source if self.policy.admits(source.guarantee) else None
         now = footing(before)
-        held = None if was is None or was.source.canonical else was.source
+        held = chunk.source if isinstance(chunk, Seat) and not chunk.source.canonical else None
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
         if glue:
@@ -210,7 +203,6 @@ class Placer:
         chunk: Newcomer | Seat,
         before: Seats,
         spot: Spot,
-        was: Seat | None,
         archived: bool,
         number: int,
         reason: Reason,
@@ -226,8 +218,8 @@ class Placer:
             return None
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
             return None
-        if was is not None:
-            base, size = was.source, samples.own(was)
+        if isinstance(chunk, Seat):
+            base, size = chunk.source, samples.own(chunk)
         elif self.rows.has_canonical(chunk.chunk_id):
             base, size = canonical_at(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
         else:
@@ -241,7 +233,7 @@ class Placer:
             return None
         if base.home.offset(spot) is None:
             return None
-        own = was is not None and base is was.source
+        own = isinstance(chunk, Seat)
         if own and not (base.canonical and not base.patch):
             size = replace(size, base=base.lineage)
         source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
@@ -249,9 +241,9 @@ class Placer:
         self.steps.append(Sample(seat, before, size, base, own, self._joins_sample(), reason))
         return seat
 
-    def _needs_missing_canonical(self, chunk: Newcomer | Seat, found: Source, was: Seat | None) -> bool:
+    def _needs_missing_canonical(self, chunk: Newcomer | Seat, found: Source) -> bool:
         """True if a chunk of the window would be served from a canonical that is not there yet."""
-        if not self.policy.samples or was is None or found is was.source or found.patch:
+        if not self.policy.samples or isinstance(chunk, Newcomer) or found is chunk.source or found.patch:
             return False
         return not (chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id))
 
@@ -273,7 +265,7 @@ class Placer:
         """A text on the KV of texts that left in its place, unless it is stored."""
         taken = take_over(self.before, chunk, before, spot, self.policy)
         stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-        if taken is None or (stored and self.best_source(chunk, before, None) is not None):
+        if taken is None or (stored and self.best_source(chunk, before) is not None):
             return None
         self.steps.append(taken)
         return taken.seat

@@ -264,7 +264,7 @@ class Planner(Placer):
         """A chunk of `rearrange` that is placed anew: one of the window, or a newcomer."""
         if isinstance(item, Seat):
             item = self._spend(item)
-            return self.bring(item, before, spot, was=item)
+            return self.bring(item, before, spot)
         return self._take(item, before, spot) or self.bring(item, before, spot, archived=False)
 
     def _on_leave(self, asked: OnLeave) -> OnLeave:

@@ -70,19 +70,8 @@ def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
 
 def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, told: RecipeFacts) -> Part:
     shown, spot = seat.shown, seat.spot.shift(back)
-    kv, patch, missing = _rows_of(seat, rows, told)
-    return Part(
-        seat.chunk_id,
-        told.ids[seat.chunk_id],
-        start,
-        spot.low,
-        shown.home.distance(spot),
-        worth,
-        shown.antecedents,
-        None if missing else kv,
-        None if missing else patch,
-        missing,
-    )
+    place = (start, spot.low, shown.home.distance(spot), worth, shown.antecedents)
+    return Part(seat.chunk_id, told.ids[seat.chunk_id], *place, *_rows_of(seat, rows, told))
 
 
 def _is_canonical(seat: Seat, own: Context) -> bool:
