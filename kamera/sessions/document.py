@@ -155,24 +155,11 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, allow_nan=False).encode()
 
 
-def _seal_of(data: bytes) -> dict[str, Any] | None:
-    try:
-        seal = json.loads(data.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return None
-    return seal if isinstance(seal, dict) and seal.get("kamera") == "session" else None
-
-
 def _parse_document(told: Any) -> Document:
     try:
         return _converter().structure(told, Document)
     except cattrs.errors.CattrsError as error:
         raise ValueError(str(error)) from None
-
-
-def _text(document: Mapping[str, Any]) -> bytes:
-    # not sorted: a template writes the keys of tools and arguments in their order
-    return json.dumps(document, allow_nan=False).encode()
 
 
 @cache
