@@ -86,8 +86,8 @@ class Codec:
         front = self._front(plain, where)
         head = read_head(front, source.size, where, self.mac)
         if len(front) + head.size != plain.size:
-            told = len(front) + head.size
-            raise CorruptChunk(f"{where}: {plain.size} bytes, its header tells of {told}")
+            expected_size = len(front) + head.size
+            raise CorruptChunk(f"{where}: {plain.size} bytes, its header tells of {expected_size}")
         self._check_name(head.info.key, name, where)
         return OpenObject(replace(head, info=replace(head.info, key=name)), plain, len(front))
 

@@ -16,11 +16,11 @@ from kamera.store.store import ChunkStore
 
 def conditioned(record: CanonicalRecord, antecedents: Sequence[str]) -> CanonicalRecord:
     """The record of KV that was run behind ``antecedents``, named by its content; reads all of it."""
-    held = [tensor_digest(dict(block)) for block in record.kv.parts]
+    block_digests = [tensor_digest(dict(block)) for block in record.kv.parts]
     places = (tensor_digest(record.input_ids), tensor_digest(record.positions))
-    content = digest("kamera.content.v1", *places, *held)
-    context, behind = replace(record.context, kv="as-is"), tuple(antecedents)
-    return replace(record, kind="conditioned", context=context, antecedents=behind, content=content)
+    content = digest("kamera.content.v1", *places, *block_digests)
+    context, chunk_ids = replace(record.context, kv="as-is"), tuple(antecedents)
+    return replace(record, kind="conditioned", context=context, antecedents=chunk_ids, content=content)
 
 
 def find_conditioned(

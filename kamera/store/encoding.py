@@ -48,8 +48,8 @@ class EncodingRecord:
 
     def header(self) -> Header:
         """Everything but the tensors."""
-        told = common_header(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
-        return told | {"embeds": name_order(self.embeds)}
+        header = common_header(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
+        return header | {"embeds": name_order(self.embeds)}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """``embeds/…``; not copied."""

@@ -46,13 +46,13 @@ class TensorEntry(NamedTuple):
         }
 
 
-def empty_of(told: Mapping[str, Any]) -> torch.Tensor:
+def empty_of(entry: Mapping[str, Any]) -> torch.Tensor:
     """A tensor without memory, as `TensorEntry.to_header` says it.
 
     Raises `LookupError`, `TypeError`, `ValueError` or `OverflowError` for an entry that says none.
     """
     try:
-        return torch.empty(told["shape"], dtype=_TORCH[told["dtype"]], device="meta")
+        return torch.empty(entry["shape"], dtype=_TORCH[entry["dtype"]], device="meta")
     except RuntimeError as error:
         raise ValueError(f"a shape is impossible: {error}") from error
 
@@ -86,11 +86,11 @@ def piece_digests(tensors: Iterable[memoryview], begin: Callable[[], Hasher]) ->
     """The digest of each piece of these bytes, one behind another, by the hash that ``begin`` makes."""
     digests: list[str] = []
     hasher, room = begin(), PIECE
-    for left in tensors:
-        while len(left):
-            taken = min(len(left), room)
-            hasher.update(left[:taken])
-            left, room = left[taken:], room - taken
+    for view in tensors:
+        while len(view):
+            size = min(len(view), room)
+            hasher.update(view[:size])
+            view, room = view[size:], room - size
             if not room:
                 digests.append(hasher.hexdigest())
                 hasher, room = begin(), PIECE

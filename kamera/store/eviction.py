@@ -39,13 +39,13 @@ class Victim(NamedTuple):
     reason: str
 
 
-def value(found: Weighed, now: float) -> float:
+def value(row: Weighed, now: float) -> float:
     """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
-    saved = found.tokens * (ENCODING_COST if found.kind == "encoding" else 1.0)
-    used = decay(1.0, found.created, now)
-    if found.used is not None:
-        used += decay(found.uses, found.used, now)
-    return saved * used
+    tokens = row.tokens * (ENCODING_COST if row.kind == "encoding" else 1.0)
+    uses = decay(1.0, row.created, now)
+    if row.used is not None:
+        uses += decay(row.uses, row.used, now)
+    return tokens * uses
 
 
 def last_use(row: Weighed) -> float:
@@ -67,9 +67,9 @@ def choose(
     """
     groups: dict[tuple[str, ...], _Group] = {}
     total = 0
-    for found in objects:
-        groups.setdefault(found.group, _Group(by)).add(found, found.key in pinned, now)
-        total += found.bytes
+    for row in objects:
+        groups.setdefault(row.group, _Group(by)).add(row, row.key in pinned, now)
+        total += row.bytes
     for group in groups.values():
         group.encoding = None if group.head is None else groups.get(group.head.encoding)
         if group.encoding is not None:
@@ -90,15 +90,15 @@ def choose(
             if size != len(group.values):
                 continue  # a patch has left since: the group was offered again
             # the canonical last: an interruption leaves no patch without one
-            leaving = sorted(group.objects.values(), key=lambda found: found.kind in HEADS)
+            rows = sorted(group.objects.values(), key=lambda row: row.kind in HEADS)
         elif patch.key in group.objects:
-            leaving = [patch]
+            rows = [patch]
         else:
             continue
-        for found in leaving:
-            group.take(found)
-            total -= found.bytes
-            yield Victim(found, "least value per byte" if by == "value" else "least recently used")
+        for row in rows:
+            group.take(row)
+            total -= row.bytes
+            yield Victim(row, "least value per byte" if by == "value" else "least recently used")
         free = group if group.objects else group.encoding
         if free is not None and free is not group:
             free.referring -= 1
@@ -115,28 +115,28 @@ class _Group:
     head: Weighed | None = None
     encoding: _Group | None = None
     referring: int = 0  # canonicals whose encoding it is
-    kept: bool = False  # a member is pinned
+    has_pins: bool = False  # a member is pinned
     objects: dict[str, Weighed] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
     bytes: int = 0
     value: float = 0.0
 
-    def add(self, found: Weighed, pinned: bool, now: float) -> None:
-        if found.kind in HEADS:
-            self.head = found
+    def add(self, row: Weighed, pinned: bool, now: float) -> None:
+        if row.kind in HEADS:
+            self.head = row
         if pinned:
-            self.kept = True
-            self.pinned.add(found.key)
-        self.objects[found.key] = found
-        self.values[found.key] = value(found, now)
-        self.bytes += found.bytes
-        self.value += self.values[found.key]
+            self.has_pins = True
+            self.pinned.add(row.key)
+        self.objects[row.key] = row
+        self.values[row.key] = value(row, now)
+        self.bytes += row.bytes
+        self.value += self.values[row.key]
 
-    def take(self, found: Weighed) -> None:
-        del self.objects[found.key]
-        self.bytes -= found.bytes
-        self.value -= self.values.pop(found.key)
+    def take(self, row: Weighed) -> None:
+        del self.objects[row.key]
+        self.bytes -= row.bytes
+        self.value -= self.values.pop(row.key)
 
     def loose(self) -> list[Weighed]:
         """Patches that may leave alone."""
@@ -151,7 +151,7 @@ class _Group:
 
     def whole(self) -> Iterator[_Offer]:
         """The offer of all together, if they may leave."""
-        if self.head is not None and not self.kept and not self.referring:
+        if self.head is not None and not self.has_pins and not self.referring:
             worth = last_use(self.head) if self.by == "use" else self.value / max(1, self.bytes)
             yield worth, self.head.created, self.head.key, len(self.objects), self, None
 

@@ -115,10 +115,10 @@ def read_head(front: bytes, total: int, source: str, mac: bytes = b"") -> Object
     header = verify_header(front, source, mac)
     try:
         entries, size = _rebuilt(front[8:], header)
-        told = header["digests"]
-        digests, algorithm = told["pieces"], told["algorithm"]
+        digest_fields = header["digests"]
+        digests, algorithm = digest_fields["pieces"], digest_fields["algorithm"]
         fits = isinstance(digests, list) and len(digests) == count_pieces(size)
-        if len(told) > 2 or not fits or not all(map(is_key, digests)):
+        if len(digest_fields) > 2 or not fits or not all(map(is_key, digests)):
             raise ValueError(f"{len(digests)} digests of {size} bytes of tensors")
     except KeyError as error:
         raise CorruptChunk(f"{source}: {error} is missing") from error
@@ -133,20 +133,20 @@ def read_head(front: bytes, total: int, source: str, mac: bytes = b"") -> Object
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     """Entries of the tensors and their bytes, by a header that must be the one way to write its record."""
-    told = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+    header_entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
     # shapes without memory: they are checked before memory is allocated for them
-    record = record_of(header, {name: empty_of(entry) for name, entry in told.items()})
-    rebuilt = header_of(record, header["created"], header["digests"])
+    record = record_of(header, {name: empty_of(entry) for name, entry in header_entries.items()})
+    new_header = header_of(record, header["created"], header["digests"])
     # as text, because True == 1 == 1.0 in Python
-    mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (rebuilt, header))
-    if wrong := sorted({name for name, _ in mine.items() ^ theirs.items()}):
-        raise ValueError(f"header fields {wrong} disagree with the tensors")
-    held = record.tensors()
-    if left_over := told.keys() - held.keys():
-        raise ValueError(f"tensors the header does not name: {sorted(left_over)}")
-    entries = file_entries(held)
-    found = text[: DIGEST.start - 8] + b"0" * 64 + text[DIGEST.stop - 8 :]
-    if found != text_of(rebuilt, entries):
+    mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (new_header, header))
+    if wrong_fields := sorted({name for name, _ in mine.items() ^ theirs.items()}):
+        raise ValueError(f"header fields {wrong_fields} disagree with the tensors")
+    tensors = record.tensors()
+    if extra_names := header_entries.keys() - tensors.keys():
+        raise ValueError(f"tensors the header does not name: {sorted(extra_names)}")
+    entries = file_entries(tensors)
+    undigested_text = text[: DIGEST.start - 8] + b"0" * 64 + text[DIGEST.stop - 8 :]
+    if undigested_text != text_of(new_header, entries):
         raise ValueError("the header is not laid out as it is written")
     return entries, max((entry.end for entry in entries.values()), default=0)
 
@@ -222,8 +222,8 @@ def _budget_of(header: Header) -> PatchBudget | None:
 
 
 def _orderings_of(header: Header) -> int | None:
-    told = header["info"].get("orderings") if header["kind"] == "orbit" else None
-    return told if is_count(told) else None
+    orderings = header["info"].get("orderings") if header["kind"] == "orbit" else None
+    return orderings if is_count(orderings) else None
 
 
 def _digest(front: bytes | bytearray, mac: bytes) -> bytes:

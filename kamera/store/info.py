@@ -71,8 +71,8 @@ class Selection(NamedTuple):
 
     def of(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those of ``objects``, in their order."""
-        found = [info for info in objects if self.selects(info)]
-        return found[self.offset :][: self.limit]
+        infos = [info for info in objects if self.selects(info)]
+        return infos[self.offset :][: self.limit]
 
     def selects(self, info: ObjectInfo) -> bool:
         """True if an object is of this kind, chunk and context."""
@@ -150,13 +150,13 @@ class Census:
     @classmethod
     def of(cls, objects: Sequence[Weighed], kinds: Iterable[str]) -> Census:
         """The census of ``objects``, whose kinds are all in ``kinds``."""
-        held = {kind: [one.bytes for one in objects if one.kind == kind] for kind in kinds}
+        kind_sizes = {kind: [one.bytes for one in objects if one.kind == kind] for kind in kinds}
         forms = sorted({one.kv for one in objects})
-        of = {form: [one.bytes for one in objects if one.kv == form] for form in forms}
+        form_sizes = {form: [one.bytes for one in objects if one.kv == form] for form in forms}
         models = (one for one in objects if one.kind not in ("anchor", "encoding"))
         return cls(
-            kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in held.items()},
-            forms={form: KindCount(len(sizes), sum(sizes)) for form, sizes in of.items()},
+            kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in kind_sizes.items()},
+            forms={form: KindCount(len(sizes), sum(sizes)) for form, sizes in form_sizes.items()},
             chunks=len({one.chunk_id for one in objects if one.kind != "anchor"}),
             contexts=len({(one.fingerprint, one.anchor, one.kv) for one in models}),
         )

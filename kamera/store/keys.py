@@ -96,9 +96,9 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     """
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact', 'sampled' or 'orbit', not {quote(kind)}")
-    ordered = sorted(antecedents) if kind == "orbit" else antecedents
+    names = sorted(antecedents) if kind == "orbit" else antecedents
     based, anchor = (".based", [base]) if base else ("", [])
-    return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *ordered)
+    return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *names)
 
 
 def object_key(
@@ -165,17 +165,17 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
     Raises `UnknownChunk` if there is none, `AmbiguousId` if there are several; ``what`` is the noun for
     the ids in the message.
     """
-    found = sorted({one for one in ids if one.startswith(start)}) if start else []
-    if start in found:
+    matches = sorted({one for one in ids if one.startswith(start)}) if start else []
+    if start in matches:
         return start
-    if not found:
+    if not matches:
         raise UnknownChunk(f"no {what} here begins with {quote(start)}: kamera store ls shows what there is")
-    if len(found) > 1:
-        shown = ", ".join(one[: len(start) + 6] for one in found[:3])
+    if len(matches) > 1:
+        examples = ", ".join(one[: len(start) + 6] for one in matches[:3])
         raise AmbiguousId(
-            f"{quote(start)} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
+            f"{quote(start)} names no one {what}: {len(matches)} begin so ({examples}, …); give more of it"
         )
-    return found[0]
+    return matches[0]
 
 
 def _domain(what: str, context: Context) -> str:

@@ -30,7 +30,7 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
         encodings=kinds["encoding"].objects,
         anchors=kinds["anchor"].objects,
         conditioned=kinds["conditioned"].objects,
-        bytes=sum(held.bytes for held in kinds.values()),
+        bytes=sum(count.bytes for count in kinds.values()),
         memory=tiers.memory.stats(),
         remote=tiers.remote_stats(),
         directory=disk is not None,

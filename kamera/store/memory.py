@@ -39,12 +39,12 @@ class MemoryTier:
     """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
     A record is valid for one ``stamp`` (of its file): a look-up with another drops it and is a miss. What is
-    pinned or in ``held`` is not evicted; a record for which that leaves no room is not kept.
+    pinned or in ``names_to_keep`` is not evicted; a record for which that leaves no room is not kept.
     """
 
-    def __init__(self, limit: int, held: Container[str] = ()) -> None:
+    def __init__(self, limit: int, names_to_keep: Container[str] = ()) -> None:
         self.limit = limit
-        self._held = held
+        self._names_to_keep = names_to_keep
         self.pins = PinBook(PinCell(), most=limit // 2)  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
@@ -75,7 +75,7 @@ class MemoryTier:
             for key, other in self._entries.items():
                 if excess <= 0:
                     break
-                if key not in pinned and key not in self._held:
+                if key not in pinned and key not in self._names_to_keep:
                     victims.append(key)
                     excess -= other.nbytes
             if excess > 0:

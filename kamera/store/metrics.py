@@ -40,7 +40,7 @@ _TIMES: dict[str, tuple[str, list[str]]] = {
 _ZEROS = [  # a rate needs a zero to start from
     *(("kamera_store_misses", why) for why in ("absent", "remote_dead", "failed", *_REFUSALS.values())),
     *(("kamera_store_integrity_refusals", why) for why in _REFUSALS.values()),
-    *(("kamera_audits", found) for found in ("right", "wrong")),
+    *(("kamera_audits", verdict) for verdict in ("right", "wrong")),
 ]
 
 
@@ -66,10 +66,10 @@ class Counters:
         """Count a look-up that found nothing to serve, or raised ``error``."""
         why = "remote_dead" if remote_down else "absent"
         if error is not None:
-            found = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
-            why = found or "failed"
-            if found is not None:
-                self.count("kamera_store_integrity_refusals", found)
+            refusal = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+            why = refusal or "failed"
+            if refusal is not None:
+                self.count("kamera_store_integrity_refusals", refusal)
         self.count("kamera_store_misses", why)
         self.time("kamera_store_get_seconds", seconds, "miss")
 
@@ -92,10 +92,10 @@ class Metrics(Counters):
             raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
         self._lock = threading.Lock()
         self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._sums = {name: prometheus.Counter(name, *told, registry=None) for name, told in _SUMS.items()}
+        self._sums = {name: prometheus.Counter(name, *texts, registry=None) for name, texts in _SUMS.items()}
         self._times = {
-            name: prometheus.Histogram(name, *told, registry=None, buckets=_SECONDS)
-            for name, told in _TIMES.items()
+            name: prometheus.Histogram(name, *texts, registry=None, buckets=_SECONDS)
+            for name, texts in _TIMES.items()
         }
         for metric, why in _ZEROS:
             self._sums[metric].labels(why)
@@ -106,8 +106,8 @@ class Metrics(Counters):
         self._sums[metric].labels(*labels).inc()
 
     def time(self, metric: str, seconds: float, *labels: str) -> None:
-        timed = self._times[metric]
-        (timed.labels(*labels) if labels else timed).observe(seconds)
+        histogram = self._times[metric]
+        (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     def watch(self, store: Watched) -> None:
         with self._lock:
@@ -117,8 +117,8 @@ class Metrics(Counters):
         """The counters, and the state of the stores, for Prometheus."""
         from prometheus_client import core
 
-        for counted in (*self._sums.values(), *self._times.values()):
-            yield from counted.collect()
+        for metric in (*self._sums.values(), *self._times.values()):
+            yield from metric.collect()
         with self._lock:
             stores = list(self._stores)
         size = core.GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])
@@ -126,22 +126,22 @@ class Metrics(Counters):
         memory = core.CounterMetricFamily("kamera_store_memory", "Look-ups", labels=["store", "event"])
         remote = core.CounterMetricFamily("kamera_remote", "Calls", labels=["store", "event"])
         up = core.GaugeMetricFamily("kamera_remote_up", "1: it answers", labels=["store", "direction"])
-        pending = core.GaugeMetricFamily("kamera_remote_pending_uploads", "To be sent", labels=["store"])
+        uploads = core.GaugeMetricFamily("kamera_remote_pending_uploads", "To be sent", labels=["store"])
         for stats in filter(None, map(_of, stores)):
-            url, held, far = stats.url, stats.memory, stats.remote
-            tiers = [("memory", held.bytes, held.objects), ("disk", stats.bytes, stats.objects)]
+            url, memory_use, remote_use = stats.url, stats.memory, stats.remote
+            tiers = [("memory", memory_use.bytes, memory_use.objects), ("disk", stats.bytes, stats.objects)]
             for tier, amount, number in tiers if stats.directory else tiers[:1]:
                 size.add_metric([url, tier], amount)
                 objects.add_metric([url, tier], number)
             for event in ("hits", "misses", "evictions"):
-                memory.add_metric([url, event], getattr(held, event))
-            if far is not None:
+                memory.add_metric([url, event], getattr(memory_use, event))
+            if remote_use is not None:
                 for event in ("calls", "failures", "skipped", "hits", "misses", "refused", "stored"):
-                    remote.add_metric([url, event], getattr(far, event))
+                    remote.add_metric([url, event], getattr(remote_use, event))
                 for direction in ("reads", "writes"):
-                    up.add_metric([url, direction], float(getattr(far, direction) == "closed"))
-                pending.add_metric([url], far.pending)
-        yield from (size, objects, memory, remote, up, pending)
+                    up.add_metric([url, direction], float(getattr(remote_use, direction) == "closed"))
+                uploads.add_metric([url], remote_use.pending)
+        yield from (size, objects, memory, remote, up, uploads)
 
 
 def _of(store: Watched) -> StoreStats | None:

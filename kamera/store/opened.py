@@ -51,24 +51,24 @@ class OpenObject:
 
         No thread reads on after this returns or raises: `CorruptChunk`, and `OSError` as the system does.
         """
-        under_way: list[Future[None]] = []
+        futures: list[Future[None]] = []
         try:
             for piece in range(len(self._pieces)):
                 if pool is None or len(self._pieces) == 1:
                     self.fill(piece)
                     continue
                 try:
-                    under_way.append(pool.submit(self.fill, piece))
+                    futures.append(pool.submit(self.fill, piece))
                 except RuntimeError as error:
                     if "shutdown" not in str(error):
                         raise  # no thread was to be had for it: it is queued all the same
                     self.fill(piece)  # the store is being closed
-            for filled in under_way:
-                filled.result()
+            for future in futures:
+                future.result()
         finally:
-            for filled in under_way:
-                filled.cancel()
-            wait(under_way)
+            for future in futures:
+                future.cancel()
+            wait(futures)
         try:
             return record_of(self.head.header, self.tensors)
         except ValueError as error:  # the header is of other tensors than those behind it
@@ -85,8 +85,8 @@ class OpenObject:
         hasher = head.hasher()
         hasher.update(view)
         if not hmac.compare_digest(hasher.hexdigest(), head.digests[piece]):
-            changed = f"bytes {start} to {end} of its tensors have changed"
-            raise CorruptChunk(f"{head.source}: the digest does not match, {changed}")
+            change = f"bytes {start} to {end} of its tensors have changed"
+            raise CorruptChunk(f"{head.source}: the digest does not match, {change}")
 
 
 def allocate_bytes(size: int) -> torch.Tensor:

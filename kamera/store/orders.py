@@ -30,11 +30,11 @@ def rank(record: Record) -> int:
 
 def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
     """The numbers of the orders by `rank`: one batch, or more if an object is ordered twice."""
-    left = sorted(orders, key=lambda i: rank(orders[i].record))
-    while left:
-        first = {orders[i].name: i for i in reversed(left)}
-        yield [i for i in left if first[orders[i].name] == i]
-        left = [i for i in left if first[orders[i].name] != i]
+    rest = sorted(orders, key=lambda i: rank(orders[i].record))
+    while rest:
+        first = {orders[i].name: i for i in reversed(rest)}
+        yield [i for i in rest if first[orders[i].name] == i]
+        rest = [i for i in rest if first[orders[i].name] != i]
 
 
 def refuse(order: PutOrder, outcomes: dict[str, Any]) -> bool:

@@ -40,8 +40,8 @@ class Outline:
         media: Sequence[str] = (),
     ) -> Outline:
         """The outline of token ids ``[S]`` at ``positions`` ``[axes, S]``."""
-        held = bool(input_ids.shape[0])
-        ends = (positions.amin(1).tolist(), positions.amax(1).tolist()) if held else ((), ())
+        has_tokens = bool(input_ids.shape[0])
+        ends = (positions.amin(1).tolist(), positions.amax(1).tolist()) if has_tokens else ((), ())
         opening = tuple(input_ids[:OPENING].tolist())
         whole = ids_digest(input_ids.numpy())
         return cls(whole, opening, tuple(ends[0]), tuple(ends[1]), tuple(advance), tuple(media))

@@ -62,15 +62,15 @@ class Pages:
     @classmethod
     def of(cls, text: bytes | None) -> Pages:
         """The inverse of `text` (None: nothing is pinned). Raises `ValueError` or `TypeError` for another."""
-        said = json.loads(cls().text() if text is None else text)
-        if not isinstance(said, dict) or said.keys() != {"format", "pins", "cap", "remote"}:
+        data = json.loads(cls().text() if text is None else text)
+        if not isinstance(data, dict) or data.keys() != {"format", "pins", "cap", "remote"}:
             raise ValueError("it is not what is written there")
-        pages = cls({n: PinEntry(n, *pin) for n, pin in said["pins"].items()}, said["cap"], said["remote"])
+        pages = cls({n: PinEntry(n, *pin) for n, pin in data["pins"].items()}, data["cap"], data["remote"])
         fits = [isinstance(pages.cap, int | None), isinstance(pages.remote, str | None)]
         for pin in pages.pins.values():
             fits += [isinstance(pin.bytes, int), isinstance(pin.expires, int | float | None)]
             fits.append(isinstance(pin.home, str | None))
-        if said["format"] != _FORMAT or not all(fits):
+        if data["format"] != _FORMAT or not all(fits):
             raise ValueError("it makes no sense")
         return pages
 
@@ -132,26 +132,26 @@ class PinBook:
         """
         if ttl is not None and not ttl > 0:
             raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
-        wanted = dict(objects)
+        sizes = dict(objects)
         expires = None if ttl is None else self._clock() + ttl
         for pages in self._changing():
-            pages.pins.update({n: PinEntry(n, size, expires, homes.get(n)) for n, size in wanted.items()})
+            pages.pins.update({n: PinEntry(n, size, expires, homes.get(n)) for n, size in sizes.items()})
             if pages.cap is not None and pages.size > pages.cap:
                 raise PinsFull(
                     f"{pages.size} bytes would be pinned, over the cap of {pages.cap}: unpin something, or "
                     "raise the cap"
                 )
         if self._also is not None:
-            self._also.pin(wanted.items(), ttl, homes)
+            self._also.pin(sizes.items(), ttl, homes)
 
     def unpin(self, names: Iterable[str]) -> int:
         """Unpin objects; return the number that were pinned."""
-        wanted, count = list(dict.fromkeys(names)), 0
-        if self._pages(self.cell.get()).pins.keys() & set(wanted):
+        unique_names, count = list(dict.fromkeys(names)), 0
+        if self._pages(self.cell.get()).pins.keys() & set(unique_names):
             for pages in self._changing():
-                count = sum(pages.pins.pop(name, None) is not None for name in wanted)
+                count = sum(pages.pins.pop(name, None) is not None for name in unique_names)
         if self._also is not None:
-            self._also.unpin(wanted)
+            self._also.unpin(unique_names)
         return count
 
     def list(self) -> list[PinEntry]:
@@ -209,8 +209,8 @@ class PinBook:
             pages, now = self._pages(text), self._clock()
             pages.pins = {name: pin for name, pin in pages.pins.items() if pin.holds(now)}
             yield pages
-            changed = pages.text()
-            if changed in (text, Pages().text() if text is None else text) or self.cell.replace(
-                changed, text
+            new_text = pages.text()
+            if new_text in (text, Pages().text() if text is None else text) or self.cell.replace(
+                new_text, text
             ):
                 return

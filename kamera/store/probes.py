@@ -45,8 +45,8 @@ def probe_text(answers: Answers, tolerance: float) -> str:
     """
     if not answers:
         return ""
-    named = (f"{name}={_pack(values)}" for name, values in sorted(answers.items()))
-    return " ".join((f"{tolerance:.0e}", *named))
+    parts = (f"{name}={_pack(values)}" for name, values in sorted(answers.items()))
+    return " ".join((f"{tolerance:.0e}", *parts))
 
 
 def check_probe(probe: str) -> None:
@@ -61,19 +61,19 @@ def compare(mine: str, theirs: str, what: str) -> None:
     """
     if not mine or mine == theirs:
         return
-    tolerance, known = _parse(mine)
-    other = _parse(theirs)[1] if theirs else {}
-    if not other.keys() & known.keys():
+    tolerance, my_answers = _parse(mine)
+    their_answers = _parse(theirs)[1] if theirs else {}
+    if not their_answers.keys() & my_answers.keys():
         raise ComputationChanged(
             f"{what} does not say what the model that computed it answers to the probe: delete it, or use "
             "another store"
         )
-    for name in sorted(known.keys() & other.keys()):
-        apart = answers_apart(known[name], other[name])
-        if not apart <= tolerance:
+    for name in sorted(my_answers.keys() & their_answers.keys()):
+        gap = answers_apart(my_answers[name], their_answers[name])
+        if not gap <= tolerance:
             raise ComputationChanged(
                 f"{what} was computed by a model of this fingerprint that answers the {name} probe otherwise "
-                f"than this one (relative distance {apart:.1e}, tolerance {tolerance:.0e}): nothing that can "
+                f"than this one (relative distance {gap:.1e}, tolerance {tolerance:.0e}): nothing that can "
                 "be digested differs; undo what was patched, or use another store"
             )
 
@@ -91,9 +91,9 @@ def _pack(values: Sequence[float]) -> str:
 
 
 def _parse(probe: str) -> tuple[float, dict[str, tuple[float, ...]]]:
-    tolerance, *named = probe.split(" ")
+    tolerance, *parts = probe.split(" ")
     answers = {}
-    for one in named:
+    for one in parts:
         name, _, packed = one.partition("=")
         data = base64.b64decode(packed, validate=True)
         if not data or len(data) % 4:

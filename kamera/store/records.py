@@ -146,12 +146,12 @@ class CanonicalRecord:
         """
         flat = {"input_ids": self.input_ids, "positions": self.positions}
         for i, block in enumerate(_channels(self.kv)):
-            for channel, held in block.items():
+            for channel, values in block.items():
                 name = f"kv/{i}/{channel}"
-                if isinstance(held, CodedChannel):
-                    flat.update({f"{name}/{part}": t for part, t in codes_tensors(held)})
+                if isinstance(values, CodedChannel):
+                    flat.update({f"{name}/{part}": t for part, t in codes_tensors(values)})
                 else:
-                    flat[name] = held
+                    flat[name] = values
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
         return flat
 
@@ -239,8 +239,8 @@ class PatchRecord:
             "ranks": [{n: list(f.ranks) for n, f in block.items()} for block in self.patch.blocks.parts],
         }
         if self._has_codes:
-            held = [{n: sorted(f.tensors()) for n, f in block.items()} for block in self.patch.blocks.parts]
-            header["factors"] = held
+            names = [{n: sorted(f.tensors()) for n, f in block.items()} for block in self.patch.blocks.parts]
+            header["factors"] = names
         return header
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -259,8 +259,8 @@ class PatchRecord:
         """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
 
         def factors(i: int, channel: str, ranks: Sequence[int]) -> LowRanks:
-            held = header["factors"][i][channel] if "factors" in header else ("left", "right")
-            return LowRanks.from_tensors({n: tensors[f"patch/{i}/{channel}/{n}"] for n in held}, ranks)
+            names = header["factors"][i][channel] if "factors" in header else ("left", "right")
+            return LowRanks.from_tensors({n: tensors[f"patch/{i}/{channel}/{n}"] for n in names}, ranks)
 
         parts = [
             {channel: factors(i, channel, ranks) for channel, ranks in block.items()}

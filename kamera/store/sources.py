@@ -68,12 +68,12 @@ class FileSource:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, start: int, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            got = os.preadv(self._descriptor, [view[done:]], start + done)
-            if not got:
-                raise EOFError(f"the file ends at byte {start + done}, it had {self.size}")
-            done += got
+        bytes_read = 0
+        while bytes_read < len(view):
+            count = os.preadv(self._descriptor, [view[bytes_read:]], start + bytes_read)
+            if not count:
+                raise EOFError(f"the file ends at byte {start + bytes_read}, it had {self.size}")
+            bytes_read += count
 
     def close(self) -> None:
         """Close the file; may be called again, and nothing is read afterwards."""

@@ -201,9 +201,9 @@ class ChunkStore:
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._object_name(context, chunk_id, antecedents, kind, base)
-        there = bool(self._tiers.present([key]))
-        self._count_look(there)
-        return there
+        is_present = bool(self._tiers.present([key]))
+        self._count_look(is_present)
+        return is_present
 
     def info(
         self,
@@ -280,8 +280,8 @@ class ChunkStore:
         for flush in list(self.awaited.values()):
             flush()
         self._tiers.close()
-        closed: Any = Closed(self.url)
-        self._tiers = self._disk = self._memory = self._search = closed
+        stand_in: Any = Closed(self.url)
+        self._tiers = self._disk = self._memory = self._search = stand_in
 
     def __enter__(self) -> ChunkStore:
         return self
@@ -330,8 +330,8 @@ class ChunkStore:
             compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
 
-    def _count_look(self, there: bool) -> None:
-        answer = "there" if there else "remote_dead" if self._remote_is_down() else "absent"
+    def _count_look(self, is_present: bool) -> None:
+        answer = "there" if is_present else "remote_dead" if self._remote_is_down() else "absent"
         self.metrics.count("kamera_store_asked", answer)
 
     def _remote_is_down(self) -> bool:
@@ -350,10 +350,10 @@ class ChunkStore:
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in turns(orders):
-            found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
-            for i, own in found.items():
-                refused = own if isinstance(own, Exception) else None
-                puts[i] = Put(orders[i].name, refused, own is not None and refused is None)
+            results = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
+            for i, result in results.items():
+                refusal = result if isinstance(result, Exception) else None
+                puts[i] = Put(orders[i].name, refusal, result is not None and refusal is None)
         return [puts[i] for i in range(len(records))]
 
     def _object_name(
@@ -375,8 +375,8 @@ class ChunkStore:
 
 def present(store: ChunkStore, keys: Iterable[str]) -> set[str]:
     """Those of ``keys`` that a look-up would find; nothing is read, and a remote is asked once."""
-    named = {store._codec.name(key): key for key in keys}
-    return {named[name] for name in store._tiers.present(list(named))}
+    keys_by_name = {store._codec.name(key): key for key in keys}
+    return {keys_by_name[name] for name in store._tiers.present(list(keys_by_name))}
 
 
 def signature(store: ChunkStore, text: str) -> str:

@@ -64,7 +64,7 @@ class Tiers:
         self._turns: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
         self._turning = threading.Lock()
         self._uploads = Uploads(self._send)
-        self._dropped: dict[str, None] = {}
+        self._dropped_names: dict[str, None] = {}
         # with a disk, memory may evict a pending object: it is read again
         self.memory = MemoryTier(memory_limit, self._uploads if disk is None else ())
         self.pins = remote.pins if remote is not None else self.memory.pins if disk is None else disk.pins
@@ -73,8 +73,8 @@ class Tiers:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
             disk.pins.caches(remote.url)
             trim(disk)
-            left = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
-            for row in sorted(left, key=BY_AGE):
+            rows = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
+            for row in sorted(rows, key=BY_AGE):
                 self._uploads.add(row.key)
 
     @property
@@ -86,46 +86,46 @@ class Tiers:
         """The object ``name`` from the nearest tier that has it."""
         damage = None
         try:
-            found = self._local(name)
+            record = self._local(name)
         except CorruptChunk as error:  # set aside by now; the remote may have a good one
-            found, damage = None, error
-        if found is None and self.remote is not None:
+            record, damage = None, error
+        if record is None and self.remote is not None:
             with self._alone([name]):
-                found = self._fetch(name, self.remote)
-        if found is None and damage is not None:
+                record = self._fetch(name, self.remote)
+        if record is None and damage is not None:
             raise damage
-        return found
+        return record
 
     def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
         """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
 
         The names differ, and the orders come by their rank.
         """
-        found: dict[str, Record | Exception | None] = {}
-        coming: list[PutOrder] = []
+        results: dict[str, Record | Exception | None] = {}
+        batch: list[PutOrder] = []
         for order in orders:
             try:
                 if not order.replace and self._holds(order.name):
-                    found[order.name] = None
+                    results[order.name] = None
                 else:
-                    coming.append(order._replace(record=detach(order.record)))
+                    batch.append(order._replace(record=detach(order.record)))
             except KameraError as error:
-                found[order.name] = error
-        with self._alone([order.name for order in coming]):
+                results[order.name] = error
+        with self._alone([order.name for order in batch]):
             if self.disk is None:
-                self._put_without_disk(coming, found)
+                self._put_without_disk(batch, results)
             else:
-                self._put_on_disk(self.disk, coming, found)
-        return [found[order.name] for order in orders]
+                self._put_on_disk(self.disk, batch, results)
+        return [results[order.name] for order in orders]
 
     def present(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
-        found = {name for name in names if self._has_here(name)}
-        away = [name for name in names if name not in found]
+        hits = {name for name in names if self._has_here(name)}
+        misses = [name for name in names if name not in hits]
         try:
-            return found | self.remote.present(away) if self.remote is not None and away else found
+            return hits | self.remote.present(misses) if self.remote is not None and misses else hits
         except RemoteUnavailable:
-            return found
+            return hits
 
     def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
         """The info of the object ``name``. ``certain``: raise `RemoteUnavailable` rather than guess."""
@@ -141,29 +141,29 @@ class Tiers:
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """The infos of these objects; the remote is asked once. Raises `RemoteUnavailable`."""
-        found = {name: self._info_here(name) for name in names}
-        away = [name for name, info in found.items() if info is None]
-        if self.remote is not None and away:
-            found.update(zip(away, self.remote.listing.of(away), strict=True))
-        return [found[name] for name in names]
+        infos = {name: self._info_here(name) for name in names}
+        misses = [name for name, info in infos.items() if info is None]
+        if self.remote is not None and misses:
+            infos.update(zip(misses, self.remote.listing.of(misses), strict=True))
+        return [infos[name] for name in names]
 
-    def infos(self, wanted: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
+    def infos(self, selection: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
         """Infos of the objects, oldest first; ``here``, and while the remote is down, only of those here."""
-        check_kind(wanted.kind)
+        check_kind(selection.kind)
         remote = None if here else self.remote
         if self.disk is None:
-            nearest = self.memory.infos(wanted.chunk_id)
+            near_infos = self.memory.infos(selection.chunk_id)
         else:
-            nearest = list(self.disk.index.iterate(self._tenant, wanted if remote is None else ALL))
+            near_infos = list(self.disk.index.iterate(self._tenant, selection if remote is None else ALL))
         if remote is None:
-            return wanted.of(nearest) if self.disk is None else nearest
-        found = {info.key: info for info in nearest}
+            return selection.of(near_infos) if self.disk is None else near_infos
+        infos = {info.key: info for info in near_infos}
         try:
             for info in remote.listing.infos():
-                found.setdefault(info.key, info)
+                infos.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return wanted.of(sorted(found.values(), key=BY_AGE))
+        return selection.of(sorted(infos.values(), key=BY_AGE))
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
@@ -179,15 +179,15 @@ class Tiers:
     def collect(self, objects: Sequence[Weighed]) -> list[bool]:
         """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
         with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
-            kept = self.pins.names_to_keep()
+            pin_names = self.pins.names_to_keep()
             if self.remote is not None:
-                self.delete([one.key for one in objects if one.key not in kept])
-                return [one.key not in kept for one in objects]
+                self.delete([one.key for one in objects if one.key not in pin_names])
+                return [one.key not in pin_names for one in objects]
             assert self.disk is not None
-            gone = [one.key not in kept and self.disk.delete(one.key, one.stamp) for one in objects]
+            outcomes = [one.key not in pin_names and self.disk.delete(one.key, one.stamp) for one in objects]
         for one in objects:
             self.memory.drop(one.key)  # it is read again if it stayed
-        return gone
+        return outcomes
 
     def remote_stats(self) -> RemoteStats | None:
         """The remote's counters and the number of pending objects; None without a remote."""
@@ -199,7 +199,7 @@ class Tiers:
 
     def flush(self, timeout: float | None) -> FlushReport:
         """Wait until the remote has everything, at most ``timeout`` seconds (None: for ever)."""
-        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
+        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped_names))
 
     def close(self) -> None:
         """Send the pending objects, unless the remote is down, and release all tiers."""
@@ -230,16 +230,16 @@ class Tiers:
             return self.memory.get(name)
         # asking the file each time costs microseconds, and shows the changes of other processes at once
         stamp = self.disk.stamp(name)
-        kept = self.memory.get(name, stamp)
+        record = self.memory.get(name, stamp)
         if stamp is not None:
             self.disk.index.notes.used(name)
-        if kept is not None or stamp is None:
-            return kept
-        found = self.disk.read(name)
-        if found is None:
+        if record is not None or stamp is None:
+            return record
+        disk_copy = self.disk.read(name)
+        if disk_copy is None:
             return None
-        self.memory.put(found.record, found.info, found.stamp)
-        return found.record
+        self.memory.put(disk_copy.record, disk_copy.info, disk_copy.stamp)
+        return disk_copy.record
 
     def _holds(self, name: str) -> bool:
         # the remote is not asked: an object that it lists may still turn out damaged
@@ -261,71 +261,71 @@ class Tiers:
         if self._has_here(name):  # fetched while this call waited
             return self._local(name)
         try:
-            found = remote.read(name)
+            remote_copy = remote.read(name)
         except RemoteUnavailable:
             return None
-        if found is None:
+        if remote_copy is None:
             return None
         if self.disk is None:
-            self.memory.put(found.record, found.info)
-            return found.record
-        order = PutOrder(name, found.record, replace=False, file=(found.info, found.data))
-        [stamped] = self.disk.write_many([order])
-        if isinstance(stamped, Exception):  # such as no room: the object is served all the same
-            logger.warning("%s is not cached: %s", name, stamped)
-        elif stamped is not None:  # else an intact one stays there
-            self.disk.index.notes.note_sent(name, stamped[1])
+            self.memory.put(remote_copy.record, remote_copy.info)
+            return remote_copy.record
+        order = PutOrder(name, remote_copy.record, replace=False, file=(remote_copy.info, remote_copy.data))
+        [result] = self.disk.write_many([order])
+        if isinstance(result, Exception):  # such as no room: the object is served all the same
+            logger.warning("%s is not cached: %s", name, result)
+        elif result is not None:  # else an intact one stays there
+            self.disk.index.notes.note_sent(name, result[1])
             trim(self.disk)
-            self.memory.put(found.record, *stamped)
-        return found.record
+            self.memory.put(remote_copy.record, *result)
+        return remote_copy.record
 
     def _put_on_disk(
-        self, disk: DiskTier, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
+        self, disk: DiskTier, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
     ) -> None:
-        coming = [order for order in orders if not refuse(order, found)]
-        for order, stamped in zip(coming, disk.write_many(coming), strict=True):
-            if stamped is None or isinstance(stamped, Exception):
-                found[order.name] = stamped
+        batch = [order for order in orders if not refuse(order, results)]
+        for order, result in zip(batch, disk.write_many(batch), strict=True):
+            if result is None or isinstance(result, Exception):
+                results[order.name] = result
                 continue
-            found[order.name] = order.record
-            self.memory.put(order.record, *stamped)
+            results[order.name] = order.record
+            self.memory.put(order.record, *result)
             if self.remote is not None:
                 self._uploads.add(order.name)
 
     def _put_without_disk(
-        self, orders: Sequence[PutOrder], found: dict[str, Record | Exception | None]
+        self, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
     ) -> None:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
         for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
-            coming = [order for order in wave if not refuse(order, found)]
-            if self.remote is None or len(coming) < 2:
-                done = [self._put_away(order) for order in coming]
+            batch = [order for order in wave if not refuse(order, results)]
+            if self.remote is None or len(batch) < 2:
+                wave_results = [self._put_away(order) for order in batch]
             else:  # round trips overlap
-                with ThreadPoolExecutor(min(WORKERS, len(coming)), thread_name_prefix="kamera-puts") as pool:
-                    done = list(pool.map(self._put_away, coming))
-            found.update(zip((order.name for order in coming), done, strict=True))
+                with ThreadPoolExecutor(min(WORKERS, len(batch)), thread_name_prefix="kamera-puts") as pool:
+                    wave_results = list(pool.map(self._put_away, batch))
+            results.update(zip((order.name for order in batch), wave_results, strict=True))
 
     def _put_away(self, order: PutOrder) -> Record | Exception | None:
         """Put to the remote, or into memory until it can be sent."""
         name, record = order.name, order.record
-        created, there = round(time.time(), 3), self.memory.info(name)
+        created, stored_info = round(time.time(), 3), self.memory.info(name)
         try:
             info = self._codec.describe(record, created, record.nbytes)
-            if there is not None and outranks(there.formed, info.formed):
+            if stored_info is not None and outranks(stored_info.formed, info.formed):
                 return None
             if self.remote is None:
                 self.memory.put(record, info)
                 return record
             data = self._codec.encode(record, created)
             info = replace(info, bytes=len(data))
-            self._dropped.pop(name, None)
+            self._dropped_names.pop(name, None)
             if not self.remote.put(info, data):
                 return None
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
             if not self.memory.put(record, info):
                 self._uploads.discard(name)
-                self._dropped[name] = None
+                self._dropped_names[name] = None
                 logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
         except (KameraError, ValueError) as error:
             return error
@@ -339,17 +339,17 @@ class Tiers:
         assert self.remote is not None
         with self._alone([name]):
             if self.disk is None:
-                kept = self.memory.peek(name)
-                if kept is not None:
-                    record, info = kept
+                record_and_info = self.memory.peek(name)
+                if record_and_info is not None:
+                    record, info = record_and_info
                     if not self.remote.put(info, self._codec.encode(record, info.created)):
                         self.memory.drop(name)
                 return
-            found = self.disk.read(name, whole=True)  # verified, so that no damage travels
-            if found is None:
+            disk_copy = self.disk.read(name, whole=True)  # verified, so that no damage travels
+            if disk_copy is None:
                 return
-            if not self.remote.put(found.info, found.data):
-                self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
+            if not self.remote.put(disk_copy.info, disk_copy.data):
+                self.disk.delete(name, disk_copy.stamp)  # the next look-up fetches the stronger one
                 return
-            self.disk.index.notes.note_sent(name, found.stamp)
+            self.disk.index.notes.note_sent(name, disk_copy.stamp)
         trim(self.disk)

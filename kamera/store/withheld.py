@@ -69,8 +69,8 @@ class Withheld:
 
     def _read(self, name: str) -> str | None:
         try:
-            held = json.loads(self._codec.unveil(self._path(name).read_text(encoding="utf-8")))
-            return str(held["reason"])
+            note = json.loads(self._codec.unveil(self._path(name).read_text(encoding="utf-8")))
+            return str(note["reason"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:

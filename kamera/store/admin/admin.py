@@ -86,20 +86,20 @@ class StoreAdmin:
         them; pins in ``memory://`` are this process's.
         """
         names = list(dict.fromkeys(keys))
-        found = self._own_infos(names)
+        infos = self._own_infos(names)
         homes = {
             key: self.store._codec.name(home)
-            for key, info in found.items()
+            for key, info in infos.items()
             if (home := home_of(info.kind, info.context, info.chunk_id, info.base))
         }
-        self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
-        remote, waiting = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
+        self.pins.pin([(key, info.bytes) for key, info in infos.items()], ttl, homes)
+        remote, pending_names = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
         # someone may have collected it before the pin was there
-        there = self._tiers.present(names) if remote is None else remote.present(names)
-        gone = set(names) - there - set(waiting)
-        if gone:
+        present_names = self._tiers.present(names) if remote is None else remote.present(names)
+        lost_names = set(names) - present_names - set(pending_names)
+        if lost_names:
             self.pins.unpin(names)
-            raise StoreError(f"{self.store.url} has lost {min(gone)} meanwhile: nothing was pinned")
+            raise StoreError(f"{self.store.url} has lost {min(lost_names)} meanwhile: nothing was pinned")
 
     def unpin(self, keys: Iterable[str]) -> int:
         """Unpin objects of this tenant, or objects that are gone; return the number that were pinned."""
@@ -153,7 +153,7 @@ class StoreAdmin:
         tenant = None if every_tenant else self.store.tenant
         report = collect(self._tiers, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
-            self.store._search.forget([gone.key for gone in report.removed])
+            self.store._search.forget([removal.key for removal in report.removed])
         return report
 
     def forget(self, chunk_id: str) -> Forgotten:
@@ -205,20 +205,20 @@ class StoreAdmin:
         """The descriptions of ``keys``. Raises `StoreError` unless all of them are this tenant's objects."""
         for key in keys:
             _check_key(key)
-        found = {}
+        infos = {}
         for key, info in zip(keys, self._tiers.infos_of(keys), strict=True):
             if info is None or info.context.tenant != self.store.tenant:
                 raise StoreError(f"{self.store.url} has no object {key!r} of this tenant: nothing was pinned")
-            found[key] = info
-        return found
+            infos[key] = info
+        return infos
 
     def _refuse_cache(self, verb: str, else_: str = "") -> None:
         """Raise `StoreError` if this is a remote's cache directory, opened without the remote."""
         disk = self._tiers.disk
-        behind = None if disk is None or self._tiers.remote else disk.pins.remote
-        if disk is not None and behind is not None:
+        remote_url = None if disk is None or self._tiers.remote else disk.pins.remote
+        if disk is not None and remote_url is not None:
             raise StoreError(
-                f"{disk.root} is the cache of {behind}: open that with this as cache= (--cache) to "
+                f"{disk.root} is the cache of {remote_url}: open that with this as cache= (--cache) to "
                 f"{verb}{else_}"
             )
 

@@ -62,11 +62,11 @@ def copy(
         check_form(kv)
     if kv == "as-is":
         raise ValueError("codes do not become again what the model computed: give kv='int8' or 'int4'")
-    chosen = _choose(source, chunks, kv)
+    infos = _choose(source, chunks, kv)
     if isinstance(target, ChunkStore):
-        return _copy(source, target, chosen, kv, certificates, progress)
-    with ChunkStore.open(target) as made:
-        return _copy(source, made, chosen, kv, certificates, progress)
+        return _copy(source, target, infos, kv, certificates, progress)
+    with ChunkStore.open(target) as target_store:
+        return _copy(source, target_store, infos, kv, certificates, progress)
 
 
 def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
@@ -80,24 +80,24 @@ def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
 
 def _choose(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) -> list[ObjectInfo]:
     """All objects but what single windows kept; or those of some chunks, and their anchors."""
-    listed = [info for info in store.ls() if info.kind != "conditioned"]
+    infos = [info for info in store.ls() if info.kind != "conditioned"]
     if kv is not None:
-        listed = [info for info in listed if info.kind not in PATCH_KINDS or info.context.kv == kv]
+        infos = [info for info in infos if info.kind not in PATCH_KINDS or info.context.kv == kv]
     if chunks is None:
-        return listed
-    wanted = set(chunks)
-    missing = wanted - {info.chunk_id for info in listed if info.kind == "canonical"}
-    if missing:
-        raise UnknownChunk(f"no chunk {min(missing)!r} in {store!r}: nothing was copied")
-    mine = [i for i in listed if i.chunk_id in wanted and wanted.issuperset(i.antecedents)]
-    behind = {replace(i.context, kv="as-is") for i in mine}
-    return [*mine, *(i for i in listed if i.kind == "anchor" and i.context in behind)]
+        return infos
+    chunk_ids = set(chunks)
+    missing_ids = chunk_ids - {info.chunk_id for info in infos if info.kind == "canonical"}
+    if missing_ids:
+        raise UnknownChunk(f"no chunk {min(missing_ids)!r} in {store!r}: nothing was copied")
+    mine = [i for i in infos if i.chunk_id in chunk_ids and chunk_ids.issuperset(i.antecedents)]
+    contexts = {replace(i.context, kv="as-is") for i in mine}
+    return [*mine, *(i for i in infos if i.kind == "anchor" and i.context in contexts)]
 
 
 def _copy(
     source: ChunkStore,
     target: ChunkStore,
-    chosen: Sequence[ObjectInfo],
+    infos: Sequence[ObjectInfo],
     kv: KVForm | None,
     certificates: bool,
     progress: Progress,
@@ -105,15 +105,15 @@ def _copy(
     counts: Counter[str] = Counter()
     refused = dict(_unlisted_names(source))
     losses: list[float] = []
-    for done, info in enumerate(chosen, 1):
+    for number, info in enumerate(infos, 1):
         try:
             record = source._look_up(info.key)
             if record is not None:  # it may have been deleted since it was listed
                 counts[_put(target, record, kv, losses)] += 1
         except _REFUSALS as error:
             refused[info.key] = str(error)
-        progress(done, len(chosen))
-    backbones = {info.context.fingerprint[:16] for info in chosen}
+        progress(number, len(infos))
+    backbones = {info.context.fingerprint[:16] for info in infos}
     for path in _certificates(source, backbones) if certificates else ():
         try:
             counts[_put_certificate(target, path)] += 1
@@ -128,10 +128,10 @@ def _copy(
 
 def _unlisted_names(source: ChunkStore) -> Iterator[tuple[str, str]]:
     """Names in the source whose headers cannot be read, with the reason; no listing tells of them."""
-    listed = {info.key for info in source.ls()}
+    listed_names = {info.key for info in source.ls()}
     for name in RawObjects(source).names():
         try:
-            if name not in listed:
+            if name not in listed_names:
                 source._tiers.info(name)  # another tenant's, unless it raises an error
         except _REFUSALS as error:
             yield name, str(error)
@@ -140,14 +140,14 @@ def _unlisted_names(source: ChunkStore) -> Iterator[tuple[str, str]]:
 def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[float]) -> str:
     """Store a record as the target's tenant's, and return the counter to raise."""
     context = replace(record.context, tenant=target.tenant)
-    coded = kv is not None and record.kind == "canonical" and record.context.kv != kv
-    if coded and context.lossy:
+    needs_codes = kv is not None and record.kind == "canonical" and record.context.kv != kv
+    if needs_codes and context.lossy:
         raise ValueError(f"it is in {context.kv} already, and codes of codes lose twice")
-    record = replace(record, context=replace(context, kv=kv) if kv and coded else context)
+    record = replace(record, context=replace(context, kv=kv) if kv and needs_codes else context)
     if target._tiers.present([target._codec.name(record.key)]):
         return "present"
     loss = None
-    if coded and isinstance(record, CanonicalRecord):
+    if needs_codes and isinstance(record, CanonicalRecord):
         record = kept(record)
         loss = 0.0 if record.loss is None else record.loss.relative
     [put] = target._put_many([record], replace=False)
@@ -162,11 +162,11 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
 
 def _certificates(store: ChunkStore, backbones: set[str]) -> Iterator[Path]:
     """Certificates of these backbones stored beside the store; links are ignored."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for path in (path for folder in certificate_folders(store) for path in sorted(folder.glob("*.json"))):
         fits = _CERTIFICATE.fullmatch(path.name) and not path.is_symlink()
-        if fits and path.name[:16] in backbones and path.name not in seen:
-            seen.add(path.name)
+        if fits and path.name[:16] in backbones and path.name not in names:
+            names.add(path.name)
             yield path
 
 
@@ -177,12 +177,12 @@ def _put_certificate(store: ChunkStore, path: Path) -> str:
     folders, data = certificate_folders(store), path.read_bytes()
     if not folders:
         raise ValueError("the target has no folder for certificates")
-    new = folders[0] / path.name
-    new.parent.mkdir(mode=0o700, exist_ok=True)
-    if not new.exists():
-        with published(new) as file:
+    target_path = folders[0] / path.name
+    target_path.parent.mkdir(mode=0o700, exist_ok=True)
+    if not target_path.exists():
+        with published(target_path) as file:
             file.write(data)
         return "certificates"
-    if new.read_bytes() != data:
+    if target_path.read_bytes() != data:
         raise ValueError("another certificate of this name is there")
     return "present"

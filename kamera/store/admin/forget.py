@@ -47,21 +47,21 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     """`StoreAdmin.forget`. Patches behind survivors go, too: they do not name all they absorbed."""
     chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, codec, tenant, chunk_id)
-    found = [trace for trace in look.traces() if trace.certain]
-    removed = sorted({trace.name for trace in found if trace.tier is None})
+    traces = [trace for trace in look.traces() if trace.certain]
+    removed = sorted({trace.name for trace in traces if trace.tier is None})
     tiers.delete(removed)
-    for trace in found:
+    for trace in traces:
         if trace.tier is not None:
             trace.tier.purge(trace.copy)
-    look.names.update(trace.name for trace in found)  # the header of a copy may be gone
+    look.names.update(trace.name for trace in traces)  # the header of a copy may be gone
     search.forget(look.names)
     tiers.pins.unpin(look.names)
-    unclean = None if tiers.disk is None else tiers.disk.index.erase_deleted()
+    warning = None if tiers.disk is None else tiers.disk.index.erase_deleted()
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(removed),
-        copies=sum(trace.tier is not None for trace in found),
-        left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *filter(None, [unclean])])),
+        copies=sum(trace.tier is not None for trace in traces),
+        left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *filter(None, [warning])])),
     )
 
 
@@ -80,7 +80,7 @@ class _Look:
 
     def __init__(self, tiers: Tiers, codec: Codec, tenant: str, chunk_id: str) -> None:
         self.names: set[str] = set()
-        self._compared = False  # the second look relies on the first one's comparison
+        self._has_compared = False  # the second look relies on the first one's comparison
         self._tiers = tiers
         self._codec = codec
         self._tenant = tenant
@@ -94,57 +94,57 @@ class _Look:
             if self._is_of(info):
                 yield _Trace(f"object {info.key} in memory", info.key)
         if tiers.remote is not None:
-            readable = list(tiers.remote.listing.infos(afresh=True))
-            lost = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in readable}, "")
-            yield from self._below(tiers.remote, f"{tiers.remote.url} ", readable, lost)
+            infos = list(tiers.remote.listing.infos(afresh=True))
+            reasons = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in infos}, "")
+            yield from self._below(tiers.remote, f"{tiers.remote.url} ", infos, reasons)
         if tiers.disk is not None:
-            lost = self._unreadable(tiers.disk)
-            yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tenant=self._tenant), lost)
-            for file, held in tiers.disk.list_unfinished().items():
+            reasons = self._unreadable(tiers.disk)
+            yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tenant=self._tenant), reasons)
+            for file, part_info in tiers.disk.list_unfinished().items():
                 name = file.partition(".")[0]
-                if name in self.names or (held is not None and self._is_of(held)):
+                if name in self.names or (part_info is not None and self._is_of(part_info)):
                     yield _Trace(f"tmp/{file}, which is being written", name, certain=False)
 
     def _below(
-        self, tier: Lower, at: str, readable: Iterable[ObjectInfo], lost: Mapping[str, str]
+        self, tier: Lower, at: str, infos: Iterable[ObjectInfo], reasons: Mapping[str, str]
     ) -> Iterator[_Trace]:
-        """The places in one tier, ``at`` its address: in objects, in ``lost`` ones (with why), in copies."""
-        for name, why in lost.items():
+        """The places in one tier, ``at`` its address: objects, unreadable ones (``reasons``: why), copies."""
+        for name, why in reasons.items():
             yield _Trace(f"{at}object {name} cannot be read{why}", name, certain=False)
-        for info in readable:
+        for info in infos:
             if self._is_of(info):
                 yield _Trace(f"{at}object {info.key}", info.key)
         for copy in tier.copies():
-            where, held = f"{at}quarantine/{copy.file}", tier.copy_info(copy.file)
-            if copy.name in self.names or (held is not None and self._is_of(held)):
+            where, copy_info = f"{at}quarantine/{copy.file}", tier.copy_info(copy.file)
+            if copy.name in self.names or (copy_info is not None and self._is_of(copy_info)):
                 yield _Trace(where, copy.name, True, tier, copy.file)
-            elif held is None:
+            elif copy_info is None:
                 yield _Trace(f"{where} cannot be read", copy.name, certain=False)
 
     def _unreadable(self, disk: DiskTier) -> dict[str, str]:
         """The objects that cannot be read, with why; damaged ones go to quarantine, others have rows."""
         if not disk.read_only:
             disk.collect()  # files left by dead writers
-        if not self._compared:
+        if not self._has_compared:
             disk.index.compare()
-            self._compared = True
-        lost = {}
+            self._has_compared = True
+        reasons = {}
         for name in set(disk.names()) - disk.index.keys():
             try:
                 disk.info(name)
             except CorruptChunk:
                 pass  # it is in quarantine now, and looked at there
             except (StoreVersionError, WrongKey) as error:
-                lost[name] = f": {error}"
-        return lost
+                reasons[name] = f": {error}"
+        return reasons
 
     def _is_of(self, info: ObjectInfo) -> bool:
         if info.context.tenant != self._tenant:
             return False
         if info.context not in self._contexts:
             self._note(info.context)
-        named = self._chunk_id in (info.chunk_id, *info.antecedents)
-        if not named and not behind_survivors(info.antecedents):  # these do not name all they absorbed
+        is_named = self._chunk_id in (info.chunk_id, *info.antecedents)
+        if not is_named and not behind_survivors(info.antecedents):  # these do not name all they absorbed
             return False
         self.names.add(info.key)
         return True

@@ -32,20 +32,20 @@ def collect(
     victims = list(choose(objects, tiers.pins.names_to_keep(), max_bytes, now))
     for start in range(0, len(victims), _AT_ONCE):
         batch = victims[start : start + _AT_ONCE]
-        gone = [True] * len(batch) if dry_run else tiers.collect([found for found, _ in batch])
-        for (found, reason), left in zip(batch, gone, strict=True):
-            if left:
-                removed.append(Removed(found.key, found.kind, found.bytes, value(found, now), reason))
+        outcomes = [True] * len(batch) if dry_run else tiers.collect([row for row, _ in batch])
+        for (row, reason), is_removed in zip(batch, outcomes, strict=True):
+            if is_removed:
+                removed.append(Removed(row.key, row.kind, row.bytes, value(row, now), reason))
         progress(start + len(batch), len(victims))
     copies = [] if quarantine_age is None else ward.copies()
-    old = [copy.file for copy in copies if copy.when < now - (quarantine_age or 0)]
-    before = sum(found.bytes for found in objects)
+    old_files = [copy.file for copy in copies if copy.when < now - (quarantine_age or 0)]
+    bytes_before = sum(row.bytes for row in objects)
     return Collected(
         objects_before=len(objects),
-        bytes_before=before,
+        bytes_before=bytes_before,
         objects_after=len(objects) - len(removed),
-        bytes_after=before - sum(one.bytes for one in removed),
+        bytes_after=bytes_before - sum(one.bytes for one in removed),
         removed=tuple(removed),
         leftovers=0 if dry_run or tiers.disk is None else tiers.disk.collect(),
-        quarantined=len(old) if dry_run else sum(ward.drop(file) for file in old),
+        quarantined=len(old_files) if dry_run else sum(ward.drop(file) for file in old_files),
     )

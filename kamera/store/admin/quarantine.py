@@ -29,8 +29,8 @@ class Quarantine:
         """Delete one copy (by its ``file``) or all of the object ``name``; return their number."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
-        gone = [copy.file for copy in self.copies() if name in (copy.file, copy.name)]
-        for file in gone:
+        files = [copy.file for copy in self.copies() if name in (copy.file, copy.name)]
+        for file in files:
             own = file.removeprefix(REMOTE)
             self._places[file.removesuffix(own)].purge(own)
-        return len(gone)
+        return len(files)

@@ -26,8 +26,8 @@ class RawObjects:
     def names(self) -> list[str]:
         """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
         tiers = self._store._tiers
-        here = [info.key for info in tiers.memory.infos()] if tiers.disk is None else []
-        return sorted({*here, *(name for tier in tiers.lower for name in tier.names())})
+        memory_names = [info.key for info in tiers.memory.infos()] if tiers.disk is None else []
+        return sorted({*memory_names, *(name for tier in tiers.lower for name in tier.names())})
 
     def read(self, name: str) -> Record | None:
         """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
@@ -35,8 +35,8 @@ class RawObjects:
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none."""
-        found = (tier.load(name) for tier in self._store._tiers.lower)
-        return next((data for data in found if data is not None), None)
+        copies = (tier.load(name) for tier in self._store._tiers.lower)
+        return next((data for data in copies if data is not None), None)
 
     def reach(self) -> None:
         """Raise `RemoteUnavailable` if there is a remote and it does not answer."""

@@ -21,9 +21,9 @@ def verify(tiers: Tiers, progress: Progress) -> VerifyReport:
 def _renew(disk: DiskTier) -> VerifyReport:
     """Clear up after dead writers, and make the rows anew."""
     stale = 0 if disk.read_only else disk.collect()
-    listed, names = disk.index.keys(), set(disk.names())
+    indexed_names, names = disk.index.keys(), set(disk.names())
     disk.index.compare(afresh=True)
-    return VerifyReport(0, (), (), len(names - listed), len(listed - names), stale)
+    return VerifyReport(0, (), (), len(names - indexed_names), len(indexed_names - names), stale)
 
 
 def _read(tier: Lower, report: VerifyReport, progress: Progress) -> VerifyReport:
@@ -32,14 +32,14 @@ def _read(tier: Lower, report: VerifyReport, progress: Progress) -> VerifyReport
     quarantined: list[str] = []
     refused = [] if isinstance(tier, DiskTier) else tier.strangers()
     names = tier.names()
-    for done, name in enumerate(names, 1):
+    for number, name in enumerate(names, 1):
         try:
             ok += tier.read(name) is not None
         except (StoreVersionError, WrongKey, ForeignKey) as error:
             refused.append(str(error))
         except CorruptChunk as error:
             quarantined.append(str(error))
-        progress(done, len(names))
+        progress(number, len(names))
     return replace(
         report,
         ok=report.ok + ok,

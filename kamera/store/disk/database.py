@@ -47,7 +47,7 @@ class Database:
         """The one in use; another one after the file was replaced, whose rows are to be made anew."""
         self._file: tuple[int, int] | None = None
         self._lock = threading.RLock()
-        self._closed = False
+        self._is_closed = False
 
     def execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """The rows of one statement, outside `writing`."""
@@ -87,18 +87,18 @@ class Database:
                     raise
                 why = str(error)
             name = "" if self.path is None else self.path.name
-            left = f"deleted rows may still be in {name} and {name}-wal ({why}): end that, and run it again"
-            return left if why else None
+            notice = f"deleted rows may still be in {name} and {name}-wal ({why}): end that, and run it again"
+            return notice if why else None
 
     def close(self) -> None:
         """Close it; any later use raises `Unusable`."""
         with self._lock:
             self._disconnect()
-            self._closed = True
+            self._is_closed = True
 
     def _current(self) -> Any:
         """The connection to the file that is at the path now."""
-        if self._closed:
+        if self._is_closed:
             raise sqlite3.OperationalError("it is closed")
         if self.connection is None or (self.path is not None and _identity(self.path) != self._file):
             self._connect()

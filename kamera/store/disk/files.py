@@ -65,10 +65,10 @@ class ObjectFiles:
 
     def peek(self, key: str) -> Stamped | None:
         """The row of ``key`` by its `header`."""
-        found = self.header(key)
-        if found is None:
+        header_and_status = self.header(key)
+        if header_and_status is None:
             return None
-        header, status = found
+        header, status = header_and_status
         return replace(info_of(header, status.st_size), key=key), stamp_of(status)
 
     def header(self, key: str) -> tuple[Header, os.stat_result] | None:

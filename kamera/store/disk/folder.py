@@ -83,10 +83,10 @@ class Folder:
         """All bytes of a file, and the status of the same file."""
         with self.reading(name) as (descriptor, status):
             parts: list[bytes] = []
-            left = status.st_size
-            while left > 0 and (part := os.read(descriptor, left)):
+            bytes_left = status.st_size
+            while bytes_left > 0 and (part := os.read(descriptor, bytes_left)):
                 parts.append(part)
-                left -= len(part)
+                bytes_left -= len(part)
         return (parts[0] if len(parts) == 1 else b"".join(parts)), status
 
     def create(self, name: str, data: bytes, *, sync: bool = True) -> os.stat_result:
@@ -94,9 +94,9 @@ class Folder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(descriptor, left) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             if sync:
                 os.fsync(descriptor)
             return os.fstat(descriptor)
@@ -126,9 +126,9 @@ class Folder:
     @contextlib.contextmanager
     def locked(self, name: str, seconds: float = PATIENCE) -> Iterator[None]:
         """Hold the lock of a file that is never replaced. `TimeoutError` after ``seconds``."""
-        with forks.lockable() as opened:
+        with forks.lockable() as descriptors:
             descriptor = self.open(name)
-            opened.add(descriptor)
+            descriptors.add(descriptor)
         with lock_of(descriptor, self.path / name, seconds):
             yield
 
@@ -166,12 +166,12 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     if size <= _HOLLOW:
         return
-    held = at = 0
+    data_bytes = at = 0
     try:
-        while at < size and held * 2 < size - _HOLLOW:
+        while at < size and data_bytes * 2 < size - _HOLLOW:
             start = os.lseek(descriptor, at, os.SEEK_DATA)
             at = os.lseek(descriptor, start, os.SEEK_HOLE)
-            held += at - start
+            data_bytes += at - start
     except OSError as error:
         if error.errno == errno.EINVAL:  # the file system does not report holes
             return
@@ -179,8 +179,8 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
             raise
     finally:
         os.lseek(descriptor, 0, os.SEEK_SET)
-    if size - held > max(_HOLLOW, held):
-        raise NotAFile(f"{path} is hollow: it claims {size} bytes and holds {held}")
+    if size - data_bytes > max(_HOLLOW, data_bytes):
+        raise NotAFile(f"{path} is hollow: it claims {size} bytes and holds {data_bytes}")
 
 
 class Nested:

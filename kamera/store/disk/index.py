@@ -55,11 +55,11 @@ class Index:
         self.notes = Notes(self._db, clock, read_only=read_only)
         self._memory = Database(None)
         self._lock = threading.Lock()  # for the attributes below
-        self._agreed: Any = None  # the connection whose rows were compared with the files
+        self._connection: Any = None  # the connection whose rows were compared with the files
         self._read_only = read_only
         self._again = float("inf") if read_only else 0.0  # time at which the database is tried again
-        self._doubtful: set[str] = set()
-        self._closed = False
+        self._doubtful_keys: set[str] = set()
+        self._is_closed = False
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -74,9 +74,9 @@ class Index:
     def later(self, keys: Iterable[str]) -> None:
         """Note changes of files: their rows are corrected before the next query."""
         with self._lock:
-            self._doubtful.update(keys)
-            due = len(self._doubtful) >= 2 * _BATCH
-        if due:
+            self._doubtful_keys.update(keys)
+            is_due = len(self._doubtful_keys) >= 2 * _BATCH
+        if is_due:
             with contextlib.suppress(StoreError):
                 self._settle(self._database())
 
@@ -112,13 +112,13 @@ class Index:
 
     def close(self) -> None:
         """Write all pending data, and close the database."""
-        if self._closed:
+        if self._is_closed:
             return
         self.notes.flush()
         with contextlib.suppress(StoreError, OSError):
-            if self._doubtful:
+            if self._doubtful_keys:
                 self._settle(self._database())
-        self._closed = True
+        self._is_closed = True
         self._db.close()
         self._memory.close()
 
@@ -140,45 +140,45 @@ class Index:
     def iterate(self, tenant: str, selection: Selection = ALL) -> Iterator[ObjectInfo]:
         """Objects of a tenant, oldest first, read in pages."""
         kind, chunk_id, context, limit, offset = selection
-        wanted = {} if context is None else columns_of(context, self._codec)
-        wanted["tenant"] = self._codec.veil(tenant)
-        wanted.update({} if chunk_id is None else {"chunk_id": self._codec.veil(chunk_id)})
-        wanted.update({} if kind is None else {"kind": kind})
-        where = " AND ".join(f"{name} = ?" for name in wanted)
-        after: tuple[Any, ...] = ()
-        left = float("inf") if limit is None else limit
-        while left > 0:
-            count = int(min(_PAGE, left))
-            more = "AND (created, key) > (?, ?)" if after else ""
-            sql = f"SELECT {COLUMNS} FROM objects WHERE {where} {more} ORDER BY created, key LIMIT ? OFFSET ?"
-            rows = self._ask(sql, (*wanted.values(), *after, count, 0 if after else offset))
+        column_values = {} if context is None else columns_of(context, self._codec)
+        column_values["tenant"] = self._codec.veil(tenant)
+        column_values.update({} if chunk_id is None else {"chunk_id": self._codec.veil(chunk_id)})
+        column_values.update({} if kind is None else {"kind": kind})
+        where = " AND ".join(f"{name} = ?" for name in column_values)
+        last_place: tuple[Any, ...] = ()
+        objects_left = float("inf") if limit is None else limit
+        while objects_left > 0:
+            count = int(min(_PAGE, objects_left))
+            page = "AND (created, key) > (?, ?)" if last_place else ""
+            sql = f"SELECT {COLUMNS} FROM objects WHERE {where} {page} ORDER BY created, key LIMIT ? OFFSET ?"
+            rows = self._ask(sql, (*column_values.values(), *last_place, count, 0 if last_place else offset))
             for info in self._objects_of(rows):
                 if selection.selects(info):
-                    left -= 1
+                    objects_left -= 1
                     yield info
             if len(rows) < count:
                 return
             last = Weighed(*rows[-1][: len(FIELDS)])
-            after = last.created, last.key
+            last_place = last.created, last.key
 
     def names_of(self, kind: str, context: Context) -> list[str]:
         """Names of the objects of a kind and context, oldest first."""
-        wanted = columns_of(context, self._codec) | {"kind": kind}
-        where = " AND ".join(f"{name} = ?" for name in wanted)
+        column_values = columns_of(context, self._codec) | {"kind": kind}
+        where = " AND ".join(f"{name} = ?" for name in column_values)
         sql = f"SELECT key FROM objects WHERE {where} ORDER BY created, key"
-        return [key for (key,) in self._ask(sql, tuple(wanted.values()))]
+        return [key for (key,) in self._ask(sql, tuple(column_values.values()))]
 
     def kinds(self, tenant: str) -> dict[str, KindCount]:
         """Number and bytes of a tenant's objects of each kind; no row is read for it."""
         sql = "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind"
-        found = {kind: KindCount(*count) for kind, *count in self._ask(sql, (self._codec.veil(tenant),))}
-        return {kind: found.get(kind, KindCount(0, 0)) for kind in KINDS}
+        counts = {kind: KindCount(*count) for kind, *count in self._ask(sql, (self._codec.veil(tenant),))}
+        return {kind: counts.get(kind, KindCount(0, 0)) for kind in KINDS}
 
     def census(self, tenant: str, kind: str | None = None) -> Census:
         """A count of a tenant's objects, by their rows."""
         rows = [row for row in self.weighed(tenant) if kind in (None, row.kind)]
-        found = Census.of(rows, KINDS if kind is None else (kind,))
-        return replace(found, forms={self._codec.unveil(kv): held for kv, held in found.forms.items()})
+        census = Census.of(rows, KINDS if kind is None else (kind,))
+        return replace(census, forms={self._codec.unveil(kv): count for kv, count in census.forms.items()})
 
     def bytes(self) -> int:
         """The bytes of all objects, of all tenants."""
@@ -210,7 +210,7 @@ class Index:
                     else:
                         _delete(db, keys[0])
                 with self._lock:
-                    self._doubtful.difference_update(keys)
+                    self._doubtful_keys.difference_update(keys)
                 return True
             except Dropped:
                 continue
@@ -218,20 +218,20 @@ class Index:
                 logger.warning("the row of %s is written later: %s", ", ".join(keys), error)
                 self._again = time.monotonic() + _RETRY_SECONDS
         with self._lock:
-            self._doubtful.update(keys)
+            self._doubtful_keys.update(keys)
         return False
 
     def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Rows of one statement, from a database that agrees with the files."""
         while True:
-            if self._closed:
+            if self._is_closed:
                 raise StoreError(f"store {self.path.parent} is closed: open it again")
             db = self._database()
             try:
-                asked = self._agree(db)
-                found = db.execute(sql, values)
-                if db.connection is asked:  # else it was replaced meanwhile
-                    return found
+                connection = self._agree(db)
+                rows = db.execute(sql, values)
+                if db.connection is connection:  # else it was replaced meanwhile
+                    return rows
             except Dropped:
                 continue
             except Unusable as error:
@@ -245,18 +245,18 @@ class Index:
     def _agree(self, db: Database) -> Any:
         """Bring the rows of ``db`` into agreement with the files; return its connection."""
         db.execute("SELECT 1")
-        asked = db.connection
-        if asked is not self._agreed or db is self._memory:  # which no other process writes to
-            listed = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
-            self._correct(db, listed.symmetric_difference(self._files.names()))
-            self._agreed = asked
+        connection = db.connection
+        if connection is not self._connection or db is self._memory:  # which no other process writes to
+            row_keys = {str(key) for (key,) in db.execute("SELECT key FROM objects")}
+            self._correct(db, row_keys.symmetric_difference(self._files.names()))
+            self._connection = connection
         self._settle(db)
-        return asked
+        return connection
 
     def _settle(self, db: Database) -> None:
         """Correct the rows that are doubtful."""
         with self._lock:
-            keys, self._doubtful = self._doubtful, set()
+            keys, self._doubtful_keys = self._doubtful_keys, set()
         try:
             self._correct(db, keys.union(self._files.names_in_traces()))
         except BaseException:
@@ -267,36 +267,36 @@ class Index:
         """Make rows anew that are not of their files, or all of them."""
         names = sorted(keys)
         for start in range(0, len(names), _BATCH):
-            fresh: dict[str, tuple[str | None, Stamped | None]] = {}
+            new_rows: dict[str, tuple[str | None, Stamped | None]] = {}
             for key in names[start : start + _BATCH]:
                 stamp = self._stamp(key)
                 rows = db.execute(f"SELECT {COLUMNS} FROM objects WHERE key = ?", (key,))
-                known = read_row(rows[0], self._codec) if rows else None
-                if afresh or len(rows) != (stamp is not None) or (known and known[1]) != stamp:
-                    fresh[key] = stamp, None if stamp is None else self._files.row(key)
-            if not fresh:
+                old_row = read_row(rows[0], self._codec) if rows else None
+                if afresh or len(rows) != (stamp is not None) or (old_row and old_row[1]) != stamp:
+                    new_rows[key] = stamp, None if stamp is None else self._files.row(key)
+            if not new_rows:
                 continue
             with db.writing() as writer:
-                for key, (stamp, found) in fresh.items():
+                for key, (stamp, new_row) in new_rows.items():
                     now = self._stamp(key)
-                    if found is not None and found[1] == now:
-                        writer.execute(INSERT, row_of(*found, self._codec))
+                    if new_row is not None and new_row[1] == now:
+                        writer.execute(INSERT, row_of(*new_row, self._codec))
                     elif now == stamp:  # else it was replaced meanwhile: that writer's row follows
                         _delete(writer, key)
 
     def _objects_of(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[ObjectInfo]:
         """The objects of rows; one that is not of its file is read from that."""
         for row in rows:
-            found = read_row(row, self._codec)
+            info_and_stamp = read_row(row, self._codec)
             try:
                 stamp = self._stamp(row[0])
-                if found is None or found[1] != stamp:
+                if info_and_stamp is None or info_and_stamp[1] != stamp:
                     self.later([row[0]])
-                    found = None if stamp is None else self._files.row(row[0])
+                    info_and_stamp = None if stamp is None else self._files.row(row[0])
             except OSError as error:
                 raise self._listing_error(error) from error
-            if found is not None:
-                yield found[0]
+            if info_and_stamp is not None:
+                yield info_and_stamp[0]
 
     def _listing_error(self, error: OSError) -> StoreError:
         return StoreError(f"store {self.path.parent}: cannot list the objects: {error}")

@@ -15,20 +15,20 @@ from kamera.store.disk.folder import Folder
 MARKER = "kamera-store.json"
 
 
-def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
-    """The store directory ``root`` with the marker ``wanted``; made if it is empty or absent and ``make``.
+def open_directory(root: Path, marker: Mapping[str, Any], *, make: bool = True) -> Folder:
+    """The store directory ``root`` with this ``marker``; made if it is empty or absent and ``make``.
 
     Raises `OSError`, `StoreError` for another use, `StoreVersionError` for another format; nothing changes.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)
         try:
-            _check(root, folder.read(MARKER)[0], wanted)
+            _check(root, folder.read(MARKER)[0], marker)
             return folder
         except FileNotFoundError:
             names = folder.names()
         if MARKER in names:  # another process has just made the store
-            return open_directory(root, wanted, make=make)
+            return open_directory(root, marker, make=make)
         if any(not name.startswith(".kamera") for name in names):
             raise StoreError(
                 f"{root} is not empty and no kamera store (no {MARKER}): give an empty or new directory"
@@ -39,32 +39,32 @@ def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) 
     folder = Folder.at(root)
     # the marker comes first, so that a half-made store is never taken for another program's folder
     with published(root / MARKER) as file:
-        file.write(_text(wanted))
+        file.write(_text(marker))
     with Folder.at(root.parent) as parent:
         parent.sync()
     return folder
 
 
-def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
+def _check(root: Path, text: bytes, marker: Mapping[str, Any]) -> None:
     place = root / MARKER
     try:
-        found = json.loads(text)
-        version = found["format"]
+        stored_marker = json.loads(text)
+        version = stored_marker["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError(f"{place} is damaged ({error}); restore it: {_text(wanted).decode()}") from error
+        raise StoreError(f"{place} is damaged ({error}); restore it: {_text(marker).decode()}") from error
     if type(version) is not int or version < 1:
-        raise StoreError(f"{place} is damaged ({version!r}); restore it: {_text(wanted).decode()}")
-    if version != wanted["format"]:
+        raise StoreError(f"{place} is damaged ({version!r}); restore it: {_text(marker).decode()}")
+    if version != marker["format"]:
         raise StoreVersionError(
-            f"{root} is a store of format {version}, this version reads {wanted['format']} here: give the "
+            f"{root} is a store of format {version}, this version reads {marker['format']} here: give the "
             "secret the store was made with, open it with the kamera that made it, or take a new directory"
         )
-    if found != dict(wanted):
+    if stored_marker != dict(marker):
         raise StoreError(
-            f"{root} was made as {json.dumps(found)}, not as {json.dumps(dict(wanted))}: "
+            f"{root} was made as {json.dumps(stored_marker)}, not as {json.dumps(dict(marker))}: "
             "open it as it was made"
         )
 
 
-def _text(wanted: Mapping[str, Any]) -> bytes:
-    return json.dumps(dict(wanted)).encode()
+def _text(marker: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(marker)).encode()

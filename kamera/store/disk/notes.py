@@ -43,32 +43,32 @@ class Notes:
         with self._lock:
             count, _ = self._uses.get(key, (0, 0.0))
             self._uses[key] = count + 1, self.clock()
-            due = len(self._uses) >= _USES
-        if due:
+            is_due = len(self._uses) >= _USES
+        if is_due:
             self.flush()
 
     def flush(self) -> None:
         """Write the uses counted so far; they are dropped if another process holds the database."""
         with self._lock:
-            taken, self._uses = self._uses, {}
-        if not taken or self._read_only:
+            uses, self._uses = self._uses, {}
+        if not uses or self._read_only:
             return
         try:
             with self._db.writing() as db:
-                grown = []
-                for key, (count, now) in taken.items():
-                    found = db.execute("SELECT uses, used FROM uses WHERE key = ?", (key,)).fetchone()
-                    before = 0.0 if found is None else decay(found[0], found[1], now)
-                    grown.append((key, before + count, now, key))
-                there = "SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM objects WHERE key = ?)"
-                db.executemany(f"INSERT OR REPLACE INTO uses {there}", grown)
+                rows = []
+                for key, (count, now) in uses.items():
+                    row = db.execute("SELECT uses, used FROM uses WHERE key = ?", (key,)).fetchone()
+                    old_uses = 0.0 if row is None else decay(row[0], row[1], now)
+                    rows.append((key, old_uses + count, now, key))
+                query = "SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM objects WHERE key = ?)"
+                db.executemany(f"INSERT OR REPLACE INTO uses {query}", rows)
         except Unusable as error:
             logger.debug("uses not counted: %s", error)
 
     def unsent(self, rows: Iterable[Weighed]) -> list[Weighed]:
         """Those of ``rows`` whose files the remote did not confirm."""
-        sent = dict(self._say("SELECT key, stamp FROM sent"))
-        return [row for row in rows if sent.get(row.key) != row.stamp]
+        sent_stamps = dict(self._say("SELECT key, stamp FROM sent"))
+        return [row for row in rows if sent_stamps.get(row.key) != row.stamp]
 
     def note_sent(self, key: str, stamp: str) -> None:
         """Note that the remote has the file of ``stamp``."""

@@ -75,8 +75,8 @@ class DiskObjects:
             with self._quarantining(key, stamp):
                 data = file.read(0, file.size) if whole else b""
                 source = BytesSource(data) if whole else file
-                opened = self.codec.open(source, key, str(self._files.path(key)))
-                return Fetched(opened.read(self._readers), opened.head.info, stamp, data)
+                open_object = self.codec.open(source, key, str(self._files.path(key)))
+                return Fetched(open_object.read(self._readers), open_object.head.info, stamp, data)
 
     def load(self, key: str) -> bytes | None:
         """The bytes under ``key``, unverified; not counted as a use."""
@@ -89,8 +89,8 @@ class DiskObjects:
         if stamp is None:
             return None
         with self._translate("read"), self._quarantining(key, stamp):
-            found = self._files.peek(key)
-        return None if found is None else found[0]
+            row = self._files.peek(key)
+        return None if row is None else row[0]
 
     def names(self) -> list[str]:
         """Names of all objects, of all tenants; from the files."""
@@ -100,8 +100,8 @@ class DiskObjects:
     def header(self, key: str) -> Header | None:
         """The header of ``key``, its tensors unverified. Raises as the codec; nothing is moved."""
         with self._translate("read"):
-            found = self._files.header(key)
-        return None if found is None else found[0]
+            header_and_status = self._files.header(key)
+        return None if header_and_status is None else header_and_status[0]
 
     def holds(self, key: str) -> bool:
         """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""

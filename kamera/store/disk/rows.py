@@ -49,12 +49,12 @@ def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
 
 def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
     """The inverse of `row_of`; None for a row that it did not make."""
-    *fields, said, signature = row
+    *fields, veiled_info, signature = row
     try:
         if codec.sign(json.dumps(row[:-1])) != signature:
             return None
-        held = Weighed(*fields)
-        return _CONVERTER.structure(json.loads(codec.unveil(said)), ObjectInfo), held.stamp
+        columns = Weighed(*fields)
+        return _CONVERTER.structure(json.loads(codec.unveil(veiled_info)), ObjectInfo), columns.stamp
     except (KameraError, AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 

@@ -46,11 +46,11 @@ def _syncfs(descriptor: int) -> int:
 def _type_of(descriptor: int) -> int | None:
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None
-    held = ctypes.create_string_buffer(256)  # struct statfs, which begins with its type
+    buffer = ctypes.create_string_buffer(256)  # struct statfs, which begins with its type
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        if hasattr(libc, "syncfs") and libc.fstatfs(descriptor, held) == 0:
-            return int.from_bytes(held.raw[:8], sys.byteorder)
+        if hasattr(libc, "syncfs") and libc.fstatfs(descriptor, buffer) == 0:
+            return int.from_bytes(buffer.raw[:8], sys.byteorder)
     return None
 
 

@@ -84,13 +84,13 @@ class DiskTier(DiskObjects):
         and a patch that was formed behind stronger KV stays in any case: None is returned then, and so it is
         if another writer was faster.
         """
-        placed: dict[str, Stamped | Exception | None] = {}
+        results: dict[str, Stamped | Exception | None] = {}
         try:
             if orders:
-                self._write(orders, placed)
+                self._write(orders, results)
         except KameraError as error:
             return [error] * len(orders)
-        return [placed[order.name] for order in orders]
+        return [results[order.name] for order in orders]
 
     def delete(self, key: str, stamp: str | None = None) -> bool:
         """Remove the object ``key``; True if this removed it: a loss of power does not bring it back.
@@ -128,40 +128,40 @@ class DiskTier(DiskObjects):
             return
         try:
             with self._evicting:
-                held = self.index.bytes()
-                if held + size > limit and (self._cache or size <= limit):
-                    held = self._evict(int(limit * (_SLACK if self._cache else 1)) - size, name)
+                stored_bytes = self.index.bytes()
+                if stored_bytes + size > limit and (self._cache or size <= limit):
+                    stored_bytes = self._evict(int(limit * (_SLACK if self._cache else 1)) - size, name)
         except StoreError as error:
             if not self._cache:
                 raise
             logger.warning("the cache %s is not trimmed: %s", self.root, error)
             return
-        if held + size > limit and not self._cache:
+        if stored_bytes + size > limit and not self._cache:
             raise StoreFull(
                 f"store {self.root}: {size} bytes more are over its disk_limit of {limit}, and what is "
                 "pinned stays: raise the limit, or unpin something"
             )
-        self._stuck = held + size > limit
+        self._stuck = stored_bytes + size > limit
 
-    def _evict(self, most: int, coming: str) -> int:
+    def _evict(self, most: int, new_name: str) -> int:
         """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
         stamps: set[tuple[str, str]] = set()
         while True:
             rows = list(self.index.weighed())  # without what other processes removed meanwhile
             last, stamps = stamps, {(row.key, row.stamp) for row in rows}
             with self.pins.cell.alone():
-                kept = self.pins.names_to_keep() | {coming}
+                names_to_keep = self.pins.names_to_keep() | {new_name}
                 if self._cache:
-                    kept |= {row.key for row in self.index.notes.unsent(rows)}
-                victims = [found for found, _ in choose(rows, kept, most, time.time(), by="use")]
+                    names_to_keep |= {row.key for row in self.index.notes.unsent(rows)}
+                victims = [victim for victim, _ in choose(rows, names_to_keep, most, time.time(), by="use")]
                 for one in victims:
                     self.delete(one.key, one.stamp)
             if not victims or stamps == last:  # nothing may leave, or nothing does
                 return sum(row.bytes for row in rows)
 
-    def _write(self, orders: Sequence[PutOrder], placed: dict[str, Stamped | Exception | None]) -> None:
-        """Write each order unless a stored object stays; ``placed`` gets the results."""
-        done = False
+    def _write(self, orders: Sequence[PutOrder], results: dict[str, Stamped | Exception | None]) -> None:
+        """Write each order unless a stored object stays; ``results`` gets what became of each."""
+        is_done = False
         with self._changing("write"), contextlib.ExitStack() as stack:
             tmp = self._tmp.ensure()
             self._clear_up(tmp)
@@ -170,45 +170,45 @@ class DiskTier(DiskObjects):
             # a descriptor of its own, which is told of every write that fails from now on
             disk = stack.enter_context(self._root.sub("tmp")) if len(orders) > 1 and self._syncs_all else None
             try:
-                aside = self._write_aside(orders, placed, trace, disk)
-                listed = self._bring(aside, placed, trace, disk)
-                done = listed and not any(isinstance(found, Exception) for found in placed.values())
+                parts = self._write_aside(orders, results, trace, disk)
+                has_rows = self._bring(parts, results, trace, disk)
+                is_done = has_rows and not any(isinstance(result, Exception) for result in results.values())
             finally:
                 with contextlib.suppress(OSError, KameraError):
-                    if done or self._clear(trace):
+                    if is_done or self._clear(trace):
                         trace.settle()
 
     def _write_aside(
         self,
         orders: Sequence[PutOrder],
-        placed: dict[str, Stamped | Exception | None],
+        results: dict[str, Stamped | Exception | None],
         trace: Trace,
         disk: Folder | None,
     ) -> list[_Aside]:
         """Write what is to be put, and sync it: together by ``disk``, or one by one."""
-        tmp, aside, grown = self._tmp.ensure(), list[_Aside](), 0
+        tmp, parts, new_bytes = self._tmp.ensure(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
             name = order.name
-            if refuse(order, placed):
+            if refuse(order, results):
                 continue
             try:
                 info, data = order.file or self._file(order.record)
-                there = self._files.stamp(name)
+                old_stamp = self._files.stamp(name)
                 if self._stays(info, order.replace):
-                    placed[name] = None
+                    results[name] = None
                     continue
-                more = len(data) - (0 if there is None else size_of(there))
-                self._make_room(name, grown + more)
-                grown += more
+                growth = len(data) - (0 if old_stamp is None else size_of(old_stamp))
+                self._make_room(name, new_bytes + growth)
+                new_bytes += growth
                 stamp = stamp_of(tmp.create(trace.part(name), data, sync=disk is None))
-                aside.append((order, (info, stamp), there))
+                parts.append((order, (info, stamp), old_stamp))
             except OSError as error:
-                placed[name] = self._refusal("write", error)
+                results[name] = self._refusal("write", error)
             except (KameraError, ValueError) as error:
-                placed[name] = error
-        if disk is not None and aside:
+                results[name] = error
+        if disk is not None and parts:
             sync_all(disk.descriptor)
-        return aside
+        return parts
 
     def _file(self, record: Record) -> tuple[ObjectInfo, bytes]:
         """The file of ``record`` as it is written now, and its info. Raises as `Codec.encode`."""
@@ -218,8 +218,8 @@ class DiskTier(DiskObjects):
 
     def _bring(
         self,
-        aside: Sequence[_Aside],
-        placed: dict[str, Stamped | Exception | None],
+        parts: Sequence[_Aside],
+        results: dict[str, Stamped | Exception | None],
         trace: Trace,
         disk: Folder | None,
     ) -> bool:
@@ -230,40 +230,40 @@ class DiskTier(DiskObjects):
         tmp, objects = self._tmp.ensure(), self._objects.ensure()
         rows: list[Stamped] = []
         with self._renaming():
-            for order, row, there in aside:
+            for order, row, old_stamp in parts:
                 name = order.name
-                if refuse(order, placed):
+                if refuse(order, results):
                     continue
                 try:
-                    if self._gives_way(row[0], order.replace, there):
+                    if self._gives_way(row[0], order.replace, old_stamp):
                         tmp.remove(trace.part(name))
-                        placed[name] = None
+                        results[name] = None
                         continue
                     tmp.move(trace.part(name), objects, file_of(name))
                 except OSError as error:
-                    placed[name] = self._refusal("write", error)
+                    results[name] = self._refusal("write", error)
                     continue
                 rows.append(row)
-            listed = not rows or self.index.put(rows)
+            has_rows = not rows or self.index.put(rows)
         if disk is not None:
             sync_all(disk.descriptor)
         else:
             objects.sync()
-        placed.update((row[0].key, row) for row in rows)
-        return listed
+        results.update((row[0].key, row) for row in rows)
+        return has_rows
 
-    def _gives_way(self, info: ObjectInfo, replace: bool, there: str | None) -> bool:
-        """True if another file than ``there`` came to its place since, and stays there."""
+    def _gives_way(self, info: ObjectInfo, replace: bool, old_stamp: str | None) -> bool:
+        """True if another file than that of ``old_stamp`` came to its place since, and stays there."""
         now = self._files.stamp(info.key)
-        return now not in (None, there) and (not replace or self._outranks(info))
+        return now not in (None, old_stamp) and (not replace or self._outranks(info))
 
     def _outranks(self, info: ObjectInfo) -> bool:
         """True if the object stored under the key of ``info`` was formed behind stronger KV."""
         try:
-            there = None if info.formed is None else self._files.peek(info.key)
+            row = None if info.formed is None else self._files.peek(info.key)
         except UNREADABLE:
-            there = None
-        return there is not None and outranks(there[0].formed, info.formed)
+            row = None
+        return row is not None and outranks(row[0].formed, info.formed)
 
     def _stays(self, info: ObjectInfo, replace: bool) -> bool:
         """True if ``info`` must not take the place of the object stored under its key."""
@@ -271,10 +271,10 @@ class DiskTier(DiskObjects):
 
     def _clear_up(self, tmp: Folder) -> int:
         """Clear up after dead writers; return the number of files removed."""
-        removed = 0
+        count = 0
         for file in tmp.names():
             if not file.endswith(LOCK):
-                removed += self._is_left_over(tmp, file) and tmp.remove(file)
+                count += self._is_left_over(tmp, file) and tmp.remove(file)
                 continue
             trace = Trace.take_over(tmp, file)
             if trace is not None:
@@ -283,10 +283,10 @@ class DiskTier(DiskObjects):
                         parts = sum(tmp.status(trace.part(name)) is not None for name in trace.names)
                         if self._clear(trace):
                             trace.settle()
-                            removed += parts + 1
+                            count += parts + 1
                 finally:
                     trace.close()
-        return removed
+        return count
 
     def _is_left_over(self, tmp: Folder, file: str) -> bool:
         """True for a part without a trace, which comes before it and goes after it; and for an old file."""

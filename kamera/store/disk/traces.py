@@ -81,9 +81,9 @@ def names_in(folder: Folder, file: str) -> list[str]:
 
 def _lock(folder: Folder, file: str) -> int | None:
     """Descriptor of a file, locked; None if somebody else has the lock, or it is gone or no file."""
-    with contextlib.suppress(FileNotFoundError, NotAFile), forks.lockable() as opened:
+    with contextlib.suppress(FileNotFoundError, NotAFile), forks.lockable() as descriptors:
         descriptor = folder.open(file)
-        opened.add(descriptor)
+        descriptors.add(descriptor)
         mine = False
         try:
             mine = taken(descriptor) and os.fstat(descriptor).st_nlink > 0

@@ -48,8 +48,8 @@ class Breaker:
         self._cooldown = cooldown
         self._clock = clock
         self._lock = threading.Lock()
-        self._failed = 0
-        self._opened = 0.0
+        self._failures = 0
+        self._opening_time = 0.0
         self._probing = self._down = False
 
     @property
@@ -62,15 +62,15 @@ class Breaker:
         """True if the call may be made; its caller must report `success` or `failure` afterwards."""
         with self._lock:
             state = self._state()
-            allowed = state in ("closed", "failing") or (state == "half-open" and not self._probing)
-            self._probing = self._probing or (allowed and state == "half-open")
-            self.counts["calls" if allowed else "skipped"] += 1
-            return allowed
+            is_allowed = state in ("closed", "failing") or (state == "half-open" and not self._probing)
+            self._probing = self._probing or (is_allowed and state == "half-open")
+            self.counts["calls" if is_allowed else "skipped"] += 1
+            return is_allowed
 
     def success(self, url: str = "") -> None:
         """Report that the remote answered, at ``url`` if it did what was asked."""
         with self._lock:
-            self._failed, self._probing = 0, False
+            self._failures, self._probing = 0, False
             news, self._down = self._down and bool(url), self._down and not url
         if news:
             logger.warning("remote %s serves %s again", url, self._kind)
@@ -78,7 +78,7 @@ class Breaker:
     def failure(self, url: str = "", error: Exception | None = None) -> None:
         """Report that the remote did not answer; with ``error`` it is counted, and logged once."""
         with self._lock:
-            self._failed, self._probing, self._opened = self._failed + 1, False, self._clock()
+            self._failures, self._probing, self._opening_time = self._failures + 1, False, self._clock()
             if error is None:
                 return
             self.counts["failures"] += 1
@@ -111,9 +111,9 @@ class Breaker:
         self.success(blobs.url)
 
     def _state(self) -> str:
-        if self._failed < self._limit:
+        if self._failures < self._limit:
             return "failing" if self._down else "closed"
-        return "half-open" if self._clock() - self._opened >= self._cooldown else "open"
+        return "half-open" if self._clock() - self._opening_time >= self._cooldown else "open"
 
 
 class Guard:

@@ -37,7 +37,7 @@ class Listing:
         self._tenant = tenant
         self._bound = bound
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, ObjectInfo]] = {}  # by name, with the mark of the blob
+        self._entries: dict[str, tuple[str, ObjectInfo]] = {}  # by name, with the mark of the blob
 
     def names(self) -> list[str]:
         """The names of the objects, sorted."""
@@ -51,25 +51,25 @@ class Listing:
         """The readable objects by name; a header is read if it is new, or ``afresh``."""
         marks = self._list()
         with self._lock:
-            known = {} if afresh else self._known
-            unmarked = [name for name, mark in marks.items() if mark is None and name in known]
-        if unmarked:
-            heads = self._blobs.heads([OBJECTS + name for name in unmarked], MARK_BYTES)
+            entries = {} if afresh else self._entries
+            unmarked_names = [name for name, mark in marks.items() if mark is None and name in entries]
+        if unmarked_names:
+            heads = self._blobs.heads([OBJECTS + name for name in unmarked_names], MARK_BYTES)
             marks.update(
-                (n, None if h is None else _mark_of(h)) for n, h in zip(unmarked, heads, strict=True)
+                (n, None if h is None else _mark_of(h)) for n, h in zip(unmarked_names, heads, strict=True)
             )
         with self._lock:
             # removed blobs make room; the others stay in name order, in which a scan meets them again
-            known = {n: (mark, info) for n, (mark, info) in self._known.items() if marks.get(n) == mark}
-            self._known = {} if afresh else known
-            known = dict(self._known)
+            entries = {n: (mark, info) for n, (mark, info) in self._entries.items() if marks.get(n) == mark}
+            self._entries = {} if afresh else entries
+            entries = dict(self._entries)
         names = sorted(filter(is_key, marks))
         for i in range(0, len(names), _BATCH):
             batch = names[i : i + _BATCH]
-            asked = [name for name in batch if name not in known]
-            told = dict(zip(asked, self._fronts(asked), strict=True))
+            names_to_read = [name for name in batch if name not in entries]
+            fronts = dict(zip(names_to_read, self._fronts(names_to_read), strict=True))
             for name in batch:
-                info = known[name][1] if name in known else self._take(name, told[name], marks[name])
+                info = entries[name][1] if name in entries else self._take(name, fronts[name], marks[name])
                 if info is not None:
                     yield info
 
@@ -91,9 +91,9 @@ class Listing:
     def _take(self, name: str, head: BlobHead | None, mark: str | None) -> ObjectInfo | None:
         info = self._own(name, head)
         with self._lock:
-            self._known.pop(name, None)
-            if head is not None and info is not None and len(self._known) < self._bound:
-                self._known[name] = mark or _mark_of(head), info
+            self._entries.pop(name, None)
+            if head is not None and info is not None and len(self._entries) < self._bound:
+                self._entries[name] = mark or _mark_of(head), info
         return info
 
     def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:

@@ -35,20 +35,20 @@ class MooncakeBlobs:
 
     errors: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, http.client.HTTPException)
 
-    def __init__(self, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> None:
-        refuse_child("Mooncake", shown)
-        self.url = shown
+    def __init__(self, url: str, prefix: str, *, timeout: float, retries: int, shown_url: str) -> None:
+        refuse_child("Mooncake", shown_url)
+        self.url = shown_url
         self._prefix = prefix
         parts = urlsplit(url)
         self._options = {**_OPTIONS, **dict(parse_qsl(parts.query))}
-        if unknown := self._options.keys() - _OPTIONS:
-            raise ValueError(f"{', '.join(sorted(unknown))}: give {', '.join(_OPTIONS)}")
+        if unknown_options := self._options.keys() - _OPTIONS:
+            raise ValueError(f"{', '.join(sorted(unknown_options))}: give {', '.join(_OPTIONS)}")
         self._master = f"{parts.hostname}:{parts.port or 50051}"
         self._names = f"http://{parts.hostname}:{int(self._options['metrics'])}/get_all_keys"
         self._timeout = timeout
         self._opening = threading.Lock()
         self._client: Any = None
-        self._closed = False
+        self._is_closed = False
         seconds, milliseconds = str(max(1, round(timeout))), str(round(timeout * 1000))
         limits = dict.fromkeys(("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"), milliseconds)
         limits |= dict.fromkeys(("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"), seconds)
@@ -63,20 +63,20 @@ class MooncakeBlobs:
         """See `Blobs`; their bytes in one transfer."""
         client, keys = self._connect(), [self._prefix + name for name in names]
         sizes = [_count(client.get_size(key)) for key in keys]
-        there = [(i, min(length, size)) for i, size in enumerate(sizes) if size]
-        found: list[BlobHead | None] = [None] * len(keys)
-        if not there:
-            return found
-        *starts, whole = accumulate((taken for _, taken in there), initial=0)
+        ranges = [(i, min(length, size)) for i, size in enumerate(sizes) if size]
+        heads: list[BlobHead | None] = [None] * len(keys)
+        if not ranges:
+            return heads
+        *starts, whole = accumulate((part_bytes for _, part_bytes in ranges), initial=0)
         data = bytearray(whole)
         with _memory(client, data) as address:
-            to, of = [[start] for start in starts], [[taken] for _, taken in there]
-            named = [keys[i] for i, _ in there]
-            [codes] = client.get_into_ranges([address], [named], [to], [[[0]] * len(of)], [of])
-        for (i, taken), start, [code] in zip(there, starts, codes, strict=True):
-            if _count(code) == taken:
-                found[i] = BlobHead(bytes(data[start : start + taken]), sizes[i])
-        return found
+            to, of = [[start] for start in starts], [[part_bytes] for _, part_bytes in ranges]
+            range_keys = [keys[i] for i, _ in ranges]
+            [codes] = client.get_into_ranges([address], [range_keys], [to], [[[0]] * len(of)], [of])
+        for (i, part_bytes), start, [code] in zip(ranges, starts, codes, strict=True):
+            if _count(code) == part_bytes:
+                heads[i] = BlobHead(bytes(data[start : start + part_bytes]), sizes[i])
+        return heads
 
     def put(self, name: str, data: bytes) -> None:
         self._write("upsert_from", name, data)
@@ -107,11 +107,11 @@ class MooncakeBlobs:
 
     def close(self) -> None:
         """See `Blobs`; the client ends behind the last call under way."""
-        self._closed, self._client = True, None
+        self._is_closed, self._client = True, None
 
     def _connect(self) -> Any:
         with self._opening:
-            if self._closed:
+            if self._is_closed:
                 raise ValueError(f"{self.url} is closed")
             if self._client is None:
                 client, options = MooncakeDistributedStore(), self._options

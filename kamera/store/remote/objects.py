@@ -38,31 +38,31 @@ class ObjectBlobs:
 
     errors: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 
-    def __init__(self, store: Any, prefix: str, *, shown: str, locks: Path | None = None) -> None:
-        refuse_child("an object store", shown)
+    def __init__(self, store: Any, prefix: str, *, shown_url: str, locks: Path | None = None) -> None:
+        refuse_child("an object store", shown_url)
         self._locks = locks
-        self.url = shown
+        self.url = shown_url
         self._store = store
         self._prefix = prefix
         self._proving = threading.Lock()
-        self._proven = False
+        self._is_proven = False
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kamera-heads")
 
     @classmethod
-    def open(cls, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> ObjectBlobs:
+    def open(cls, url: str, prefix: str, *, timeout: float, retries: int, shown_url: str) -> ObjectBlobs:
         """The store at ``s3://``, ``gs://`` (credentials from the environment), ``file://`` or ``memory://``.
 
         ``timeout`` (seconds) bounds the wait for an answer, ``retries`` the repetitions of a failed request.
         """
-        refuse_child("an object store", shown)
+        refuse_child("an object store", shown_url)
         parts = urlsplit(url)
         if parts.scheme == "memory":
-            return cls(MemoryStore(), prefix, shown=shown)
+            return cls(MemoryStore(), prefix, shown_url=shown_url)
         if parts.scheme == "file":
             root = Path(unquote(parts.path))
             locks = root / "locks"
             locks.mkdir(parents=True, exist_ok=True)
-            return cls(LocalStore(root), prefix, shown=shown, locks=locks)
+            return cls(LocalStore(root), prefix, shown_url=shown_url, locks=locks)
         store = from_url(
             url,
             client_options={
@@ -81,7 +81,7 @@ class ObjectBlobs:
                 },
             },
         )
-        return cls(store, prefix, shown=shown)
+        return cls(store, prefix, shown_url=shown_url)
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -104,9 +104,9 @@ class ObjectBlobs:
         with self._alone(name) as mine:
             try:
                 if expected is not None:
-                    found = obstore.get(self._store, path)
-                    meta: Mapping[str, Any] = dict(found.meta)
-                    if bytes(found.bytes()) != expected:
+                    answer = obstore.get(self._store, path)
+                    meta: Mapping[str, Any] = dict(answer.meta)
+                    if bytes(answer.bytes()) != expected:
                         return False
                     tags = {what: meta[what] for what in ("e_tag", "version") if meta.get(what)}
                     mode = "overwrite" if mine else tags
@@ -132,26 +132,26 @@ class ObjectBlobs:
         The library fails on a whole page of names if one is not a valid path (``..``, an empty part). Names
         deeper in the folder can be rolled up, and those sorted before all of ours skipped.
         """
-        within = (self._prefix + folder).rstrip("/")
+        folder_path = (self._prefix + folder).rstrip("/")
         start = len(self._prefix)
 
         def flat(offset: str | None = None) -> dict[str, str | None]:
-            chunks = obstore.list(self._store, within, offset=offset, chunk_size=1000)
-            return {found["path"][start:]: found["e_tag"] for chunk in chunks for found in chunk}
+            chunks = obstore.list(self._store, folder_path, offset=offset, chunk_size=1000)
+            return {blob["path"][start:]: blob["e_tag"] for chunk in chunks for blob in chunk}
 
         def roll_up() -> dict[str, str | None]:
-            found = obstore.list_with_delimiter(self._store, within)
-            names = {str(one["path"])[start:]: one["e_tag"] for one in found["objects"]}
-            return names | {f"{prefix[start:]}/": None for prefix in found["common_prefixes"]}
+            listing = obstore.list_with_delimiter(self._store, folder_path)
+            names = {str(one["path"])[start:]: one["e_tag"] for one in listing["objects"]}
+            return names | {f"{prefix[start:]}/": None for prefix in listing["common_prefixes"]}
 
         strange: dict[str, str | None] = {}
-        for way in (flat, roll_up, lambda: flat(f"{within}/0")):
+        for way in (flat, roll_up, lambda: flat(f"{folder_path}/0")):
             try:
                 return way() | strange
             except InvalidPathError as error:
                 match = _NO_PATH.search(str(error))
-                told = str(error).splitlines()[0] if match is None else match.group(1)
-                strange[folder + told.partition(self._prefix + folder)[2] if folder in told else told] = None
+                path = str(error).splitlines()[0] if match is None else match.group(1)
+                strange[folder + path.partition(self._prefix + folder)[2] if folder in path else path] = None
         raise StoreError(
             f"{self.url} cannot be listed, its library takes {' and '.join(map(repr, strange))} for none: "
             "delete them with the service's own tools"
@@ -164,8 +164,8 @@ class ObjectBlobs:
         path = self._path(name)
         try:
             try:
-                found = obstore.get(self._store, path, options={"range": (0, length)})
-                return BlobHead(bytes(found.bytes()), int(found.meta["size"]))
+                answer = obstore.get(self._store, path, options={"range": (0, length)})
+                return BlobHead(bytes(answer.bytes()), int(answer.meta["size"]))
             except BaseError:  # a range of an empty blob cannot be requested
                 if obstore.head(self._store, path)["size"] != 0:
                     raise
@@ -190,7 +190,7 @@ class ObjectBlobs:
     def _prove_conditions(self) -> None:
         """Check that unmet conditions are refused before relying on any: some services ignore them."""
         with self._proving:
-            if self._proven or self._locks is not None:
+            if self._is_proven or self._locks is not None:
                 return
             path = self._path(f"probe/{secrets.token_hex(16)}")
             obstore.put(self._store, path, b"1")
@@ -206,7 +206,7 @@ class ObjectBlobs:
                         )
             finally:
                 obstore.delete(self._store, path)
-            self._proven = True
+            self._is_proven = True
 
     def _path(self, name: str) -> str:
         return self._prefix + name

@@ -29,8 +29,8 @@ class RedisBlobs:
 
     errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, ValueError)
 
-    def __init__(self, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> None:
-        self.url = shown
+    def __init__(self, url: str, prefix: str, *, timeout: float, retries: int, shown_url: str) -> None:
+        self.url = shown_url
         self._prefix = prefix
         self._client: Any = redis.Redis.from_url(
             url,
@@ -54,15 +54,15 @@ class RedisBlobs:
 
     def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; many in one round trip."""
-        found: list[BlobHead | None] = []
+        heads: list[BlobHead | None] = []
         least, most = _PIPELINE
         for batch in _batches(names, min(most, max(least, _TRIP // length))):
             pipeline = self._client.pipeline(transaction=True)  # both halves of one version
             for name in batch:
                 pipeline.getrange(self._key(name), 0, length - 1).strlen(self._key(name))
             answers = iter(pipeline.execute(raise_on_error=False))
-            found += [_head(*both) for both in zip(answers, answers, strict=True)]
-        return found
+            heads += [_head(*both) for both in zip(answers, answers, strict=True)]
+        return heads
 
     def put(self, name: str, data: bytes) -> None:
         self._client.set(self._key(name), _fitting(data))
@@ -123,8 +123,8 @@ def _head(data: Any, size: Any) -> BlobHead | None:
 
 
 def _batches(names: Sequence[str], size: int) -> Iterator[list[str]]:
-    left = iter(names)
-    while batch := list(islice(left, size)):
+    rest = iter(names)
+    while batch := list(islice(rest, size)):
         yield batch
 
 

@@ -52,8 +52,8 @@ class RemoteTier:
             self._count("misses")
             return None
         try:
-            opened = self._codec.open(BytesSource(data), name, self._source(name))
-            record = opened.read()
+            open_object = self._codec.open(BytesSource(data), name, self._source(name))
+            record = open_object.read()
         except CorruptChunk as error:
             self._count("refused")
             raise CorruptChunk(f"{error}; {self._set_aside(name, data)}") from error
@@ -61,7 +61,7 @@ class RemoteTier:
             self._count("refused")
             raise
         self._count("hits")
-        return Fetched(record, opened.head.info, data=data)
+        return Fetched(record, open_object.head.info, data=data)
 
     def load(self, name: str) -> bytes | None:
         return self._blobs.get(OBJECTS + name)
@@ -78,8 +78,8 @@ class RemoteTier:
     def info(self, name: str) -> ObjectInfo | None:
         """The description of ``name`` by its header; None for a foreign key, too. Raises as `read`."""
         try:
-            found = self.listing.read_info(OBJECTS + name)
-            return None if found is None or found.context.tenant != self._tenant else found
+            info = self.listing.read_info(OBJECTS + name)
+            return None if info is None or info.context.tenant != self._tenant else info
         except UNREADABLE:
             with contextlib.suppress(ForeignKey):
                 self.read(name)
@@ -99,8 +99,8 @@ class RemoteTier:
         """
         if info.formed is not None and outranks(GUARANTEES[0], info.formed):
             with contextlib.suppress(*UNREADABLE):
-                there = self.info(info.key)
-                if there is not None and outranks(there.formed, info.formed):
+                stored_info = self.info(info.key)
+                if stored_info is not None and outranks(stored_info.formed, info.formed):
                     return False
         self._blobs.put(OBJECTS + info.key, data)
         self._count("stored")
@@ -113,8 +113,8 @@ class RemoteTier:
     def copies(self) -> list[Quarantined]:
         blobs = sorted(b for b in self._blobs.marks(QUARANTINE) if Quarantined.of(b[len(QUARANTINE) :], 0))
         heads = self._blobs.heads(blobs, 1) if blobs else []
-        found = zip((blob[len(QUARANTINE) :] for blob in blobs), heads, strict=True)
-        copies = (Quarantined.of(file, head.size) for file, head in found if head is not None)
+        named_heads = zip((blob[len(QUARANTINE) :] for blob in blobs), heads, strict=True)
+        copies = (Quarantined.of(file, head.size) for file, head in named_heads if head is not None)
         return [copy for copy in copies if copy is not None]
 
     def copy_info(self, file: str) -> ObjectInfo | None:

@@ -25,8 +25,8 @@ class Uploads:
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self._send = send
-        self._pending: OrderedDict[str, int] = OrderedDict()  # to the count of its last adding
-        self._added = self._failures = 0
+        self._versions: OrderedDict[str, int] = OrderedDict()  # to the count of its last adding
+        self._last_version = self._failures = 0
         self._failed_in_a_row = 0
         self._hurry = self._closing = False
         self._changed = threading.Condition()
@@ -35,8 +35,8 @@ class Uploads:
     def add(self, name: str) -> None:
         """Send ``name``; if it is being sent now, send it again."""
         with self._changed:
-            self._added += 1
-            self._pending[name] = self._added
+            self._last_version += 1
+            self._versions[name] = self._last_version
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="kamera-uploads", daemon=True)
                 self._thread.start()
@@ -45,28 +45,28 @@ class Uploads:
     def discard(self, name: str) -> None:
         """Drop ``name`` from the waiting names."""
         with self._changed:
-            self._pending.pop(name, None)
+            self._versions.pop(name, None)
             self._changed.notify_all()
 
     def __contains__(self, name: object) -> bool:
         """True if the object ``name`` still has to reach the remote."""
-        return name in self._pending
+        return name in self._versions
 
     def names(self) -> tuple[str, ...]:
         """Names of the objects that still have to reach the remote."""
         with self._changed:
-            return tuple(self._pending)
+            return tuple(self._versions)
 
     def flush(self, timeout: float | None, *, patient: bool = True) -> tuple[str, ...]:
         """Send what waits; return what is left after ``timeout`` seconds, or a failure unless ``patient``."""
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
-            before = self._failures
+            old_failures = self._failures
             self._changed.wait_for(
-                lambda: not self._pending or not (patient or self._failures == before), timeout
+                lambda: not self._versions or not (patient or self._failures == old_failures), timeout
             )
-            return tuple(self._pending)
+            return tuple(self._versions)
 
     def close(self) -> None:
         """Stop sending, after the object under way."""
@@ -95,13 +95,13 @@ class Uploads:
 
     def _next(self) -> tuple[str, int] | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closing)
-            return None if self._closing else next(iter(self._pending.items()))
+            self._changed.wait_for(lambda: self._versions or self._closing)
+            return None if self._closing else next(iter(self._versions.items()))
 
     def _end(self, name: str, version: int) -> None:
         with self._changed:
-            if self._pending.get(name) == version:
-                del self._pending[name]
+            if self._versions.get(name) == version:
+                del self._versions[name]
             self._changed.notify_all()
 
     def _pause(self, name: str, version: int) -> None:
@@ -109,8 +109,8 @@ class Uploads:
         bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failed_in_a_row)
         with self._changed:
             self._failures += 1
-            if self._pending.get(name) == version:
-                self._pending.move_to_end(name)  # a refused object must not block the others
+            if self._versions.get(name) == version:
+                self._versions.move_to_end(name)  # a refused object must not block the others
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._hurry or self._closing, random.uniform(0, bound))
             self._hurry = False

@@ -65,14 +65,14 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
     prefix += f"v1/{codec.name(digest('kamera.tenant.v1', tenant))}/"
     theirs = {**_REDIS, **_OBJECTS}.get(scheme, scheme)
-    shown = _join(scheme, parts.netloc.rpartition("@")[2] + parts.path, own)
+    shown_url = _join(scheme, parts.netloc.rpartition("@")[2] + parts.path, own)
     try:
         blobs = _driver(scheme)(
             _join(theirs, parts.netloc + parts.path, query),
             prefix,
             timeout=timeout,
             retries=retries,
-            shown=shown,
+            shown_url=shown_url,
         )
     except ImportError as error:
         extra = "mooncake" if scheme == _MOONCAKE else "remote"
@@ -83,7 +83,7 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
         raise
     except Exception as error:  # the library may raise any class for a url it rejects
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StoreError(f"cannot open {shown}: {reason}") from error
+        raise StoreError(f"cannot open {shown_url}: {reason}") from error
     return RemoteTier(blobs, codec, tenant, cooldown)
 
 

@@ -46,8 +46,8 @@ class Encrypted(Sealed):
         if len(set(keys)) < len(keys):
             raise ValueError("keys must differ")
         root = root_key(tenant, secret)
-        derived = [_derive(key, root) for key in keys]
-        return cls(root, {_key_id(key): key for key in derived})
+        derived_keys = [_derive(key, root) for key in keys]
+        return cls(root, {_key_id(key): key for key in derived_keys})
 
     def encode(self, record: Record, created: float) -> bytes:
         """The encrypted file. Raises as the sealed codec."""
@@ -101,9 +101,9 @@ class Encrypted(Sealed):
         if preamble.magic != ENCRYPTED:
             raise StoreVersionError(f"{source}: it was encrypted in another format: write it anew")
         if preamble.key_id not in self.keys:
-            known = ", ".join(key_id.hex()[:8] for key_id in self.keys)
+            ids = ", ".join(key_id.hex()[:8] for key_id in self.keys)
             raise WrongKey(
-                f"{source}: encrypted under key {preamble.key_id.hex()[:8]}, given were {known}: add the key "
+                f"{source}: encrypted under key {preamble.key_id.hex()[:8]}, given were {ids}: add the key "
                 "it was written with to keys="
             )
         if preamble.total != total:

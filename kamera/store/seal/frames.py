@@ -81,17 +81,17 @@ class Cipher:
     def __init__(self, key: bytes, preamble: Preamble, name: str) -> None:
         hkdf = HKDF(algorithm=SHA256(), length=32, salt=preamble.salt, info=b"kamera.object.v1")
         self._gcm = AESGCM(hkdf.derive(key))
-        self._bound = preamble.raw + name.encode()
+        self._binding = preamble.raw + name.encode()
 
     def encrypt(self, index: int, data: bytes | memoryview) -> bytes:
         """Frame ``index``, with its tag appended; encrypt each index only once."""
-        return self._gcm.encrypt(index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little"))
+        return self._gcm.encrypt(index.to_bytes(12, "big"), data, self._binding + index.to_bytes(8, "little"))
 
     def decrypt(self, index: int, data: bytes, source: str) -> bytes:
         """The inverse of `encrypt`. Raises `CorruptChunk`, which names ``source``, for any other bytes."""
         try:
             return self._gcm.decrypt(
-                index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little")
+                index.to_bytes(12, "big"), data, self._binding + index.to_bytes(8, "little")
             )
         except InvalidTag:
             raise CorruptChunk(

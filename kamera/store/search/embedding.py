@@ -25,11 +25,11 @@ def mean_features(
     features = embeds.get("inputs_embeds")
     if features is None or not vision_tokens:
         return None
-    seen = torch.isin(input_ids, torch.tensor(list(vision_tokens)))
+    vision_mask = torch.isin(input_ids, torch.tensor(list(vision_tokens)))
     rows = features.reshape(-1, features.shape[-1])
-    if rows.shape[0] != seen.shape[0] or not bool(seen.any()):
+    if rows.shape[0] != vision_mask.shape[0] or not bool(vision_mask.any()):
         return None
-    mean = rows[seen.to(rows.device)].to(device="cpu", dtype=torch.float64).mean(0)
+    mean = rows[vision_mask.to(rows.device)].to(device="cpu", dtype=torch.float64).mean(0)
     return unit(mean.numpy())
 
 

@@ -55,8 +55,8 @@ class _Pictures:
     def keep(self, names: Collection[str]) -> None:
         """Let go of all objects but these."""
         if not self.names.issubset(names):
-            left = [i for i, (name, _) in enumerate(self._rows) if name in names]
-            self._rows, self._vectors = [self._rows[i] for i in left], self._vectors[left]
+            indices = [i for i, (name, _) in enumerate(self._rows) if name in names]
+            self._rows, self._vectors = [self._rows[i] for i in indices], self._vectors[indices]
             self.names.intersection_update(names)
 
     def add(self, objects: Iterable[tuple[str, str, np.ndarray | None]]) -> None:
@@ -94,7 +94,7 @@ class LookBack:
     def __init__(self, tiers: Tiers, codec: Codec) -> None:
         self._tiers = tiers
         self._codec = codec
-        self._known: dict[Context, _Pictures] = {}
+        self._pictures: dict[Context, _Pictures] = {}
         self._lock = threading.RLock()
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
@@ -118,32 +118,32 @@ class LookBack:
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of objects that are gone."""
-        gone = set(names)
+        gone_names = set(names)
         with self._lock:
-            for known in self._known.values():
-                known.keep(known.names - gone)
+            for pictures in self._pictures.values():
+                pictures.keep(pictures.names - gone_names)
 
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
             while True:
-                found = self._caught_up(context).nearest(query, k)
-                there = self._tiers.present([name for name, _ in found])
-                gone = [name for name, _ in found if name not in there]
-                if not gone:
-                    return [hit for _, hit in found]
-                self.forget(gone)
+                named_hits = self._caught_up(context).nearest(query, k)
+                present_names = self._tiers.present([name for name, _ in named_hits])
+                gone_names = [name for name, _ in named_hits if name not in present_names]
+                if not gone_names:
+                    return [hit for _, hit in named_hits]
+                self.forget(gone_names)
 
     def _caught_up(self, context: Context) -> _Pictures:
         """What this process knows of a context, brought up to what is stored now."""
-        known = self._known.setdefault(context, _Pictures())
+        pictures = self._pictures.setdefault(context, _Pictures())
         if self._tiers.disk is not None:
             names = self._tiers.disk.index.names_of("canonical", context)
         else:
-            held = self._tiers.memory.infos()
-            names = [info.key for info in held if info.kind == "canonical" and info.context == context]
-        known.keep(set(names))
-        known.add([(name, *self._read_header(name)) for name in names if name not in known.names])
-        return known
+            infos = self._tiers.memory.infos()
+            names = [info.key for info in infos if info.kind == "canonical" and info.context == context]
+        pictures.keep(set(names))
+        pictures.add([(name, *self._read_header(name)) for name in names if name not in pictures.names])
+        return pictures
 
     def _read_header(self, name: str) -> tuple[str, np.ndarray | None]:
         """The chunk id of an object and its embedding, by its header."""
@@ -151,8 +151,8 @@ class LookBack:
             if self._tiers.disk is not None:
                 header = self._tiers.disk.header(name)
             else:
-                held = self._tiers.memory.peek(name)
-                header = None if held is None else held[0].header()
+                record_and_info = self._tiers.memory.peek(name)
+                header = None if record_and_info is None else record_and_info[0].header()
             if header is not None:
                 return header["chunk_id"], unpack(header["embedding"])
         except (*UNREADABLE, KeyError, TypeError, ValueError) as error:

@@ -29,24 +29,24 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
         name = "server" if request.param == "redis" else "valkey"
         server: RedisServer = request.getfixturevalue(name)
         return lambda prefix: RedisBlobs(
-            f"unix://{server.socket}", prefix, timeout=60, retries=1, shown="r://"
+            f"unix://{server.socket}", prefix, timeout=60, retries=1, shown_url="r://"
         )
     if request.param == "mooncake":
         url = request.getfixturevalue("mooncake").url("")
         from kamera.store.remote.mooncake import MooncakeBlobs
 
-        return lambda prefix: MooncakeBlobs(url, prefix, timeout=60, retries=1, shown="mooncake://")
+        return lambda prefix: MooncakeBlobs(url, prefix, timeout=60, retries=1, shown_url="mooncake://")
     if request.param == "s3":
         request.getfixturevalue("s3")
         return lambda prefix: ObjectBlobs.open(
-            f"s3://{BUCKET}", f"folder/{prefix}", timeout=60, retries=1, shown="s3://"
+            f"s3://{BUCKET}", f"folder/{prefix}", timeout=60, retries=1, shown_url="s3://"
         )
     if request.param == "file":
         return lambda prefix: ObjectBlobs.open(
-            (tmp_path / "a b").as_uri(), prefix, timeout=60, retries=1, shown="f://"
+            (tmp_path / "a b").as_uri(), prefix, timeout=60, retries=1, shown_url="f://"
         )
     memory = obstore.store.MemoryStore()
-    return lambda prefix: ObjectBlobs(memory, prefix, shown="m://")
+    return lambda prefix: ObjectBlobs(memory, prefix, shown_url="m://")
 
 
 def exchanging(blobs: Blobs) -> Blobs:
@@ -175,7 +175,7 @@ def test_what_is_deleted_while_it_is_replaced_does_not_come_back(
 
 
 def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
-    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=60, retries=0, shown="s3://")
+    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=60, retries=0, shown_url="s3://")
     blobs.put("objects/a", b"old")
     s3.heeds_conditions = False
     for expected in (None, b"old"):
@@ -189,7 +189,7 @@ def test_a_value_too_large_for_redis_is_never_sent(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kamera.store.remote.redis.MAX_BYTES", 3)
-    blobs = RedisBlobs(f"unix://{server.socket}", "p/", timeout=60, retries=0, shown="r://")
+    blobs = RedisBlobs(f"unix://{server.socket}", "p/", timeout=60, retries=0, shown_url="r://")
     with pytest.raises(ValueError, match="4 bytes are more than the 3"):
         blobs.put("objects/a", b"1234")
     assert issubclass(ValueError, blobs.errors)

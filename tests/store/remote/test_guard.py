@@ -155,7 +155,7 @@ def test_an_interrupted_trial_does_not_keep_the_remote_shut() -> None:
 def test_a_server_that_hangs_is_asked_twice_and_then_left_alone(server: RedisServer) -> None:
     clock = Clock()
     url = f"unix://{server.socket}"
-    blobs = RedisBlobs(url, "p/", timeout=0.5, retries=1, shown="shown://")
+    blobs = RedisBlobs(url, "p/", timeout=0.5, retries=1, shown_url="shown://")
     guard = Guard(blobs, breaker(clock), breaker(clock))
     server.client().set("p/objects/a", b"blob")
     server.pause()

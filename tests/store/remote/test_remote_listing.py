@@ -91,9 +91,9 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
         small = Listing(remote._blobs, remote._codec, "", bound=4)
         for _ in range(2):
             assert sorted(info.key for info in small.infos()) == sorted(info.key for info in store.ls())
-            assert len(small._known) == 4
+            assert len(small._entries) == 4
         StoreAdmin(store).gc(0)
-        assert list(small.infos()) == [] and not small._known
+        assert list(small.infos()) == [] and not small._entries
 
 
 def test_a_search_looks_at_memory_and_asks_no_remote(server: RedisServer) -> None:
