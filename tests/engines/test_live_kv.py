@@ -127,7 +127,7 @@ def stands(spans: Sequence[Span]) -> list[Stand]:
 
 def standing(live: LiveKV | Reference) -> Sequence[Span]:
     """The spans in memory before a show: those of a fork, if forks share memory."""
-    return live.shown if isinstance(live, Reference) else live._room.standing
+    return live.shown if isinstance(live, Reference) else live._room.spans
 
 
 def expected_bytes(layout, standing: Sequence[Span], wanted: Sequence[Span]) -> Written:

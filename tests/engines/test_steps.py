@@ -273,7 +273,7 @@ def test_places_are_given_in_order_by_rows_and_by_bytes():
     threads = []
     for n in (150, 60, 50, 30, 20):
         threads.append(occupied(rows, n, leave[n], order))
-        eventually(lambda: len(rows._rows) + len(rows._waiting) == sum(t.is_alive() for t in threads))
+        eventually(lambda: len(rows._rows) + len(rows._waiting_rows) == sum(t.is_alive() for t in threads))
     assert order == [150]  # more than all places have: alone
     leave[150].set()
     eventually(lambda: order == [150, 60])  # 50 does not fit beside it, and the smaller ones stay behind
@@ -320,7 +320,7 @@ def test_streamers_that_wait_for_windows_whose_owners_wait_for_a_place_are_answe
     def ask(ids: Any, scores: torch.Tensor) -> torch.Tensor:
         if owner.ident is None:
             owner.start()
-            eventually(lambda: bool(places._waiting))
+            eventually(lambda: bool(places._waiting_rows))
             generate("inner", inner)
         return scores
 

@@ -42,18 +42,18 @@ def answer(
 
     Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
     """
-    start, alone = model_cache.cache_length(past), _makes_one_row(model.model, sampling)
+    start, is_one_row = model_cache.cache_length(past), _makes_one_row(model.model, sampling)
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
-    whole = join_spans(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
+    whole = join_spans(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and is_one_row else None
     kvs: list[KV] = []
     for span, places in zip(spans, parts, strict=False) if whole is None else ():
         kv, _ = forwards.run(model, span, places, past)
-        kvs += [] if alone else [kv_copy(kv)]
+        kvs += [] if is_one_row else [kv_copy(kv)]
     watch = _FirstLogits()
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
-    if not alone:
+    if not is_one_row:
         tokens = forwards.generate(model, ids, positions, past, **options)
         return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
     loop = partial(_tokens, model, row, positions, past, whole, stop, sampling.get("streamer"))
@@ -70,7 +70,7 @@ def _tokens(
     row: AnswerRow,
     positions: torch.Tensor,
     past: model_cache.ModelCache,
-    coming: Encoded | None,
+    span: Encoded | None,
     stop: int,
     streamer: Any,
     of: Any,
@@ -86,7 +86,7 @@ def _tokens(
     """
     start = model_cache.cache_length(past)
     places = positions[:, start:]
-    logits = forwards.next_logits(model, input_ids[:, start:], places[:, None], past, coming=coming)
+    logits = forwards.next_logits(model, input_ids[:, start:], places[:, None], past, span=span)
     if stop > start:
         check_finite(model_cache.read(past, model.layout, model.groups, start, stop))
     places = places[:, -1:]
@@ -98,10 +98,10 @@ def _tokens(
         else:
             token = scores.argmax(-1, keepdim=True)
         input_ids = torch.cat([input_ids, token], dim=-1)
-        done = bool(stopping_criteria(input_ids, None).all())
+        is_last = bool(stopping_criteria(input_ids, None).all())
         if streamer is not None:  # ``generate`` hands it to its own decoding methods alone
             streamer.put(token[0].cpu())
-        if done:
+        if is_last:
             break
         places = places + 1
         logits = row.step(token, places, past)

@@ -83,7 +83,7 @@ def read(
 
 def stands(cache: ModelCache) -> bool:
     """True if all tokens of a cache stand in the room in which it grew."""
-    return isinstance(cache, _Growing) and all(map(_ROOM, cache.standing))
+    return isinstance(cache, _Growing) and all(map(_ROOM, cache.kv_layers))
 
 
 def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
@@ -106,9 +106,9 @@ def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> Mod
         rows: Rows = {c.tensor: block[c.name][:, None, :, start:].unbind(0) for c in channels}
         kind = _InPlaceIndexed if "indexer_keys" in rows else _InPlace
         for row, layer in enumerate(layers):
-            standing = kind(rows, row, stop - start)
-            cache.layers[layer] = standing
-            cache.standing.append(standing)
+            room_layer = kind(rows, row, stop - start)
+            cache.layers[layer] = room_layer
+            cache.kv_layers.append(room_layer)
     return cache
 
 
@@ -116,7 +116,7 @@ def detach(cache: ModelCache) -> None:
     """Detach a cache from the room it grew in: others may write the room then."""
     if isinstance(cache, _Growing):
         cache.whole = NO_KV
-        for layer in cache.standing:
+        for layer in cache.kv_layers:
             layer.room = None
 
 
@@ -126,7 +126,7 @@ class _Growing(DynamicCache):
     def __init__(self, whole: KV, first: int) -> None:
         super().__init__()
         self.whole, self.first = whole, first
-        self.standing: list[_InPlace] = []  # the layers that keep KV
+        self.kv_layers: list[_InPlace] = []  # the layers that keep KV
 
 
 class _InPlace(DynamicLayer):
@@ -147,13 +147,13 @@ class _InPlace(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As of a `DynamicLayer`, without the concatenation while there is room."""
-        room, held = self.room, self.keys
-        if room is None or held is None:
+        room, old_keys = self.room, self.keys
+        if room is None or old_keys is None:
             return super().update(key_states, value_states, *args, **kwargs)
         keys, values = room
-        start, stop = held.shape[2], held.shape[2] + key_states.shape[2]
+        start, stop = old_keys.shape[2], old_keys.shape[2] + key_states.shape[2]
         # beam search and several sequences leave the room: they have other tensors
-        if key_states.shape[0] != 1 or held.data_ptr() != keys.data_ptr() or stop > keys.shape[2]:
+        if key_states.shape[0] != 1 or old_keys.data_ptr() != keys.data_ptr() or stop > keys.shape[2]:
             self.room = None
             return super().update(key_states, value_states, *args, **kwargs)
         keys[:, :, start:stop], values[:, :, start:stop] = key_states, value_states
@@ -172,11 +172,11 @@ class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """As of a `DynamicIndexedLayer`, without the concatenation while there is room."""
-        held, room = self.indexer_keys, self._index
-        assert held is not None
-        start, stop = held.shape[1], held.shape[1] + indexer_key_states.shape[1]
+        old_keys, room = self.indexer_keys, self._index
+        assert old_keys is not None
+        start, stop = old_keys.shape[1], old_keys.shape[1] + indexer_key_states.shape[1]
         one = indexer_key_states.shape[0] == 1
-        if self.room is None or not one or held.data_ptr() != room.data_ptr() or stop > room.shape[1]:
+        if self.room is None or not one or old_keys.data_ptr() != room.data_ptr() or stop > room.shape[1]:
             self.room = None
             return super().update_indexer(indexer_key_states)
         room[:, start:stop] = indexer_key_states
@@ -212,10 +212,10 @@ def side_by_side(
     rows = _SideBySide(caches)
     if not any(rows.gaps):
         return rows, None
-    seen = torch.ones(len(caches), rows.get_seq_length() + 1, dtype=torch.int64)
-    for row, gap in zip(seen, rows.gaps, strict=True):
+    mask = torch.ones(len(caches), rows.get_seq_length() + 1, dtype=torch.int64)
+    for row, gap in zip(mask, rows.gaps, strict=True):
         row[:gap] = 0
-    return rows, seen.to(device)
+    return rows, mask.to(device)
 
 
 class _SideBySide(DynamicCache):
@@ -288,15 +288,15 @@ class CompletingCache(DynamicCache):
 
     def __init__(
         self,
-        held: ModelCache,
+        past: ModelCache,
         layout: Layout,
         total: int,
         pieces: Sequence[CacheSlice],
         parts: Sequence[tuple[int, int, Completion | None]],
     ) -> None:
         super().__init__()
-        self.layers = held.layers
-        self.made: list[list[dict[str, torch.Tensor]]] = [[{} for _ in layout] for _ in parts]
+        self.layers = past.layers
+        self.kvs: list[list[dict[str, torch.Tensor]]] = [[{} for _ in layout] for _ in parts]
         self._layout, self._total, self._pieces, self._parts = layout, total, pieces, parts
         self._last = max(index for index, spec in enumerate(layout) if spec.channels)
 
@@ -319,20 +319,20 @@ class CompletingCache(DynamicCache):
 
     def _stop(self, index: int) -> None:
         channels = len(self._layout[index].channels)
-        if index == self._last and all(len(made[index]) == channels for made in self.made):
+        if index == self._last and all(len(layers[index]) == channels for layers in self.kvs):
             raise AllMade
 
-    def _whole(self, index: int, tensor: str, held: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    def _whole(self, index: int, tensor: str, past: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         channel = next(c for c in self._layout[index].channels if c.tensor == tensor)
-        whole = held.new_empty(held.shape[0], self._total, held.shape[2])
+        whole = past.new_empty(past.shape[0], self._total, past.shape[2])
         for start, source, length in self._pieces:
-            whole[:, start : start + length] = held[:, source : source + length]
+            whole[:, start : start + length] = past[:, source : source + length]
         at = 0
-        for (start, length, completion), made in zip(self._parts, self.made, strict=True):
+        for (start, length, completion), layers in zip(self._parts, self.kvs, strict=True):
             count = length if completion is None else len(completion.rows)
-            new, here = fresh[:, at : at + count], whole[:, start : start + length]
-            here.copy_(new if completion is None else completion.complete(channel, here, new))
-            made[index][channel.name] = here.clone()
+            new, target = fresh[:, at : at + count], whole[:, start : start + length]
+            target.copy_(new if completion is None else completion.complete(channel, target, new))
+            layers[index][channel.name] = target.clone()
             at += count
         return whole
 
@@ -343,10 +343,10 @@ _ROOM = attrgetter("room")
 def _tensors(layer: Any) -> dict[str, torch.Tensor]:
     if isinstance(layer, DummyLayer) or getattr(layer, "keys", None) is None:
         return {}
-    held = {"keys": layer.keys, "values": layer.values}
+    tensors = {"keys": layer.keys, "values": layer.values}
     if getattr(layer, "indexer_keys", None) is not None:
-        held["indexer_keys"] = layer.indexer_keys
-    return held
+        tensors["indexer_keys"] = layer.indexer_keys
+    return tensors
 
 
 def _canonical(tensor: torch.Tensor, row: int) -> torch.Tensor:

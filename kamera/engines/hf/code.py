@@ -38,8 +38,8 @@ def name_of(value: Any) -> str:
     """A function, method or object by its qualified name, never by its address."""
     if isinstance(value, functools.partial):
         return name_of(value.func)
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
+    definition = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(definition, '__module__', '')}.{definition.__qualname__}"
 
 
 def is_librarys(value: Any) -> bool:

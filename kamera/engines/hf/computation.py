@@ -108,9 +108,9 @@ def computation(model: nn.Module, without: str = "") -> Computation:
 
     It has every module's class, settings, forward and foreign hooks, the code they run, and what that holds.
     """
-    named = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
     configs = _Configs()
-    reader = Reader({id(module): name for name, module in reversed(named.items())}, configs.said)
+    reader = Reader({id(module): name for name, module in reversed(modules.items())}, configs.said)
     configs.reader = reader
     lines: list[list[Any]] = []
     for name, module in model.named_modules():
@@ -122,11 +122,11 @@ def computation(model: nn.Module, without: str = "") -> Computation:
         tables = hook_tables([module])[2:]
         lines += [[name, "hooks", *hooks] for hooks in [_foreign(reader, tables)] if hooks]
         tensors = [*module._parameters.items(), *module._buffers.items()]
-        carried = [[name, n, reader.attributes(t)] for n, t in tensors if t is not None]
-        lines += [line for line in carried if line[2] is not None]
+        attribute_lines = [[name, n, reader.attributes(t)] for n, t in tensors if t is not None]
+        lines += [line for line in attribute_lines if line[2] is not None]
     lines.append(["hooks", *_foreign(reader, hook_tables([]))])
     lines += reader.rest()
-    lines.append(["configs", *configs.told])
+    lines.append(["configs", *configs.texts])
     return Computation(lines, reader.watch, tuple(reader.unread), tuple(reader.foreign))
 
 
@@ -152,8 +152,8 @@ def chooses_frequencies(module: nn.Module) -> bool:
 
 def binds_buffer(module: nn.Module, name: str) -> bool:
     """True if the fingerprint binds a buffer's present content."""
-    chosen = name.endswith("inv_freq") and not name.endswith("original_inv_freq")
-    return not (chosen and chooses_frequencies(module))
+    is_inv_freq = name.endswith("inv_freq") and not name.endswith("original_inv_freq")
+    return not (is_inv_freq and chooses_frequencies(module))
 
 
 def frequencies(module: nn.Module) -> list[str]:
@@ -169,8 +169,8 @@ def frequencies(module: nn.Module) -> list[str]:
     out = []
     for name in names:
         prefix = name.removesuffix("inv_freq")
-        held = getattr(module, f"{prefix}max_seq_len_cached", getattr(module, "max_seq_len_cached", 0))
-        if int(held) > first:
+        length = getattr(module, f"{prefix}max_seq_len_cached", getattr(module, "max_seq_len_cached", 0))
+        if int(length) > first:
             name = f"{prefix}original_inv_freq"
         out.append(tensor_digest(getattr(module, name)))
     return out
@@ -186,13 +186,13 @@ def attention(config: Any, reader: Reader) -> Any:
 
     name = getattr(config, "_attn_implementation", None)
     usual = name is None or str(name).split("|")[-1] in _SAME_ATTENTION
-    said: list[Any] = ["usual" if usual else str(name)]
+    texts: list[Any] = ["usual" if usual else str(name)]
     for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
         for mapping in (registry._local_mapping, registry._global_mapping):
             reader.watch.space(mapping)
         function = registry.get(str(name))
-        said.append(reader.departures(function, is_transformers) if usual else reader.value(function))
-    return said
+        texts.append(reader.departures(function, is_transformers) if usual else reader.value(function))
+    return texts
 
 
 class _Configs:
@@ -201,7 +201,7 @@ class _Configs:
     reader: Reader
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.texts: list[Any] = []
         self._numbers: dict[int, int] = {}
 
     def said(self, config: Any) -> dict[str, int]:
@@ -209,12 +209,12 @@ class _Configs:
         if id(config) not in self._numbers:
             self.reader.watch.space(vars(config), _OF_CONFIGS)
             settings = _text(drop_settings(config.to_dict(), _ORIGIN))
-            told = [name_of(type(config)), attention(config, self.reader), settings]
+            text = [name_of(type(config)), attention(config, self.reader), settings]
             for value in vars(config).values():  # nested ones are in the text; a change of them shows here
                 self._watch(value)
-            if told not in self.told:  # modules that share an object count as modules with equal ones
-                self.told.append(told)
-            self._numbers[id(config)] = self.told.index(told)
+            if text not in self.texts:  # modules that share an object count as modules with equal ones
+                self.texts.append(text)
+            self._numbers[id(config)] = self.texts.index(text)
         return {"config": self._numbers[id(config)]}
 
     def _watch(self, value: Any) -> None:
@@ -233,8 +233,8 @@ class _Configs:
 def _settings(reader: Reader, module: nn.Module) -> list[Any]:
     """``name=value`` of a module's own attributes, by name."""
     out = skipped_attributes(module)
-    held = [(n, v) for n, v in sorted(vars(module).items()) if n not in out and n != "forward"]
-    return [[n, reader.value(v)] for n, v in held]
+    pairs = [(n, v) for n, v in sorted(vars(module).items()) if n not in out and n != "forward"]
+    return [[n, reader.value(v)] for n, v in pairs]
 
 
 def _foreign(reader: Reader, tables: list[dict[int, Any]]) -> list[Any]:

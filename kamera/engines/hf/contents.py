@@ -55,9 +55,9 @@ class HfContents:
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
-        joined = join_inputs([int(i.shape[0]) for i in ids], inputs)
+        sequence_inputs = join_inputs([int(i.shape[0]) for i in ids], inputs)
         sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
-        return model_positions(self.model, self.axes, sequence, joined)
+        return model_positions(self.model, self.axes, sequence, sequence_inputs)
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
         check_options(self.model, sampling)
@@ -113,7 +113,7 @@ def join_inputs(
 
     A span without a per-token input counts as text (0) in it; grids are stacked in order.
     """
-    joined: dict[str, torch.Tensor] = {}
+    sequence_inputs: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(n for i in inputs for n in i):
         if name in TOKEN_TYPES:
             parts = [
@@ -121,8 +121,8 @@ def join_inputs(
             ]
         else:
             parts = [i[name] for i in inputs if name in i]
-        joined[name] = torch.cat(parts)
-    return joined
+        sequence_inputs[name] = torch.cat(parts)
+    return sequence_inputs
 
 
 def model_positions(
@@ -134,14 +134,14 @@ def model_positions(
     grids = [n for n in inputs if n.endswith("_grid_thw")]
     if owner is None or count == 0 or not grids:
         return torch.arange(count).expand(axes, -1).clone()
-    accepted = inspect.signature(owner.get_rope_index).parameters
-    named: dict[str, torch.Tensor] = {
+    parameters = inspect.signature(owner.get_rope_index).parameters
+    arguments: dict[str, torch.Tensor] = {
         "input_ids": input_ids[None],
         "attention_mask": torch.ones(1, count, dtype=torch.long),
     }
     for name, tensor in inputs.items():
         name = _RENAMED.get(name, name)
-        named[name] = tensor[None] if name in TOKEN_TYPES else tensor
-    named = {k: v for k, v in named.items() if k in accepted}
-    positions, _ = owner.get_rope_index(**named)
+        arguments[name] = tensor[None] if name in TOKEN_TYPES else tensor
+    arguments = {k: v for k, v in arguments.items() if k in parameters}
+    positions, _ = owner.get_rope_index(**arguments)
     return torch.as_tensor(positions)[:, 0].to(device="cpu", dtype=torch.int64)

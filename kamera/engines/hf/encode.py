@@ -43,22 +43,22 @@ class Door(Observer):
         self._shut = threading.local()
         self._stand()
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
-        return self._stop(*given)
+        return self._stop(*arguments)
 
     @contextmanager
     def shut(self) -> Iterator[dict[str, Any]]:
         """Stop forwards of this thread at the decoder, in the block; the dict gets its keyword arguments."""
         self._stand()
-        caught: dict[str, Any] = {}
-        self._shut.caught = caught
+        arguments: dict[str, Any] = {}
+        self._shut.arguments = arguments
         try:
-            yield caught
+            yield arguments
         except _AtTheDoor:
             return
         finally:
-            self._shut.caught = None
+            self._shut.arguments = None
         raise UnsupportedBackbone(
             f"{type(self._decoder).__name__} was not called by its model: what it would receive for a "
             "picture cannot be kept"
@@ -82,9 +82,9 @@ class Door(Observer):
             self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        caught = getattr(self._shut, "caught", None)
-        if caught is not None:
-            caught.update(kwargs)
+        arguments = getattr(self._shut, "arguments", None)
+        if arguments is not None:
+            arguments.update(kwargs)
             raise _AtTheDoor
         content = getattr(self._shut, "content", None)
         if content is None:
@@ -101,13 +101,13 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
     if not chunk.has_media:
         return Encoded(chunk.input_ids, chunk.position_inputs(), {})
     try:
-        caught = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
+        arguments = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
         raise IncompatibleChunk(
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
             f"{chunk.id[:12]}: {first_line(error)}"
         ) from error
-    return Encoded(chunk.input_ids, chunk.position_inputs(), _content(caught))
+    return Encoded(chunk.input_ids, chunk.position_inputs(), _content(arguments))
 
 
 def text_tensors(
@@ -124,8 +124,8 @@ def mask_input_name(model: nn.Module, door: Door, ids: torch.Tensor, positions: 
     """
     if _at_the_door(model, door, ids, positions, {}).get("attention_mask") is None:
         return None
-    accepted = inspect.signature(model.forward).parameters
-    return next((n for n in ("token_type_ids", "mm_token_type_ids") if n in accepted), None)
+    parameters = inspect.signature(model.forward).parameters
+    return next((n for n in ("token_type_ids", "mm_token_type_ids") if n in parameters), None)
 
 
 def _at_the_door(
@@ -138,13 +138,13 @@ def _at_the_door(
     """The keyword arguments the full model would have called its decoder with."""
     device = input_device(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with door.shut() as caught:
+    with door.shut() as arguments:
         model(
             input_ids=ids[None].to(device),
             position_ids=with_batch(positions).to(device),
             **{n: _model_input(n, t, device, dtype) for n, t in inputs.items()},
         )
-    return caught
+    return arguments
 
 
 def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
@@ -180,12 +180,12 @@ def _model_input(name: str, tensor: torch.Tensor, device: torch.device, dtype: t
     return tensor.to(device=device, dtype=cast)
 
 
-def _content(caught: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _content(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The arguments that are tensors or lists of tensors, by name."""
-    given = {name: value for name, value in caught.items() if name not in _NOT_CONTENT and _holds(value)}
-    return {name: tensor.detach() for name, tensor in flat_lists(given).items()}
+    content = {name: value for name, value in arguments.items() if name not in _NOT_CONTENT and _holds(value)}
+    return {name: tensor.detach() for name, tensor in flat_lists(content).items()}
 
 
 def _holds(value: Any) -> bool:
-    listed = isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
-    return isinstance(value, torch.Tensor) or listed
+    is_list = isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+    return isinstance(value, torch.Tensor) or is_list

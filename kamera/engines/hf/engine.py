@@ -124,9 +124,9 @@ class HfEngine(Model):
         """As `Engine.ask`: texts are filled up to the longest, as many at a time as `_ROWS_BYTES` hold."""
         rows = 1
         if len(texts) > 1:
-            said = 4 * self.builder.token_count * max(map(len, texts))
-            rows = max(1, _ROWS_BYTES // max(1, kv_bytes(behind.tensors), said))
-        found: list[torch.Tensor] = []
+            logits_bytes = 4 * self.builder.token_count * max(map(len, texts))
+            rows = max(1, _ROWS_BYTES // max(1, kv_bytes(behind.tensors), logits_bytes))
+        all_logits: list[torch.Tensor] = []
         for start in range(0, len(texts), rows):
             some = texts[start : start + rows]
             longest = max(len(ids) for ids in some)
@@ -135,9 +135,9 @@ class HfEngine(Model):
             whole = torch.stack([torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in some])
             with self._cache_of(behind) as past:
                 logits = forwards.forward_batch(self, whole, positions[:, :longest], past, keep)
-            asked = [row[: len(ids) - longest + keep] for row, ids in zip(logits, some, strict=True)]
-            found += asked if every else [row[-1:] for row in asked]
-        return tuple(found)
+            batch_logits = [row[: len(ids) - longest + keep] for row, ids in zip(logits, some, strict=True)]
+            all_logits += batch_logits if every else [row[-1:] for row in batch_logits]
+        return tuple(all_logits)
 
     def decode(
         self,
@@ -154,10 +154,10 @@ class HfEngine(Model):
         tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or SLACK)
         with self.steps.row(tokens) as row, self._cache_of(behind) as cache:
             start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
-            said = answer(self, row, ids, positions, cache, spans, sampling)
-            if not spans or said.kvs:
-                return said
-            return said._replace(kvs=self._read_kv(behind, cache, start, lengths))
+            continuation = answer(self, row, ids, positions, cache, spans, sampling)
+            if not spans or continuation.kvs:
+                return continuation
+            return continuation._replace(kvs=self._read_kv(behind, cache, start, lengths))
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
         with self._cache_of(behind) as cache:
@@ -169,23 +169,23 @@ class HfEngine(Model):
     # -- inside --------------------------------------------------------------------------------
 
     def _read_kv(
-        self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
+        self, live_kv: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
     ) -> tuple[KV, ...]:
         """KV of consecutive spans of a cache from ``start`` on: where they stand, or copies.
 
         A copy does not keep the whole cache alive, and nothing else writes to it.
         """
-        standing = behind.adopt(cache, start, lengths) if isinstance(behind, LiveCache) else None
-        if standing is not None:
-            return standing
+        room_kvs = live_kv.adopt(cache, start, lengths) if isinstance(live_kv, LiveCache) else None
+        if room_kvs is not None:
+            return room_kvs
         return split(model_cache.read(cache, self.layout, self.groups, start), lengths)
 
     @contextmanager
-    def _cache_of(self, behind: LiveKV | None) -> Iterator[ModelCache]:
-        if behind is None:
+    def _cache_of(self, live_kv: LiveKV | None) -> Iterator[ModelCache]:
+        if live_kv is None:
             yield forwards.cache(self, [])
             return
-        if not isinstance(behind, LiveCache):
-            raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
-        with behind.lend() as cache:
+        if not isinstance(live_kv, LiveCache):
+            raise ValueError(f"{quote(live_kv)} is no live cache of a Backbone: take one from its live()")
+        with live_kv.lend() as cache:
             yield cache

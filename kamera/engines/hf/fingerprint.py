@@ -50,13 +50,13 @@ def fingerprints(
     ``layout`` and ``limit``, and the ``processor``'s settings. The second leaves out the decoder's layers,
     which no encoding depends on.
     """
-    layers, named, kind = layers_path(model, decoder), list(model.named_modules()), type(model).__name__
-    whole = [module for _, module in named]
-    vision = [module for name, module in named if not f"{name}.".startswith(layers)]
+    layers, pairs, kind = layers_path(model, decoder), list(model.named_modules()), type(model).__name__
+    whole = [module for _, module in pairs]
+    vision = [module for name, module in pairs if not f"{name}.".startswith(layers)]
     heads = [("kamera.backbone.v4", kind, repr(layout), repr(limit)), ("kamera.vision.v3", kind)]
     one, other = (
-        digest(*head, repr(_chosen(modules)), *said, processor)
-        for head, modules, *said in zip(heads, (whole, vision), tensors, settings, strict=True)
+        digest(*head, repr(_chosen(modules)), *digests, processor)
+        for head, modules, *digests in zip(heads, (whole, vision), tensors, settings, strict=True)
     )
     return one, other
 

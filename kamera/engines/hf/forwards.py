@@ -107,10 +107,10 @@ def run_rows(
     model_cache.detach(past)  # the caller owns what is returned, of one span too
     rows, start = model_cache.spread(past, len(spans)), model_cache.cache_length(past)
     run_decoder(model, spans, torch.stack(list(positions), dim=1), rows)
-    made = [model_cache.read(rows, model.layout, model.groups, start, row=i) for i in range(len(spans))]
-    for kv in made:
+    kvs = [model_cache.read(rows, model.layout, model.groups, start, row=i) for i in range(len(spans))]
+    for kv in kvs:
         check_finite(kv)
-    return tuple(made)
+    return tuple(kvs)
 
 
 def forward(model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
@@ -136,18 +136,18 @@ def next_logits(
     ids: torch.Tensor,
     positions: torch.Tensor,
     *pasts: ModelCache,
-    coming: Encoded | None = None,
+    span: Encoded | None = None,
 ) -> torch.Tensor:
     """Next-token logits ``[rows, vocabulary]`` after ``ids`` ``[rows, tokens]``, a row behind each past.
 
     ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
-    ``coming``, its content if that is not all text; several have one token each.
+    ``span``, its content if that is not all text; several have one token each.
     """
     device = encoding.input_device(model.model)
-    past, seen = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, device)
-    content = {} if coming is None else encoding.decoder_arguments(coming, device)
+    past, mask = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, device)
+    content = {} if span is None else encoding.decoder_arguments(span, device)
     with model.door.bearing(content) if content else nullcontext():
-        return _logits(model, ids, positions, past, 1, seen)[:, -1]
+        return _logits(model, ids, positions, past, 1, mask)[:, -1]
 
 
 def generate(
@@ -179,11 +179,11 @@ def new_tokens(out: Any, prompt: int) -> torch.Tensor:
 
 def cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
-    held = [s for s in spans if s.groups]
-    kv = kv_concat(held) if len(held) > 1 else held[0] if held else room(model, 0)
-    made = model_cache.growing(model.model.config, model.layout, kv, 0, kv_tokens(kv))
-    model_cache.detach(made)  # nothing is written into the spans
-    return made
+    kvs = [s for s in spans if s.groups]
+    kv = kv_concat(kvs) if len(kvs) > 1 else kvs[0] if kvs else room(model, 0)
+    past = model_cache.growing(model.model.config, model.layout, kv, 0, kv_tokens(kv))
+    model_cache.detach(past)  # nothing is written into the spans
+    return past
 
 
 def room(model: Model, tokens: int) -> KV:
@@ -206,7 +206,7 @@ def _logits(
     positions: torch.Tensor,
     past: ModelCache,
     keep: int,
-    seen: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
     model.limits.check_tokens(positions)
@@ -214,7 +214,7 @@ def _logits(
     with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model(
             input_ids=ids.to(device),
-            attention_mask=seen,
+            attention_mask=mask,
             position_ids=(positions if len(positions) > 1 else positions[0]).to(device),
             past_key_values=past,
             use_cache=True,
@@ -243,8 +243,8 @@ def run_decoder(
     if kinds is not None and spans[0].tensors:
         # The outer model derives the mask from token types over the cached tokens too; image
         # blocks never cross a chunk, so the tokens before count as text.
-        before = kinds.new_zeros(model_cache.cache_length(past))
-        arguments[str(model.mask_input)] = torch.cat([before, kinds])[None].to(device)
+        past_kinds = kinds.new_zeros(model_cache.cache_length(past))
+        arguments[str(model.mask_input)] = torch.cat([past_kinds, kinds])[None].to(device)
         decoder = model.model.model
     elif mask is not None:
         arguments["attention_mask"] = mask

@@ -31,8 +31,8 @@ class Observer:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, *given: Any) -> Any:
-        self._call(*given)
+    def __call__(self, *arguments: Any) -> Any:
+        self._call(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Observer, (_nothing,)
@@ -87,10 +87,10 @@ class Meter:
                 work.add(**counts)
 
     def _count_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = kwargs.get("inputs_embeds")
-        if given is None:
-            given = kwargs.get("input_ids", args[0] if args else None)
-        self.add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
+        inputs = kwargs.get("inputs_embeds")
+        if inputs is None:
+            inputs = kwargs.get("input_ids", args[0] if args else None)
+        self.add(forwards=1, tokens=0 if inputs is None else int(inputs.shape[0] * inputs.shape[1]))
 
     def _count_encode(self, module: nn.Module, args: Any) -> None:
         self.add(vision_encodes=1)

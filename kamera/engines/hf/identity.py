@@ -43,9 +43,9 @@ class ModelIdentity:
         self._witness = Witness(self._model, self._decoder)
         self._prober = Prober(model)
         self._devices = tuple(sorted({p.device.type for p in self._model.parameters()}))
-        self._seen: tuple[Look, bytes] | None = None
+        self._last_look: tuple[Look, bytes] | None = None
         self._both = ("", "")
-        self._changed = False
+        self._has_other_facts = False
         self._tensors: tuple[Any, digests.Two] | None = None
         self._settings: tuple[bytes, str] | None = None
         self._words: tuple[bytes, str] | None = None
@@ -88,14 +88,14 @@ class ModelIdentity:
             now = self._prober.asked()
             if self.fingerprint() != fingerprint:
                 continue  # the model was changed meanwhile
-            first, apart = self._prober.compare(fingerprint, now)
-            if not apart:
+            first, difference = self._prober.compare(fingerprint, now)
+            if not difference:
                 return first
             with self._lock:  # all tensors are digested again at the next access
-                self._seen = self._tensors = None
+                self._last_look = self._tensors = None
                 (_steady.get() or {}).pop(self, None)
             if self.fingerprint() == fingerprint:
-                raise ComputationChanged(apart)
+                raise ComputationChanged(difference)
         raise ComputationChanged(
             f"the fingerprint of this {type(self._model).__name__} changes with each forward, so no KV of it "
             "can be used again: a hook or a module in it writes what it reads; register a hook that only "
@@ -105,13 +105,13 @@ class ModelIdentity:
     def name(self, of_files: str) -> None:
         """As `Identity.name`."""
         base = self._look()[0]
-        if not (self.unread or self._witness.computed.foreign):
+        if not (self.unread or self._witness.computation.foreign):
             self._of_files = (base, of_files)
 
     @property
     def unread(self) -> tuple[str, ...]:
         """What of the model cannot be digested, a line each: its fingerprints hold in this process alone."""
-        return self._witness.computed.unread
+        return self._witness.computation.unread
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -126,25 +126,25 @@ class ModelIdentity:
             _steady.reset(token)
 
     def _now(self) -> tuple[str, str]:
-        looked = _steady.get()
-        both = None if looked is None else looked.get(self)
+        steady_fingerprints = _steady.get()
+        both = None if steady_fingerprints is None else steady_fingerprints.get(self)
         if both is None:
             both = self._look()
-            if looked is not None:
-                looked[self] = both
-        running = _autocast(self._devices)
-        if not running:
+            if steady_fingerprints is not None:
+                steady_fingerprints[self] = both
+        autocast = _autocast(self._devices)
+        if not autocast:
             return both
-        whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
+        whole, vision = (digest("kamera.autocast.v1", base, *autocast) for base in both)
         return whole, vision
 
     def _look(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
-            self.moves += self._seen != now
-            if self._seen != now or self._changed:
+            self.moves += self._last_look != now
+            if self._last_look != now or self._has_other_facts:
                 self._take_anew(*now)
-            if self._changed:
+            if self._has_other_facts:
                 raise ComputationChanged(
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
                     "that this Backbone read from it: put them back, or make a new Backbone of it"
@@ -154,9 +154,9 @@ class ModelIdentity:
                 base = self._of_files[1]
             return base, vision
 
-    def _take_anew(self, seen: Look, settings: bytes) -> None:
-        if self._tensors is None or self._tensors[0] != seen.tensors:
-            self._tensors = (seen.tensors, digests.tensors_digests(self._model, self._decoder))
+    def _take_anew(self, look: Look, settings: bytes) -> None:
+        if self._tensors is None or self._tensors[0] != look.tensors:
+            self._tensors = (look.tensors, digests.tensors_digests(self._model, self._decoder))
         if self._settings is None or self._settings[0] != settings:
             self._settings = (settings, digests.processor_digest(self._processor))
         self._both = digests.fingerprints(
@@ -165,11 +165,11 @@ class ModelIdentity:
             self._layout,
             self._facts[1],
             self._tensors[1],
-            seen.settings,
+            look.settings,
             self._settings[1],
         )
-        self._changed = self._read_facts() != self._facts
-        self._seen = (seen, settings)
+        self._has_other_facts = self._read_facts() != self._facts
+        self._last_look = (look, settings)
 
     def _read_facts(self) -> tuple[Any, Any]:
         """The facts that a Backbone reads off a model once and relocates by: phases, and their limit."""

@@ -44,15 +44,15 @@ class LiveCache:
         self._model = model
         self._holds = holds
         self._phased = frozenset([c.name for spec in model.layout for c in spec.channels if c.rope])
-        self._lent: ModelCache | None = None
-        self._shown: tuple[Span, ...] = ()
-        self._behind = 0
+        self._lent_cache: ModelCache | None = None
+        self._spans: tuple[Span, ...] = ()
+        self._free_tokens = 0
         self._room = CacheRoom()
         self._room.holders.add(self)
 
     @property
     def shown(self) -> tuple[Span, ...]:
-        return self._shown
+        return self._spans
 
     @property
     def tensors(self) -> KV:
@@ -61,20 +61,20 @@ class LiveCache:
     def fork(self) -> LiveCache:
         """As `LiveKV.fork`: nothing is copied."""
         branch = LiveCache(self._model, self._holds)
-        branch._shown, branch._behind = self._shown, self._behind
+        branch._spans, branch._free_tokens = self._spans, self._free_tokens
         branch._enter(self._room)
         return branch
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
         """As `LiveKV.show`; bytes are counted where they are written."""
-        wanted, self._shown, self._behind = tuple(spans), (), room
-        return self._bring(wanted, room)
+        new_spans, self._spans, self._free_tokens = tuple(spans), (), room
+        return self._bring(new_spans, room)
 
     def read(self, index: int) -> KV:
         """As `LiveKV.read`: views of the room."""
         with self._reading() as room:
-            places = _places(self._shown, room.start)
-            return kv_slice(room.kv, places[index], places[index] + self._shown[index].length)
+            places = _places(self._spans, room.start)
+            return kv_slice(room.kv, places[index], places[index] + self._spans[index].length)
 
     @contextmanager
     def lend(self) -> Iterator[ModelCache]:
@@ -82,7 +82,7 @@ class LiveCache:
 
         It grows in the room's own tail, or in a copy while a fork is using that.
         """
-        total = sum([span.length for span in self._shown])
+        total = sum([span.length for span in self._spans])
         if not total:
             yield forwards.cache(self._model, [])
             return
@@ -95,13 +95,13 @@ class LiveCache:
                 with room.lock:
                     room.clear([(stop, room.capacity)])
                 model = self._model
-                self._lent = model_cache.growing(model.model.config, model.layout, room.kv, start, stop)
+                self._lent_cache = model_cache.growing(model.model.config, model.layout, room.kv, start, stop)
                 try:
-                    yield self._lent
+                    yield self._lent_cache
                 finally:
-                    model_cache.detach(self._lent)
+                    model_cache.detach(self._lent_cache)
             finally:
-                self._lent = None
+                self._lent_cache = None
                 room.tail.release()
 
     def adopt(self, cache: ModelCache, start: int, lengths: Sequence[int]) -> tuple[KV, ...] | None:
@@ -111,7 +111,7 @@ class LiveCache:
         spans: then they have to be copied.
         """
         room = self._room
-        if not self._holds or cache is not self._lent or not model_cache.stands(cache):
+        if not self._holds or cache is not self._lent_cache or not model_cache.stands(cache):
             return None
         with room.lock:
             return room.adopt(lengths) if room.stop - room.start == start else None
@@ -119,7 +119,7 @@ class LiveCache:
     def check_integrity(self) -> None:
         room = self._room
         with room.lock:
-            total = sum(span.length for span in room.standing)
+            total = sum(span.length for span in room.spans)
             assert self in room.holders, "a live cache is not among the holders of its room"
             assert room.readers >= 0, f"{room.readers} readers of a room"
             assert 0 <= room.start <= room.start + total <= room.capacity, (
@@ -127,8 +127,8 @@ class LiveCache:
             )
             for block, layers in zip(room.kv.parts, room.kv.groups, strict=True):
                 for c in self._model.layout[layers[0]].channels:
-                    shape, wanted = tuple(block[c.name].shape), (len(layers), c.heads, room.capacity, c.dim)
-                    assert shape == wanted, f"channel {c.name} of shape {shape}"
+                    shape, sizes = tuple(block[c.name].shape), (len(layers), c.heads, room.capacity, c.dim)
+                    assert shape == sizes, f"channel {c.name} of shape {shape}"
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -145,48 +145,48 @@ class LiveCache:
         while True:
             room = self._room
             with room.lock:
-                if room.shows(self._shown, 0):
+                if room.shows(self._spans, 0):
                     room.readers += 1
                     break
-            self._bring(self._shown, self._behind)  # a fork was shown meanwhile
+            self._bring(self._spans, self._free_tokens)  # a fork was shown meanwhile
         try:
             yield room
         finally:
             with room.lock:
                 room.readers -= 1
 
-    def _bring(self, wanted: tuple[Span, ...], behind: int) -> Written:
-        """Make the room show ``wanted``, or take a room that does."""
-        room, outside = self._room, dict[int, KV]()
+    def _bring(self, spans: tuple[Span, ...], free_tokens: int) -> Written:
+        """Make the room show ``spans``, or take a room that does."""
+        room, copies = self._room, dict[int, KV]()
         while True:
             with room.lock:
-                written, new = Written(), room
-                if not room.shows(wanted, behind):
-                    made = moves(_stands(room.standing), _stands(wanted))
-                    away = _elsewhere(room, made, wanted, outside)
-                    if not away:
-                        if room.readers or not self._may_write(room, made, wanted):
+                counts, new = Written(), room
+                if not room.shows(spans, free_tokens):
+                    steps = moves(_stands(room.spans), _stands(spans))
+                    room_kvs = _elsewhere(room, steps, spans, copies)
+                    if not room_kvs:
+                        if room.readers or not self._may_write(room, steps, spans):
                             new = CacheRoom()
-                        written = self._write(room, new, made, wanted, behind, outside)
+                        counts = self._write(room, new, steps, spans, free_tokens, copies)
                 else:
-                    away = []
-                if not away:
-                    self._shown = new.standing
+                    room_kvs = []
+                if not room_kvs:
+                    self._spans = new.spans
                     if new is not room and len(room.holders) == 1:
                         self._leave(room, new)
                     break
             # read without a lock of ours: two rooms must not wait for each other
-            outside |= {id(kv): Blocks(kv.parts, kv.groups) for kv in away}
+            copies |= {id(kv): Blocks(kv.parts, kv.groups) for kv in room_kvs}
         if new is not room:
             self._enter(new)  # not before: an error leaves the old room to the others
-        return written
+        return counts
 
     def _leave(self, room: CacheRoom, new: CacheRoom) -> None:
         """What stands in a room that nobody uses any more stands in the ``new`` one, or is copied out."""
-        places = _places(new.standing, new.start)
-        there = {id(s.kv): (s, place) for s, place in zip(new.standing, places, strict=True)}
+        places = _places(new.spans, new.start)
+        targets = {id(s.kv): (s, place) for s, place in zip(new.spans, places, strict=True)}
         for kv in list(room.only_here):
-            span, place = there.get(id(kv), (None, 0))
+            span, place = targets.get(id(kv), (None, 0))
             if span is None or span.patch is not None:
                 kv.leave()
             else:
@@ -194,66 +194,66 @@ class LiveCache:
                 kv.leave(own)
                 kv.stand(new, place, own)
 
-    def _may_write(self, room: CacheRoom, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
-        """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
-        kept = sum([span.length for span, move in zip(wanted, made, strict=True) if not move.writes])
-        return 2 * kept >= sum([span.length for span in wanted]) or all(
-            [other is self or other.shown is not room.standing for other in room.holders]
+    def _may_write(self, room: CacheRoom, steps: Sequence[Move], spans: Sequence[Span]) -> bool:
+        """True if at least half of ``spans`` is kept, or if no other fork shows the spans in the room."""
+        kept_tokens = sum([span.length for span, move in zip(spans, steps, strict=True) if not move.writes])
+        return 2 * kept_tokens >= sum([span.length for span in spans]) or all(
+            [other is self or other.shown is not room.spans for other in room.holders]
         )
 
     def _write(
         self,
         source: CacheRoom,
         room: CacheRoom,
-        made: Sequence[Move],
-        wanted: tuple[Span, ...],
-        behind: int,
-        outside: Mapping[int, KV],
+        steps: Sequence[Move],
+        spans: tuple[Span, ...],
+        free_tokens: int,
+        copies: Mapping[int, KV],
     ) -> Written:
-        """Write ``wanted`` into ``room``, reusing the spans in ``source``, the same room or another.
+        """Write ``spans`` into ``room``, reusing the spans in ``source``, the same room or another.
 
-        ``outside`` are copies of KV that stands in other rooms, by id.
+        ``copies`` are copies of KV that stands in other rooms, by id.
         """
-        total = sum([span.length for span in wanted])
-        there = _places(source.standing, source.start)
+        total = sum([span.length for span in spans])
+        starts = _places(source.spans, source.start)
         kv, capacity = room.kv, room.capacity
-        if total + behind > capacity:
-            capacity = total + max(total // SPARE, behind, SLACK)
+        if total + free_tokens > capacity:
+            capacity = total + max(total // SPARE, free_tokens, SLACK)
             kv = forwards.room(self._model, capacity)
-        base = _base(made, wanted, there) if kv is source.kv else 0
-        base = base if 0 <= base <= capacity - total - behind else 0
-        places = _places(wanted, base)
-        room.standing = ()  # until all of it is written
-        runs = _runs(made, wanted, there, places, in_place=kv is source.kv)
+        base = _base(steps, spans, starts) if kv is source.kv else 0
+        base = base if 0 <= base <= capacity - total - free_tokens else 0
+        places = _places(spans, base)
+        room.spans = ()  # until all of it is written
+        runs = _runs(steps, spans, starts, places, in_place=kv is source.kv)
         if room is source:
-            self._make_way(room, made, wanted, places, runs, regrows=kv is not room.kv)
-        written = self._carry(source.kv, kv, runs)
+            self._make_way(room, steps, spans, places, runs, regrows=kv is not room.kv)
+        counts = self._carry(source.kv, kv, runs)
         room.kv, room.capacity, room.start = kv, capacity, base
         if room is source:  # before anything can fail
-            for move, span, place in zip(made, wanted, places, strict=True):
+            for move, span, place in zip(steps, spans, places, strict=True):
                 if move.was is not None and not _stays(room, move, span, place):
                     _settle(room, span, place, self._phased if move.turns or any(span.offset) else _NONE)
-        for move, span, place in zip(made, wanted, places, strict=True):
+        for move, span, place in zip(steps, spans, places, strict=True):
             if move.writes and span.length:
-                held = outside.get(id(span.kv), span.kv)
-                held = held.here() if isinstance(held, RoomKV) else held
-                written += self._serve(kv_slice(kv, place, place + span.length), span, held, move.turns)
+                span_kv = copies.get(id(span.kv), span.kv)
+                span_kv = span_kv.here() if isinstance(span_kv, RoomKV) else span_kv
+                counts += self._serve(kv_slice(kv, place, place + span.length), span, span_kv, move.turns)
                 _settle(room, span, place, self._phased if any(span.offset) else _NONE)
-        room.standing = wanted
-        return written
+        room.spans = spans
+        return counts
 
     def _make_way(
         self,
         room: CacheRoom,
-        made: Sequence[Move],
-        wanted: Sequence[Span],
+        steps: Sequence[Move],
+        spans: Sequence[Span],
         places: Sequence[int],
         runs: Sequence[_CopyRun],
         regrows: bool,
     ) -> None:
         """Copy out of a room what is there alone and is to be overwritten, or stays in a block that goes."""
         stays = set()
-        for move, span in zip(made, wanted, strict=True):
+        for move, span in zip(steps, spans, strict=True):
             if move.was is not None and isinstance(span.kv, RoomKV) and span.kv.where.room is room:
                 stays.add(id(span.kv))
                 if move.turns:
@@ -261,17 +261,17 @@ class LiveCache:
         if regrows:
             room.clear([(0, room.capacity)], stays)
             return
-        whole = [(p, p + s.length) for m, s, p in zip(made, wanted, places, strict=True) if m.was is None]
+        whole = [(p, p + s.length) for m, s, p in zip(steps, spans, places, strict=True) if m.was is None]
         room.clear([*whole, *((run.to, run.to + run.length) for run in runs)], stays)
 
-    def _serve(self, into: KV, span: Span, held: KV, turns: bool) -> Written:
+    def _serve(self, into: KV, span: Span, source: KV, turns: bool) -> Written:
         """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
-        serve(into, held, span.patch, model.layout, span.offset, phased_only=turns)
-        phased = span.length * model.facts.phased_bytes_per_token
-        whole = phased if turns else span.length * model.facts.bytes_per_token
-        turned = phased if any(span.offset) else 0
-        return Written(turned, 0 if span.patch is None else span.patch.nbytes, whole - turned)
+        serve(into, source, span.patch, model.layout, span.offset, phased_only=turns)
+        phased_bytes = span.length * model.facts.phased_bytes_per_token
+        all_bytes = phased_bytes if turns else span.length * model.facts.bytes_per_token
+        turned_bytes = phased_bytes if any(span.offset) else 0
+        return Written(turned_bytes, 0 if span.patch is None else span.patch.nbytes, all_bytes - turned_bytes)
 
     def _carry(self, source: KV, into: KV, runs: Sequence[_CopyRun]) -> Written:
         """Copy reused spans to their places; of a span that turns, the free channels alone.
@@ -279,15 +279,15 @@ class LiveCache:
         Reused spans keep their order. So within one room, spans that move down are copied first to last and
         spans that move up last to first: none overwrites tokens that are still to be read.
         """
-        down = [run for run in runs if run.to < run.out_of]
-        up = [run for run in runs if run.to >= run.out_of]
-        copied = sum([self._copy(source, into, run) for run in (*down, *reversed(up))])
-        return Written(bytes_copied=copied)
+        down_runs = [run for run in runs if run.to < run.out_of]
+        up_runs = [run for run in runs if run.to >= run.out_of]
+        copied_bytes = sum([self._copy(source, into, run) for run in (*down_runs, *reversed(up_runs))])
+        return Written(bytes_copied=copied_bytes)
 
     def _copy(self, source: KV, into: KV, run: _CopyRun) -> int:
         step = min(run.length, abs(run.to - run.out_of)) if source is into else run.length
         firsts = list(range(0, run.length, step))  # overlaps are copied in steps
-        copied = 0
+        copied_bytes = 0
         for first in firsts if run.to < run.out_of else reversed(firsts):
             last = min(first + step, run.length)
             for new, old, layers in zip(into.parts, source.parts, into.groups, strict=True):
@@ -295,8 +295,8 @@ class LiveCache:
                     if not (run.free and c.rope):
                         part = new[c.name][:, :, run.to + first : run.to + last]
                         part.copy_(old[c.name][:, :, run.out_of + first : run.out_of + last])
-                        copied += part.nbytes
-        return copied
+                        copied_bytes += part.nbytes
+        return copied_bytes
 
 
 class _CopyRun(NamedTuple):
@@ -309,14 +309,14 @@ class _CopyRun(NamedTuple):
 
 
 def _runs(
-    made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int], places: Sequence[int], in_place: bool
+    steps: Sequence[Move], spans: Sequence[Span], starts: Sequence[int], places: Sequence[int], in_place: bool
 ) -> list[_CopyRun]:
     """What is to be copied, as few runs of tokens; ``in_place``: source and target are one block."""
     runs: list[_CopyRun] = []
-    for move, span, place in zip(made, wanted, places, strict=True):
+    for move, span, place in zip(steps, spans, places, strict=True):
         if move.was is None or not span.length:
             continue
-        run = _CopyRun(place, there[move.was], span.length, move.turns)
+        run = _CopyRun(place, starts[move.was], span.length, move.turns)
         if in_place and run.to == run.out_of:
             continue
         last = runs[-1] if runs else run
@@ -343,12 +343,12 @@ def _stays(room: CacheRoom, move: Move, span: Span, place: int) -> bool:
 
 
 def _elsewhere(
-    room: CacheRoom, made: Sequence[Move], wanted: Sequence[Span], known: Container[int]
+    room: CacheRoom, steps: Sequence[Move], spans: Sequence[Span], copied_ids: Container[int]
 ) -> list[RoomKV]:
-    """KV that is to be written, stands in another room and is not ``known``, by id."""
-    written = [span.kv for move, span in zip(made, wanted, strict=True) if move.writes]
-    held = [kv for kv in written if isinstance(kv, RoomKV) and id(kv) not in known]
-    return [kv for kv in held if kv.where.room not in (None, room)]
+    """KV that is to be written, stands in another room and is not among ``copied_ids``."""
+    kvs = [span.kv for move, span in zip(steps, spans, strict=True) if move.writes]
+    room_kvs = [kv for kv in kvs if isinstance(kv, RoomKV) and id(kv) not in copied_ids]
+    return [kv for kv in room_kvs if kv.where.room not in (None, room)]
 
 
 def _stands(spans: Sequence[Span]) -> list[Stand]:
@@ -359,10 +359,10 @@ def _places(spans: Sequence[Span], base: int) -> list[int]:
     return list(accumulate([span.length for span in spans], initial=base))[:-1]
 
 
-def _base(made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int]) -> int:
+def _base(steps: Sequence[Move], spans: Sequence[Span], starts: Sequence[int]) -> int:
     """Start of the first span at which the most tokens stay in place."""
     votes: Counter[int] = Counter()
-    for move, span, place in zip(made, wanted, _places(wanted, 0), strict=True):
+    for move, span, place in zip(steps, spans, _places(spans, 0), strict=True):
         if move.was is not None:
-            votes[there[move.was] - place] += span.length
+            votes[starts[move.was] - place] += span.length
     return votes.most_common(1)[0][0] if votes else 0

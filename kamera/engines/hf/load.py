@@ -38,34 +38,34 @@ def hide_progress() -> None:
     logging.disable_progress_bar()
 
 
-def dtype_of(given: Any) -> str | torch.dtype:
+def dtype_of(value: Any) -> str | torch.dtype:
     """A dtype of floats from torch, by its name or a short one ("bf16"); "auto" is that of the checkpoint.
 
     Raises ValueError for any other.
     """
-    if isinstance(given, str):
-        name = given.lower().removeprefix("torch.")
+    if isinstance(value, str):
+        name = value.lower().removeprefix("torch.")
         if name == "auto":
             return name
-        found = getattr(torch, _DTYPES.get(name, name), None) if name else None
+        dtype = getattr(torch, _DTYPES.get(name, name), None) if name else None
     else:
-        found = given
-    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        dtype = value
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(
-            f"dtype {quote(given)} is none of auto, bfloat16 (bf16), float16 (fp16), float32 (fp32): give "
+            f"dtype {quote(value)} is none of auto, bfloat16 (bf16), float16 (fp16), float32 (fp32): give "
             "one of them, or a torch.dtype of floats"
         )
-    return found
+    return dtype
 
 
-def device_of(given: Any) -> torch.device:
+def device_of(value: Any) -> torch.device:
     """A device that holds tensors here. Raises ValueError for any other."""
     try:
-        device = torch.device(given)
+        device = torch.device(value)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise ValueError(
-            f"device {quote(given)} cannot be used here: {first_line(error)}; give one that can, such as cpu"
+            f"device {quote(value)} cannot be used here: {first_line(error)}; give one that can, such as cpu"
         ) from None
     return device
 
@@ -89,8 +89,8 @@ def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
     if dtype is None:
         raise UnsupportedBackbone(f"{quote(name)} names no dtype in its configuration: give one")
     with torch.device("meta"):
-        made = loader._from_config if issubclass(loader, nn.Module) else loader.from_config
-        model: Any = made(config, dtype=dtype)
+        factory = loader._from_config if issubclass(loader, nn.Module) else loader.from_config
+        model: Any = factory(config, dtype=dtype)
     with suppress(OSError):  # it has none of its own
         model.generation_config = transformers.GenerationConfig.from_pretrained(str(name))
     return cast(nn.Module, model.eval())
@@ -123,22 +123,22 @@ def load_processor(name: str | Path) -> Any | None:
     """
     import transformers
 
-    found: Any | None = None
+    processor: Any | None = None
     for loader in (transformers.AutoProcessor, transformers.AutoTokenizer):
         try:
-            found = loader.from_pretrained(str(name))
+            processor = loader.from_pretrained(str(name))
             break
         except (OSError, ValueError, ImportError, KeyError, AttributeError):
             continue
-    if getattr(getattr(found, "tokenizer", found), "vocab_size", 2) <= 1:
-        found = None  # transformers' result for a directory without tokenizer files
-    if getattr(found, "image_processor", None) is not None:
-        return found
+    if getattr(getattr(processor, "tokenizer", processor), "vocab_size", 2) <= 1:
+        processor = None  # transformers' result for a directory without tokenizer files
+    if getattr(processor, "image_processor", None) is not None:
+        return processor
     try:
         config = transformers.AutoConfig.from_pretrained(str(name))
-        return load_image_only(str(name), config.model_type) or found
+        return load_image_only(str(name), config.model_type) or processor
     except (OSError, ValueError, ImportError):
-        return found
+        return processor
 
 
 def _thinker(transformers: Any, config: Any) -> Any | None:
@@ -175,6 +175,6 @@ def fingerprint_of(files: tuple[Path, Any] | None, dtype: str) -> str | None:
     """`checkpoint_fingerprint` of `files_behind` a model; None if they have changed since, or have none."""
     with suppress(OSError, UnsupportedBackbone):
         if files is not None:
-            found = checkpoint_fingerprint(files[0], dtype=dtype)
-            return found if files_of(files[0]) == files[1] else None
+            fingerprint = checkpoint_fingerprint(files[0], dtype=dtype)
+            return fingerprint if files_of(files[0]) == files[1] else None
     return None

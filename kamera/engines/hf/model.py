@@ -40,8 +40,8 @@ class Model(HfContents):
     layer, where forwards of later work stop while a call is in progress.
     """
 
-    def __init__(self, given: nn.Module, processor: Any | None = None) -> None:
-        super().__init__(given, processor)
+    def __init__(self, loaded_model: nn.Module, processor: Any | None = None) -> None:
+        super().__init__(loaded_model, processor)
         model: nn.Module = self.model
         self.meter = Meter(self.decoder, self.towers)
         self.turns = Pauses(calls_of(self), model, self.decoder)
@@ -55,9 +55,9 @@ class Model(HfContents):
         with torch.no_grad(), self.turns.alone():
             self._fill_cache(ids, places)  # the first forward sets up state of its own
             watch = probe.watch_modules(model)
-            before = probe.counts_of_writes(watch)
+            write_counts = probe.counts_of_writes(watch)
             cache = self._fill_cache(ids, places)
-            self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == before
+            self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == write_counts
             self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         probe.refuse_wrapped(model, model_cache.cache_tensors(cache))

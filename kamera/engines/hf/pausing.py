@@ -31,12 +31,12 @@ class Pauses(Observer):
         super().__init__(self._between)
         self._calls = calls
         self._exclusive = exclusive_of(model)
-        self._here = threading.local()
+        self._thread = threading.local()
         for layer in decoder.layers:
             layer.register_forward_pre_hook(self)
 
     def __call__(self, *_: Any) -> None:
-        if getattr(self._here, "pauses", False):
+        if getattr(self._thread, "pauses", False):
             self._call()
 
     def alone(self) -> AbstractContextManager[None]:
@@ -63,11 +63,11 @@ class Pauses(Observer):
             return
         self._calls.give_way()
         with self._exclusive if alone else nullcontext():
-            self._here.pauses = pauses and is_later()
+            self._thread.pauses = pauses and is_later()
             try:
                 yield
             finally:
-                self._here.pauses = False
+                self._thread.pauses = False
 
     def _between(self) -> None:
         if torch.cuda.is_initialized():

@@ -127,7 +127,7 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
     def per_pair(table: torch.Tensor) -> torch.Tensor:
         return table[0::2] if interleaved else table[:half]
 
-    applied = per_pair(full)
+    pair_angles = per_pair(full)
     axis = torch.zeros(half, dtype=torch.long)
     for a in range(axes if axes > 1 else 0):
         one_hot = [0] * axes
@@ -136,7 +136,7 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
     # only now: a module that chooses its frequencies has chosen them for these positions
     own = getattr(rotary, buffer).detach().double().cpu().flatten()
     # the buffer's entry whose angle this pair shows: the table itself is rounded through cos and sin
-    nearest = (applied[:, None] - own[None]).abs().argmin(1)
+    nearest = (pair_angles[:, None] - own[None]).abs().argmin(1)
     return RopeSpec(
         inv_freq=tuple(own[nearest].tolist()),
         axes=tuple(axis.tolist()),
@@ -154,8 +154,8 @@ def probe_ropes(decoder: nn.Module, layers: int) -> list[RopeSpec]:
     typed = "layer_type" in inspect.signature(rotary.forward).parameters
     if not (typed and types and hasattr(rotary, f"{types[0]}_inv_freq")):
         return [probe_rope(decoder, None)] * layers
-    known = {t: probe_rope(decoder, t) for t in set(types)}
-    return [known[t] for t in types[:layers]]
+    rope_by_type = {t: probe_rope(decoder, t) for t in set(types)}
+    return [rope_by_type[t] for t in types[:layers]]
 
 
 def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache) -> list[LayerLayout]:
@@ -165,16 +165,16 @@ def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache)
     latent = getattr(config, "kv_lora_rank", None)
     rope_dim = getattr(config, "qk_rope_head_dim", None)
     layouts: list[LayerLayout] = []
-    for i, held in enumerate(shapes):
-        if not held:
+    for i, sizes in enumerate(shapes):
+        if not sizes:
             layouts.append(LayerLayout("NONE", ()))
             continue
         rope = ropes[i]
-        keys, values = held["keys"], held["values"]
+        keys, values = sizes["keys"], sizes["values"]
         if latent and keys[1] == 1 and keys[-1] == latent and values[-1] == rope_dim:
             indexer = None
-            if "indexer_keys" in held:
-                indexer = (1, held["indexer_keys"][-1], _indexer_rope(rope))
+            if "indexer_keys" in sizes:
+                indexer = (1, sizes["indexer_keys"][-1], _indexer_rope(rope))
             layouts.append(mla_latent_layout(latent, rope, indexer))
         elif latent and rope_dim and keys[-1] > rope_dim:
             layouts.append(mla_expanded_layout(keys[1], keys[-1] - rope_dim, values[-1], rope))
@@ -270,13 +270,13 @@ def position_limits(model: nn.Module) -> PositionLimits:
     """The positions a model was trained on, and the first at which its rotary or query scaling changes."""
     text = text_config(model)
     parameters = getattr(text, "rope_parameters", None) or {}
-    found: list[tuple[int, str]] = []
+    limits: list[tuple[int, str]] = []
     for p in [p for p in parameters.values() if isinstance(p, dict)] or [parameters]:
         original = p.get("original_max_position_embeddings") or getattr(
             text, "original_max_position_embeddings", None
         )
         reasons = [_LIMITED[kind] for kind in (p.get("rope_type"),) if kind in _LIMITED]
         reasons += [_BUCKETS] if p.get("llama_4_scaling_beta") else []
-        found += [(original or text.max_position_embeddings, reason) for reason in reasons]
-    below, reason = min(found, key=itemgetter(0), default=(None, ""))
-    return PositionLimits(getattr(text, "max_position_embeddings", None), below, reason)
+        limits += [(original or text.max_position_embeddings, reason) for reason in reasons]
+    limit, reason = min(limits, key=itemgetter(0), default=(None, ""))
+    return PositionLimits(getattr(text, "max_position_embeddings", None), limit, reason)

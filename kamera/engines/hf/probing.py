@@ -45,11 +45,11 @@ class Prober:
         first = self._first.setdefault(fingerprint, now)
         limit = tolerance(self._model) * _STEADY
         for name in sorted(first.keys() & now.keys()):
-            apart = answers_apart(first[name], now[name])
-            if not apart <= limit:
+            distance = answers_apart(first[name], now[name])
+            if not distance <= limit:
                 return first, (
                     f"backbone {fingerprint[:12]} answers the {name} probe otherwise than before (relative "
-                    f"distance {apart:.1e}, tolerance {limit:.0e}), and nothing that can be digested "
+                    f"distance {distance:.1e}, tolerance {limit:.0e}), and nothing that can be digested "
                     "differs: undo what was patched, or make a new Backbone of a model loaded anew"
                 )
         return first, ""
@@ -59,12 +59,12 @@ class Prober:
         special = {*model.builder.vision_tokens, *_marks(model.model.config)}
         ids = (torch.arange(_TOKENS) * 7919 + 3) % model.builder.token_count
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
-        shown = self._encode_picture()
-        if shown is None:
+        picture = self._encode_picture()
+        if picture is None:
             return {"text": _probe_logits(model, Encoded(ids[:-2], {}, {}), ids[-2:])}
-        features = [t.float().cpu().reshape(-1) for _, t in sorted(shown.tensors.items())]
-        told = {"picture": _probe_logits(model, shown, ids)}
-        return told | ({FEATURES: _few(torch.cat(features))} if features else {})
+        features = [t.float().cpu().reshape(-1) for _, t in sorted(picture.tensors.items())]
+        answers = {"picture": _probe_logits(model, picture, ids)}
+        return answers | ({FEATURES: _few(torch.cat(features))} if features else {})
 
     def _encode_picture(self) -> Encoded | None:
         """A colourful square, encoded; None if the model cannot be shown one."""
@@ -94,9 +94,9 @@ def tolerance(model: Model) -> float:
 
 def _marks(config: Any) -> set[int]:
     """Ids of tokens that a config and its parts name: some of them stand for media, or open it."""
-    told = vars(config)
-    own = {v for k, v in told.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
-    return own.union(*(_marks(part) for part in told.values() if isinstance(part, PreTrainedConfig)))
+    settings = vars(config)
+    own = {v for k, v in settings.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    return own.union(*(_marks(part) for part in settings.values() if isinstance(part, PreTrainedConfig)))
 
 
 def _probe_logits(model: Model, span: Encoded, question: torch.Tensor) -> list[float]:

@@ -79,17 +79,17 @@ def prove_relocation(
     span = encoded or _text(model, 12)
     step = tuple(offset) if offset is not None else _step(model, (37, 5, 11))
     base = model.positions([span.input_ids], [span.position_inputs])
-    moved = base + torch.tensor(step)[:, None]
+    moved_positions = base + torch.tensor(step)[:, None]
     try:
-        here, _ = forwards.run(model, span, base)
-        there, _ = forwards.run(model, span, moved)
+        base_kv, _ = forwards.run(model, span, base)
+        moved_kv, _ = forwards.run(model, span, moved_positions)
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, step)
-    rounding = _rounding(model, here, there)
-    turned = kv_map(here, torch.clone)
-    serve(turned, here, None, model.layout, step, phased_only=True)
-    whole = _serve(model, here, None, step)
-    return _worst(off for served in (whole, turned) for off in compare_kv(served, there, step, rounding))
+    rounding = _rounding(model, base_kv, moved_kv)
+    turned_kv = kv_map(base_kv, torch.clone)
+    serve(turned_kv, base_kv, None, model.layout, step, phased_only=True)
+    whole = _serve(model, base_kv, None, step)
+    return _worst(off for kv in (whole, turned_kv) for off in compare_kv(kv, moved_kv, step, rounding))
 
 
 def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
@@ -102,15 +102,15 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     canonical, _ = forwards.run(model, span, alone)
     _, cache = forwards.run(model, antecedent, a)
     conditioned, _ = forwards.run(model, span, b, cache)
-    there = tuple(int(o) for o in (b - alone)[:, 0])
-    patch = form_patch(conditioned, canonical, model.layout, there, None).patch
+    patch_offset = tuple(int(o) for o in (b - alone)[:, 0])
+    patch = form_patch(conditioned, canonical, model.layout, patch_offset, None).patch
     # the whole sequence moved by one more step: the KV of a re-prefill there
     shift = torch.tensor(step)[:, None]
     _, cache = forwards.run(model, antecedent, a + shift)
-    expected, _ = forwards.run(model, span, b + shift, cache)
-    onward = tuple(x + y for x, y in zip(there, step, strict=True))
-    rounding = _rounding(model, conditioned, expected)
-    return _worst(compare_kv(_serve(model, canonical, patch, onward), expected, onward, rounding))
+    reprefill, _ = forwards.run(model, span, b + shift, cache)
+    far_offset = tuple(x + y for x, y in zip(patch_offset, step, strict=True))
+    rounding = _rounding(model, conditioned, reprefill)
+    return _worst(compare_kv(_serve(model, canonical, patch, far_offset), reprefill, far_offset, rounding))
 
 
 def prove_moves(model: Model) -> OperatorProof:
@@ -118,26 +118,26 @@ def prove_moves(model: Model) -> OperatorProof:
 
     Only the last rounding may differ, in every layer and every dtype.
     """
-    layout, still = model.layout, (0,) * model.axes
+    layout, zero = model.layout, (0,) * model.axes
     texts = [_text(model, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
     kvs = [forwards.run(model, text, model.positions([text.input_ids], [{}]))[0] for text in texts]
     other, _ = forwards.run(model, texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
-    patch = form_patch(other, kvs[1], layout, still, None).patch
+    patch = form_patch(other, kvs[1], layout, zero, None).patch
     near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
-    first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
-    there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
-    live, found = LiveCache(model), list[OperatorProof]()
+    first, last = Span(kvs[0], None, zero), Span(kvs[2], None, far)
+    near_span, far_span = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
+    live, proofs = LiveCache(model), list[OperatorProof]()
     for spans in (
-        (first, there, last),
-        (there, last),  # the front leaves: the others stay or move
-        (first, onward, last),  # a span turns where it stands
-        (first, last, onward),
-        (Span(kvs[2], None, near), first, there),  # the live cache is written anew
+        (first, near_span, last),
+        (near_span, last),  # the front leaves: the others stay or move
+        (first, far_span, last),  # a span turns where it stands
+        (first, last, far_span),
+        (Span(kvs[2], None, near), first, near_span),  # the live cache is written anew
     ):
         live.show(spans)
         for index, span in enumerate(spans):
-            found += compare_kv(live.read(index), exact_kv(span.kv, span.patch, layout, span.offset), far)
-    return _worst(found)
+            proofs += compare_kv(live.read(index), exact_kv(span.kv, span.patch, layout, span.offset), far)
+    return _worst(proofs)
 
 
 def _serve(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
@@ -170,9 +170,9 @@ def prove_cuts(model: Model) -> OperatorProof:
         return OperatorProof(math.inf, str(error), 0.0, cuts)
     proof = _worst(compare_kv(kv_concat(pieces), whole, cuts, _cut_tolerances(whole)))
     for name, module in _linear_kinds(model.model):
-        apart = _apart_by_rows(model, module)
-        if not apart <= max(proof.error, _ROWS):
-            proof = OperatorProof(apart, name, _ROWS, cuts)
+        row_error = _apart_by_rows(model, module)
+        if not row_error <= max(proof.error, _ROWS):
+            proof = OperatorProof(row_error, name, _ROWS, cuts)
     return proof
 
 
@@ -211,17 +211,17 @@ def without_rows(model: Model) -> str:
     last = torch.stack([places[:, -1:] for places in positions], dim=1)
 
     def pasts() -> list[Any]:
-        before = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
-        return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(before, positions, strict=True)]
+        prefixes = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
+        return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(prefixes, positions, strict=True)]
 
     try:
         with probing():
             each = enumerate(pasts())
-            alone = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
-            together = forwards.next_logits(model, ids, last, *pasts())
+            singles = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
+            batch = forwards.next_logits(model, ids, last, *pasts())
     except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
         return f"this {kind} takes no rows of unlike length: {first_line(error)}"
-    off = max(_relative(t, a[0]) for t, a in zip(together, alone, strict=True))
+    off = max(_relative(t, a[0]) for t, a in zip(batch, singles, strict=True))
     most = 1e-4 if model.dtype in (torch.float32, torch.float64) else _ROWS_HALF
     if off <= most:
         return ""
@@ -251,35 +251,35 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
     try:
         with torch.no_grad(), model.turns.alone():
-            together = module.forward(rows)
-            alone = [module.forward(row[None])[0] for row in rows]
+            batch = module.forward(rows)
+            singles = [module.forward(row[None])[0] for row in rows]
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
         return 0.0  # a kind with arguments of its own
     errors = [
-        (a.double() - t.double()).norm() / t.double().norm() for a, t in zip(alone, together, strict=True)
+        (a.double() - t.double()).norm() / t.double().norm() for a, t in zip(singles, batch, strict=True)
     ]
     return float(max(errors))
 
 
-def _step(model: Model, wanted: tuple[int, int, int]) -> tuple[int, ...]:
+def _step(model: Model, offset: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
-    room = wanted[0] if model.limits.below is None else max(1, model.limits.below - 24)
-    return tuple(min(w, room) for w in wanted[: model.axes])
+    room = offset[0] if model.limits.below is None else max(1, model.limits.below - 24)
+    return tuple(min(w, room) for w in offset[: model.axes])
 
 
 def _rounding(model: Model, one: KV, other: KV) -> Sequence[float]:
     """By layer, the tolerance for two forwards of the same tokens."""
-    found = []
-    for layer, again, spec in zip(one, other, model.layout, strict=True):
+    tolerances = []
+    for layer, other_layer, spec in zip(one, other, model.layout, strict=True):
         dtype = next((t.dtype for t in layer.values()), torch.float32)
         if dtype in (torch.float32, torch.float64):
-            found.append(1e-4)
+            tolerances.append(1e-4)
             continue
-        least, first = 2.5 * torch.finfo(dtype).eps, not found
-        free = [_relative(layer[c.name], again[c.name]) for c in spec.channels if c.rope is None]
-        granted = SPREAD * max(free, default=0.0)
-        found.append(least if first else math.inf if granted > CHAOS else max(least, granted))
-    return found
+        least, first = 2.5 * torch.finfo(dtype).eps, not tolerances
+        free = [_relative(layer[c.name], other_layer[c.name]) for c in spec.channels if c.rope is None]
+        allowance = SPREAD * max(free, default=0.0)
+        tolerances.append(least if first else math.inf if allowance > CHAOS else max(least, allowance))
+    return tolerances
 
 
 def compare_kv(
@@ -292,13 +292,13 @@ def compare_kv(
             yield OperatorProof(_relative(layer[name], tensor), f"layer {i} channel {name}", most, offset)
 
 
-def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
-    target = want.double()
-    return float((got.double() - target).norm() / target.norm().clamp_min(1e-30))
+def _relative(tensor: torch.Tensor, reference: torch.Tensor) -> float:
+    target = reference.double()
+    return float((tensor.double() - target).norm() / target.norm().clamp_min(1e-30))
 
 
-def _worst(found: Iterable[OperatorProof]) -> OperatorProof:
-    return max(found, key=attrgetter("share"))
+def _worst(proofs: Iterable[OperatorProof]) -> OperatorProof:
+    return max(proofs, key=attrgetter("share"))
 
 
 def _text(model: Model, count: int, seed: int = 11) -> Encoded:

@@ -31,7 +31,7 @@ class CacheRoom:
         self.kv: KV = NO_KV
         self.capacity = 0
         self.start = 0
-        self.standing: tuple[Span, ...] = ()
+        self.spans: tuple[Span, ...] = ()
         self.readers = 0  # while there are any, no span in the room is overwritten
         self.lock = forks.Lock()
         self.tail = threading.Lock()  # held to write behind the last token
@@ -41,26 +41,26 @@ class CacheRoom:
     @property
     def stop(self) -> int:
         """The first place behind the spans."""
-        return self.start + sum([span.length for span in self.standing])
+        return self.start + sum([span.length for span in self.spans])
 
-    def shows(self, spans: Sequence[Span], behind: int) -> bool:
-        """True if the room holds exactly these spans, with ``behind`` tokens free behind them."""
-        if len(spans) != len(self.standing):
+    def shows(self, spans: Sequence[Span], free_tokens: int) -> bool:
+        """True if the room holds exactly these spans, with ``free_tokens`` tokens free behind them."""
+        if len(spans) != len(self.spans):
             return False
         total = 0
-        for new, old in zip(spans, self.standing, strict=True):
+        for new, old in zip(spans, self.spans, strict=True):
             if (id(new.kv), id(new.patch), new.offset) != (id(old.kv), id(old.patch), old.offset):
                 return False
             total += new.length
-        return self.start + total + behind <= self.capacity
+        return self.start + total + free_tokens <= self.capacity
 
     def adopt(self, lengths: Sequence[int]) -> tuple[RoomKV, ...]:
         """KV of spans that were written behind those that stand; they stand from now on. ``lock`` is held."""
         places = accumulate(lengths, initial=self.stop)
-        found = [RoomKV(self, place, length) for place, length in zip(places, lengths, strict=False)]
-        still = (0,) * len(self.standing[0].offset)
-        self.standing = (*self.standing, *(Span(kv, None, still) for kv in found))
-        return tuple(found)
+        kvs = [RoomKV(self, place, length) for place, length in zip(places, lengths, strict=False)]
+        zero_offset = (0,) * len(self.spans[0].offset)
+        self.spans = (*self.spans, *(Span(kv, None, zero_offset) for kv in kvs))
+        return tuple(kvs)
 
     def clear(self, regions: Sequence[tuple[int, int]], stays: Container[int] = ()) -> None:
         """Before ``regions`` (start, stop) are overwritten, copy out what stands in them and nowhere else.
@@ -113,8 +113,8 @@ class RoomKV(Blocks[torch.Tensor]):
         room, place, own = self.where
         if room is None:
             return Blocks(own, self.groups)
-        there = kv_slice(room.kv, place, place + self.tokens)
-        parts = [{**block, **held} for block, held in zip(there.parts, own, strict=True)]
+        room_kv = kv_slice(room.kv, place, place + self.tokens)
+        parts = [{**block, **own_block} for block, own_block in zip(room_kv.parts, own, strict=True)]
         return Blocks(parts, self.groups)
 
     def leave(self, channels: frozenset[str] | None = None) -> None:
@@ -124,22 +124,22 @@ class RoomKV(Blocks[torch.Tensor]):
         """
         room, place, own = self.where
         assert room is not None, "it has left"
-        there = kv_slice(room.kv, place, place + self.tokens)
-        copied = []
-        for block, held in zip(there.parts, own, strict=True):
-            new = [name for name in block if name not in held and (channels is None or name in channels)]
-            copied.append({**held, **{name: block[name].detach().clone() for name in new}})
+        room_kv = kv_slice(room.kv, place, place + self.tokens)
+        own_blocks = []
+        for block, own_block in zip(room_kv.parts, own, strict=True):
+            new = [name for name in block if name not in own_block and (channels is None or name in channels)]
+            own_blocks.append({**own_block, **{name: block[name].detach().clone() for name in new}})
         if channels is None:
             room.only_here.discard(self)
-        self.where = _Where(None if channels is None else room, place, tuple(copied))
+        self.where = _Where(None if channels is None else room, place, tuple(own_blocks))
 
     def holds(self, channels: frozenset[str]) -> bool:
         """True if it holds these channels itself, as far as its blocks have them."""
         where = self.where
         if where.room is None or not channels:
             return True
-        named = [channels & block.keys() for block in where.room.kv.parts]
-        return all([held.keys() >= names for held, names in zip(where.own, named, strict=True)])
+        block_channels = [channels & block.keys() for block in where.room.kv.parts]
+        return all([own.keys() >= names for own, names in zip(where.own, block_channels, strict=True)])
 
     def stand(self, room: CacheRoom, place: int, keeps: frozenset[str]) -> None:
         """It stands at ``place`` of ``room``, but for the channels ``keeps``, which it `holds` itself.
@@ -149,8 +149,8 @@ class RoomKV(Blocks[torch.Tensor]):
         old, _, own = self.where
         if old is not None and old is not room:
             old.only_here.discard(self)
-        held = tuple({n: t for n, t in block.items() if n in keeps} for block in own)
-        self.where = _Where(room, place, held)
+        kept_blocks = tuple({n: t for n, t in block.items() if n in keeps} for block in own)
+        self.where = _Where(room, place, kept_blocks)
         room.only_here.add(self)
 
     def contents(self) -> Iterator[torch.Tensor]:

@@ -31,39 +31,39 @@ def sample(
 ) -> tuple[KV, ...]:
     """As `Engine.sample`, behind ``past``, which holds spans of ``lengths`` tokens and is not written."""
     pieces: list[model_cache.CacheSlice] = []
-    standing: list[tuple[int, int, Sampling]] = []
+    placements: list[tuple[int, int, Sampling]] = []
     at = source = 0
     for index in range(parts[-1].at + 1):
         for part in (part for part in parts if part.at == index):
-            standing.append((at, part.encoded.num_tokens, part))
+            placements.append((at, part.encoded.num_tokens, part))
             at += 0 if part.completion else part.encoded.num_tokens
         if index < len(lengths):
             pieces.append(model_cache.CacheSlice(at, source, lengths[index]))
             at, source = at + lengths[index], source + lengths[index]
     rows, encoded, positions = [], [], []
-    for start, length, part in standing:
+    for start, length, part in placements:
         refuse_undivided(model, part.encoded)
-        chosen = torch.arange(length) if part.completion is None else part.completion.rows
-        rows.append(start + chosen)
-        encoded.append(take(part.encoded, chosen))
-        positions.append(part.positions[:, chosen])
+        part_rows = torch.arange(length) if part.completion is None else part.completion.rows
+        rows.append(start + part_rows)
+        encoded.append(take(part.encoded, part_rows))
+        positions.append(part.positions[:, part_rows])
     whole = join_spans(model, encoded, positions)
     if whole is None:
         raise UnsupportedBackbone(
             f"{type(model.model).__name__} cannot take tokens of these chunks in one call: prefill them"
         )
-    places, total = torch.cat(rows), max(start + length for start, length, _ in standing)
-    seen = [p._replace(length=min(p.length, total - p.start)) for p in pieces if p.start < total]
-    chunks = [(start, length, part.completion) for start, length, part in standing]
-    cache = model_cache.CompletingCache(past, model.layout, total, seen, chunks)
+    places, total = torch.cat(rows), max(start + length for start, length, _ in placements)
+    visible_pieces = [p._replace(length=min(p.length, total - p.start)) for p in pieces if p.start < total]
+    chunks = [(start, length, part.completion) for start, length, part in placements]
+    cache = model_cache.CompletingCache(past, model.layout, total, visible_pieces, chunks)
     with suppress(model_cache.AllMade):
         run_decoder(
             model, [whole], torch.cat(positions, dim=1)[:, None], cache, row_masks(model, places, total)
         )
-    made = tuple(kv_of(layers, model.groups) for layers in cache.made)
-    for kv in made:
+    kvs = tuple(kv_of(layers, model.groups) for layers in cache.kvs)
+    for kv in kvs:
         check_finite(kv)
-    return made
+    return kvs
 
 
 def refuse_undivided(model: Model, encoded: Encoded) -> None:
@@ -91,17 +91,17 @@ def refuse_undivided(model: Model, encoded: Encoded) -> None:
 
 def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     """The rows' share of an encoding that divides into tokens."""
-    taken: dict[str, torch.Tensor] = {}
-    seen = encoded.tensors.get(SEEN)
+    tensors: dict[str, torch.Tensor] = {}
+    picture_mask = encoded.tensors.get(SEEN)
     for name, tensor in encoded.tensors.items():
-        if is_flat(name) and seen is not None:
+        if is_flat(name) and picture_mask is not None:
             # one row per picture token: find the chosen ones among them
-            pictured = seen.reshape(-1).cpu().bool()
-            wanted = (pictured.cumsum(0) - 1)[rows][pictured[rows]]
-            taken[name] = tensor[wanted.to(tensor.device)]
+            is_picture = picture_mask.reshape(-1).cpu().bool()
+            picture_rows = (is_picture.cumsum(0) - 1)[rows][is_picture[rows]]
+            tensors[name] = tensor[picture_rows.to(tensor.device)]
         else:
-            taken[name] = tensor[:, rows.to(tensor.device)]
-    return Encoded(encoded.input_ids[rows], {}, taken)
+            tensors[name] = tensor[:, rows.to(tensor.device)]
+    return Encoded(encoded.input_ids[rows], {}, tensors)
 
 
 def row_masks(model: Model, places: torch.Tensor, total: int) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -112,8 +112,8 @@ def row_masks(model: Model, places: torch.Tensor, total: int) -> torch.Tensor | 
     dtype = next(p.dtype for p in model.model.parameters() if p.is_floating_point())
     key, query = torch.arange(total)[None], places[:, None]
 
-    def additive(seen: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    def additive(is_visible: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(is_visible.shape, dtype=dtype).masked_fill(~is_visible, torch.finfo(dtype).min)
         return mask[None, None].to(input_device(model.model))
 
     causal, window = key <= query, getattr(model.config, "sliding_window", None)

@@ -61,25 +61,25 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
     from transformers import GenerationConfig
 
     settings = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    taken = (
+    option_names = (
         settings | {*inspect.signature(model.generate).parameters, "tokenizer", "assistant_tokenizer"}
     ) - _GIVEN
     for name in options:
-        if name not in taken:
+        if name not in option_names:
             instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
             raise ValueError(
                 f"{name[:80]}={quote(options[name])} is no option of an answer: {instead} (options are "
                 "those of transformers' generate)"
             )
-    given = options.get("generation_config") or model.generation_config
-    if not isinstance(given, GenerationConfig):
-        raise ValueError(f"generation_config={quote(given)} is none: give a GenerationConfig of transformers")
-    for name, (kind, least, most, wanted) in _RANGES.items():
+    base = options.get("generation_config") or model.generation_config
+    if not isinstance(base, GenerationConfig):
+        raise ValueError(f"generation_config={quote(base)} is none: give a GenerationConfig of transformers")
+    for name, (kind, least, most, words) in _RANGES.items():
         value = options.get(name)
         number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         if value is not None and not (number and least <= value <= most):
-            raise ValueError(f"{name}={quote(value)}: give {wanted}")
-    config = copy.deepcopy(given)
+            raise ValueError(f"{name}={quote(value)}: give {words}")
+    config = copy.deepcopy(base)
     try:
         config.update(**{name: options[name] for name in options.keys() & settings})
         config.validate()

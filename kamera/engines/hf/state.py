@@ -126,24 +126,24 @@ class Reader:
 
         Of a class what counts is what code that was met may use: what bears a name in it.
         """
-        done: set[tuple[type, str]] = set()
+        read_attributes: set[tuple[type, str]] = set()
         while True:
             functions, self._functions = self._functions, {}
             for function in functions.values():
                 yield [name_of(function), code_digest(function.__code__), *self._globals(function)]
-            fresh = [
+            new_attributes = [
                 (cls, name)
                 for cls in list(self._classes)
                 for name in sorted(vars(cls))
-                if (cls, name) not in done and self._counts(cls, name)
+                if (cls, name) not in read_attributes and self._counts(cls, name)
             ]
-            if not (fresh or self._functions):
+            if not (new_attributes or self._functions):
                 return
-            done.update(fresh)
-            for cls, name in fresh:
-                said = self._attribute(vars(cls)[name])
-                if said is not None:
-                    yield [name_of(cls), name, said]
+            read_attributes.update(new_attributes)
+            for cls, name in new_attributes:
+                text = self._attribute(vars(cls)[name])
+                if text is not None:
+                    yield [name_of(cls), name, text]
 
     def of_class(self, cls: type) -> str:
         """The name of a class, whose code is then said by `classes`."""
@@ -163,15 +163,15 @@ class Reader:
         self.watch.function(function)
         if not is_own(function):
             return self.value(function)
-        found = []
+        texts = []
         for space, name in references(function):
             self.watch.watch_name(space, name)
-            held = space[name]
-            if isinstance(held, FunctionType):
-                self.watch.function(held)
-                if not (is_librarys(held) or is_own(held)):
-                    found.append([name, self.value(held)])
-        return found or None
+            value = space[name]
+            if isinstance(value, FunctionType):
+                self.watch.function(value)
+                if not (is_librarys(value) or is_own(value)):
+                    texts.append([name, self.value(value)])
+        return texts or None
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -181,14 +181,14 @@ class Reader:
             return self._unread(value, "too much hangs on it")
         self._open[id(value)] = len(self._open)
         try:
-            said = self._text(value)
+            text = self._text(value)
         except Exception as error:  # of any kind: what it is read by may be anybody's code
-            said = self._unread(value, f"{type(error).__name__}: {error}"[:200])
+            text = self._unread(value, f"{type(error).__name__}: {error}"[:200])
         finally:
             del self._open[id(value)]
         # by content, not by number: two modules that share an object are as two with equal ones
         self._texts[id(value)] = (
-            said if isinstance(said, str) else digest("kamera.state.v1", json.dumps(said))
+            text if isinstance(text, str) else digest("kamera.state.v1", json.dumps(text))
         )
         return self._texts[id(value)]
 
@@ -201,8 +201,8 @@ class Reader:
             return self._mapping(value)
         if isinstance(value, list | deque | set | frozenset):
             self.watch.group(value)
-            said = [self.value(v) for v in value]
-            return said if isinstance(value, list | deque) else {"set": sorted(map(str, said))}
+            texts = [self.value(v) for v in value]
+            return texts if isinstance(value, list | deque) else {"set": sorted(map(str, texts))}
         if isinstance(value, functools.partial):
             return [self.value(value.func), self.value(value.args), self.value(value.keywords)]
         if isinstance(value, MethodType):
@@ -213,8 +213,8 @@ class Reader:
             return name_of(value) if is_librarys(value) else self.of_class(value)
         if isinstance(value, BuiltinFunctionType):
             holder = getattr(value, "__self__", None)
-            bound = holder is not None and not isinstance(holder, ModuleType | type)
-            return [name_of(value), self.value(holder)] if bound else name_of(value)
+            is_bound = holder is not None and not isinstance(holder, ModuleType | type)
+            return [name_of(value), self.value(holder)] if is_bound else name_of(value)
         if isinstance(value, _WITHOUT_NUMBERS) or type(value).__module__ == "typing":
             return name_of(value)
         if isinstance(value, functools._lru_cache_wrapper):
@@ -226,17 +226,17 @@ class Reader:
         self.watch.tensors[id(tensor)] = tensor
         if tensor.is_meta:
             return "meta"
-        carried = self.attributes(tensor)
-        return [content_of(tensor), carried] if carried else content_of(tensor)
+        attributes = self.attributes(tensor)
+        return [content_of(tensor), attributes] if attributes else content_of(tensor)
 
     def attributes(self, tensor: torch.Tensor) -> Any:
         """What a tensor carries beside its content, such as the state of a quantiser; None for nothing."""
-        held = getattr(tensor, "__dict__", {})
-        if not held or hasattr(tensor, "__tensor_flatten__"):
+        attributes = getattr(tensor, "__dict__", {})
+        if not attributes or hasattr(tensor, "__tensor_flatten__"):
             return None
-        self.watch.space(held, _OF_TENSORS)
-        said = [[n, self.value(v)] for n, v in sorted(held.items()) if n not in _OF_TENSORS]
-        return said or None
+        self.watch.space(attributes, _OF_TENSORS)
+        texts = [[n, self.value(v)] for n, v in sorted(attributes.items()) if n not in _OF_TENSORS]
+        return texts or None
 
     def _array(self, array: np.ndarray) -> Any:
         if array.dtype.hasobject:
@@ -254,8 +254,8 @@ class Reader:
         self.watch.function(function)
         cells = [content_of_cell(c) for c in function.__closure__ or ()]
         if is_librarys(function):
-            wrapped = [self.value(c) for c in cells if isinstance(c, FunctionType | MethodType | nn.Module)]
-            return [name_of(function), *wrapped] if wrapped else name_of(function)
+            closure = [self.value(c) for c in cells if isinstance(c, FunctionType | MethodType | nn.Module)]
+            return [name_of(function), *closure] if closure else name_of(function)
         if not is_transformers(function):
             self.foreign.append(name_of(function))
         if includes_dependencies(str(function.__globals__.get("__name__", ""))):
@@ -265,48 +265,48 @@ class Reader:
         return [name_of(function), code_digest(function.__code__), *defaults, *map(self.value, cells)]
 
     def _globals(self, function: FunctionType) -> list[Any]:
-        said = []
+        texts = []
         for space, name in references(function):
-            held = space[name]
+            value = space[name]
             self.watch.watch_name(space, name)
-            if isinstance(held, FunctionType):
-                self.watch.function(held)
-            if not self._is_given(held):
-                said.append([name, self.value(held)])
-        return said
+            if isinstance(value, FunctionType):
+                self.watch.function(value)
+            if not self._is_given(value):
+                texts.append([name, self.value(value)])
+        return texts
 
-    def _is_given(self, held: Any) -> bool:
+    def _is_given(self, value: Any) -> bool:
         """True for a global that is the same wherever the same versions of the libraries are installed."""
-        if isinstance(held, (*_PLAIN, tuple, list, dict, set, frozenset, torch.Tensor, np.ndarray)):
+        if isinstance(value, (*_PLAIN, tuple, list, dict, set, frozenset, torch.Tensor, np.ndarray)):
             return False
-        if isinstance(held, FunctionType | MethodType | functools.partial | functools._lru_cache_wrapper):
-            return isinstance(held, FunctionType) and is_librarys(held)
-        if isinstance(held, ModuleType | BuiltinFunctionType) or is_librarys(held):
+        if isinstance(value, FunctionType | MethodType | functools.partial | functools._lru_cache_wrapper):
+            return isinstance(value, FunctionType) and is_librarys(value)
+        if isinstance(value, ModuleType | BuiltinFunctionType) or is_librarys(value):
             return True
-        kind = held if isinstance(held, type) else type(held)
+        kind = value if isinstance(value, type) else type(value)
         return not includes_dependencies(str(kind.__module__))
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
         self.of_class(kind)
         slots = tuple(n for c in kind.__mro__ for n in _slots(c))
-        elsewhere = isinstance(value, torch.ScriptObject) or type(kind).__name__ == "pybind11_type"
-        if hasattr(value, "__dict__") and not elsewhere:
-            said = [name_of(kind), self._mapping(vars(value))]
+        is_native = isinstance(value, torch.ScriptObject) or type(kind).__name__ == "pybind11_type"
+        if hasattr(value, "__dict__") and not is_native:
+            text = [name_of(kind), self._mapping(vars(value))]
         elif slots:
-            said = [name_of(kind), None]
+            text = [name_of(kind), None]
         else:
-            said = [name_of(kind), self._inner(value)]
+            text = [name_of(kind), self._inner(value)]
         if slots:
             self.watch.slots(value, slots)
-            said.append([[n, self.value(getattr(value, n, None))] for n in slots])
-        return said
+            text.append([[n, self.value(getattr(value, n, None))] for n in slots])
+        return text
 
     def _inner(self, value: Any) -> Any:
         """The state that an object written in another language gives away."""
         if type(value) is object:
             return None
-        reduce = copyreg.dispatch_table.get(type(value), lambda held: held.__reduce_ex__(4))
+        reduce = copyreg.dispatch_table.get(type(value), lambda item: item.__reduce_ex__(4))
         for ask in (lambda: value.__getstate__(), lambda: reduce(value)[1:]):
             try:
                 state = ask()
@@ -327,22 +327,22 @@ class Reader:
             return True
         return name in (self._names if includes_dependencies(cls.__module__) else _CALLED)
 
-    def _attribute(self, held: Any) -> Any:
+    def _attribute(self, attribute: Any) -> Any:
         """The text of an attribute of a class; None for one that is a library's own."""
-        if isinstance(held, staticmethod | classmethod):
-            held = held.__func__
-        if isinstance(held, property):
-            held = [f for f in (held.fget, held.fset) if f is not None]
-        if isinstance(held, functools.cached_property):
-            held = held.func
-        for function in held if isinstance(held, list) else [held]:
+        if isinstance(attribute, staticmethod | classmethod):
+            attribute = attribute.__func__
+        if isinstance(attribute, property):
+            attribute = [f for f in (attribute.fget, attribute.fset) if f is not None]
+        if isinstance(attribute, functools.cached_property):
+            attribute = attribute.func
+        for function in attribute if isinstance(attribute, list) else [attribute]:
             if isinstance(function, FunctionType):
                 self.watch.function(function)
-        if isinstance(held, FunctionType):
-            return self.departures(held, is_librarys)
-        if isinstance(held, list):
-            return [self.value(f) for f in held if not is_librarys(f)] or None
-        return None if self._is_given(held) else self.value(held)
+        if isinstance(attribute, FunctionType):
+            return self.departures(attribute, is_librarys)
+        if isinstance(attribute, list):
+            return [self.value(f) for f in attribute if not is_librarys(f)] or None
+        return None if self._is_given(attribute) else self.value(attribute)
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -362,9 +362,9 @@ def content_of(tensor: torch.Tensor) -> str:
     if tensor.is_quantized:
         axis = tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
         scales = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()) if axis else ()
-        said = (str(tensor.qscheme()), *map(tensor_digest, scales))
-        said += () if axis else (repr(tensor.q_scale()), repr(tensor.q_zero_point()))
-        return digest("kamera.affine.v1", *said, tensor_digest(tensor.int_repr()))
+        scheme = (str(tensor.qscheme()), *map(tensor_digest, scales))
+        scheme += () if axis else (repr(tensor.q_scale()), repr(tensor.q_zero_point()))
+        return digest("kamera.affine.v1", *scheme, tensor_digest(tensor.int_repr()))
     return tensor_digest(tensor if tensor.layout is torch.strided else tensor.to_dense())
 
 

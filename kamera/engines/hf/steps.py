@@ -49,27 +49,27 @@ class AnswerRow:
     outcome: torch.Tensor | BaseException | None = None
     runs: int = 0  # forwards that this row's account bears
     comes: bool = False  # it is at its last token, and will ask for the next one
-    told: float | None = None  # when it got its last logits, and None while it waits for some
+    logits_time: float | None = None  # when it got its last logits, and None while it waits for some
 
     def begin(self) -> None:
         """It has its first logits: the others wait for its first step."""
-        self.comes, self.told = not self.steps.apart, time.monotonic()
+        self.comes, self.logits_time = not self.steps.apart, time.monotonic()
 
     @property
     def is_away(self) -> bool:
         """True if its thread does something else than to ask for its next token."""
-        return self.told is not None and time.monotonic() - self.told > _AWAY
+        return self.logits_time is not None and time.monotonic() - self.logits_time > _AWAY
 
     def step(self, token: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[1, vocabulary]`` after ``token`` ``[1, 1]`` at ``positions`` ``[axes, 1]``.
 
         ``past`` is extended by the token. Raises what the forward raises, in every row of it.
         """
-        self.asks, self.told = (token, positions, past), None
+        self.asks, self.logits_time = (token, positions, past), None
         try:
             return self.steps.step(self)
         finally:
-            self.told = time.monotonic()
+            self.logits_time = time.monotonic()
 
 
 class Steps:
@@ -82,11 +82,11 @@ class Steps:
         forks.bind(self, Steps._begin)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        self._change = threading.Condition()
         self._rows: list[AnswerRow] = []
-        self._waiting: deque[AnswerRow] = deque()
-        self._asking: list[AnswerRow] = []
-        self._running: list[AnswerRow] = []
+        self._waiting_rows: deque[AnswerRow] = deque()
+        self._asking_rows: list[AnswerRow] = []
+        self._running_rows: list[AnswerRow] = []
         self._finished, self._took = 0.0, 0.0
         self._reason: str | None = None
         self._proving = False
@@ -122,33 +122,33 @@ class Steps:
         if self.apart:
             yield row
             return
-        with self._changed:
-            self._waiting.append(row)
+        with self._change:
+            self._waiting_rows.append(row)
             while not self._admits(row):
-                self._changed.wait(_AWAY)
-            self._waiting.remove(row)
+                self._change.wait(_AWAY)
+            self._waiting_rows.remove(row)
             self._rows.append(row)
-            self._changed.notify_all()
+            self._change.notify_all()
         try:
             yield row
         finally:
-            with self._changed:
-                self._changed.wait_for(lambda: row not in self._running)  # its thread was interrupted
-                for rows in (self._rows, self._asking):
+            with self._change:
+                self._change.wait_for(lambda: row not in self._running_rows)  # its thread was interrupted
+                for rows in (self._rows, self._asking_rows):
                     if row in rows:  # not in a child that was forked inside
                         rows.remove(row)
-                self._changed.notify_all()
+                self._change.notify_all()
 
     def step(self, row: AnswerRow) -> torch.Tensor:
         """As `AnswerRow.step`."""
         if len(self._rows) < 2 or self.apart or self._is_serial():
             return self._forward([row])[0]
-        with self._changed:
-            row.outcome, row.comes, came = None, False, time.monotonic()
-            self._asking.append(row)
-            self._changed.notify_all()
-            while row.outcome is None and not self._begins(came):
-                self._changed.wait(None if self._running else self._seconds_left(came))
+        with self._change:
+            row.outcome, row.comes, arrival = None, False, time.monotonic()
+            self._asking_rows.append(row)
+            self._change.notify_all()
+            while row.outcome is None and not self._begins(arrival):
+                self._change.wait(None if self._running_rows else self._seconds_left(arrival))
             rows = [] if row.outcome is not None else self._take()
         if rows:
             self._run(rows)
@@ -164,50 +164,50 @@ class Steps:
     def _admits(self, row: AnswerRow) -> bool:
         if any([other.thread == row.thread for other in self._rows]):
             return True
-        here = [other for other in self._rows if not other.is_away]
-        tokens = row.tokens + sum([other.tokens for other in here])
-        fits = len(here) < self._most and tokens <= self._most_tokens
-        return self._waiting[0] is row and (fits or not here)
+        present_rows = [other for other in self._rows if not other.is_away]
+        tokens = row.tokens + sum([other.tokens for other in present_rows])
+        fits = len(present_rows) < self._most and tokens <= self._most_tokens
+        return self._waiting_rows[0] is row and (fits or not present_rows)
 
     def _is_serial(self) -> bool:
         """True if rows may not share forwards, or while another thread finds out: nobody waits for that."""
         if self._reason is None:
-            with self._changed:
+            with self._change:
                 if self._proving:
                     return True
                 self._proving = True
         return bool(self.serial)
 
-    def _seconds_left(self, came: float) -> float:
-        """Seconds that one who came at ``came`` waits on for the others."""
+    def _seconds_left(self, arrival: float) -> float:
+        """Seconds that one who came at ``arrival`` waits on for the others."""
         patience = max(_LEAST, _PATIENCE * self._took)
-        return max(0.0, max(came, self._finished) + patience - time.monotonic())
+        return max(0.0, max(arrival, self._finished) + patience - time.monotonic())
 
-    def _begins(self, came: float) -> bool:
-        if self._running:
+    def _begins(self, arrival: float) -> bool:
+        if self._running_rows:
             return False
-        return not any(row.comes for row in self._rows) or not self._seconds_left(came)
+        return not any(row.comes for row in self._rows) or not self._seconds_left(arrival)
 
     def _take(self) -> list[AnswerRow]:
-        self._running, self._asking = self._asking, []
+        self._running_rows, self._asking_rows = self._asking_rows, []
         for row in self._rows:
             row.comes = False  # who is late comes when it comes
-        return self._running
+        return self._running_rows
 
     def _run(self, rows: Sequence[AnswerRow]) -> None:
-        started = time.monotonic()
-        found: Sequence[torch.Tensor | BaseException]
+        start = time.monotonic()
+        outcomes: Sequence[torch.Tensor | BaseException]
         try:
             # no account is open there: each row's own thread counts its token
-            found = Context().run(self._forward, rows)
+            outcomes = Context().run(self._forward, rows)
         except BaseException as error:
-            found = [error] * len(rows)
-        with self._changed:
-            for i, (row, outcome) in enumerate(zip(rows, found, strict=True)):
+            outcomes = [error] * len(rows)
+        with self._change:
+            for i, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
                 row.outcome, row.runs, row.comes = outcome, int(not i), row in self._rows
-            self._running, self._finished = [], time.monotonic()
-            self._took = self._finished - started
-            self._changed.notify_all()
+            self._running_rows, self._finished = [], time.monotonic()
+            self._took = self._finished - start
+            self._change.notify_all()
 
     def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:
         tokens, positions, pasts = zip(*(row.asks for row in rows if row.asks), strict=True)

@@ -68,50 +68,50 @@ class Watch:
 
     def note(self) -> None:
         """Record what is in all places now."""
-        held = list(self._spaces.values())
-        self._held = [space for space, _ in held]
-        self._named = list(self._places.values())
+        spaces = list(self._spaces.values())
+        self._noted_spaces = [space for space, _ in spaces]
+        self._noted_places = list(self._places.values())
         self._attributes = [(holder, name) for holder, names in self._slots.values() for name in names]
-        self._filled = [cell for cell in self._cells.values() if _is_filled(cell)]
-        self._empty = [cell for cell in self._cells.values() if not _is_filled(cell)]
-        self._listed = list(self._groups.values())
-        self._whole = [_few(a) for a in self._arrays.values() if a.flags.c_contiguous]
-        self._spread = [a for a in self._arrays.values() if not a.flags.c_contiguous]
-        self._counts = list(map(len, self._held))
-        self._told = [name not in out for space, out in held for name in space]
+        self._filled_cells = [cell for cell in self._cells.values() if _is_filled(cell)]
+        self._empty_cells = [cell for cell in self._cells.values() if not _is_filled(cell)]
+        self._noted_groups = list(self._groups.values())
+        self._whole_arrays = [_few(a) for a in self._arrays.values() if a.flags.c_contiguous]
+        self._spread_arrays = [a for a in self._arrays.values() if not a.flags.c_contiguous]
+        self._counts = list(map(len, self._noted_spaces))
+        self._name_mask = [name not in out for space, out in spaces for name in space]
         self.inside = self._values()
-        self._there = self._look()
-        self._sizes = list(map(len, map(list, self._listed)))
-        self._members = list(chain.from_iterable(self._listed))
-        self._read = self._contents()
+        self._objects = self._look()
+        self._sizes = list(map(len, map(list, self._noted_groups)))
+        self._members = list(chain.from_iterable(self._noted_groups))
+        self._array_bytes = self._contents()
 
     def is_as_noted(self) -> bool:
         """True if every place has the object that was noted, and every array its content."""
         return (
-            list(map(len, self._held)) == self._counts
+            list(map(len, self._noted_spaces)) == self._counts
             and _same(self._values(), self.inside)
-            and _same(self._look(), self._there)
-            and list(map(len, map(list, self._listed))) == self._sizes
-            and _same(list(chain.from_iterable(self._listed)), self._members)
-            and self._contents() == self._read
+            and _same(self._look(), self._objects)
+            and list(map(len, map(list, self._noted_groups))) == self._sizes
+            and _same(list(chain.from_iterable(self._noted_groups)), self._members)
+            and self._contents() == self._array_bytes
         )
 
     def _values(self) -> list[Any]:
-        return list(compress(chain.from_iterable(map(_values, self._held)), self._told))
+        return list(compress(chain.from_iterable(map(_values, self._noted_spaces)), self._name_mask))
 
     def _look(self) -> list[Any]:
-        found: list[Any] = [space.get(name, _ABSENT) for space, name in self._named]
-        found.extend(chain.from_iterable(map(_function, self._functions.values())))
+        objects: list[Any] = [space.get(name, _ABSENT) for space, name in self._noted_places]
+        objects.extend(chain.from_iterable(map(_function, self._functions.values())))
         try:
-            found.extend(map(_cell, self._filled))
+            objects.extend(map(_cell, self._filled_cells))
         except ValueError:
             return []  # one was emptied
-        found.extend(map(content_of_cell, self._empty))
-        found.extend([getattr(holder, name, _ABSENT) for holder, name in self._attributes])
-        return found
+        objects.extend(map(content_of_cell, self._empty_cells))
+        objects.extend([getattr(holder, name, _ABSENT) for holder, name in self._attributes])
+        return objects
 
     def _contents(self) -> list[bytes]:
-        return [*map(_bytes, self._whole), *map(_bytes, map(_few, self._spread))]
+        return [*map(_bytes, self._whole_arrays), *map(_bytes, map(_few, self._spread_arrays))]
 
 
 def content_of_cell(cell: CellType) -> Any:
@@ -132,5 +132,5 @@ def _few(array: np.ndarray) -> np.ndarray:
     return flat[:: max(1, flat.size // _WHOLE)]
 
 
-def _same(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+def _same(new: list[Any], old: list[Any]) -> bool:
+    return len(new) == len(old) and all(map(is_, new, old))

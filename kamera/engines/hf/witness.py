@@ -80,9 +80,9 @@ class Witness:
             self._note()
         elif not self._is_as_noted():
             self._note()
-        chosen = tuple(map(tuple, map(frequencies, self._choosing)))
+        chosen_frequencies = tuple(map(tuple, map(frequencies, self._choosing)))
         hooks = tuple(map(id, self._foreign))
-        tensors = (self._walks, self._samples.read(), chosen)
+        tensors = (self._walks, self._samples.read(), chosen_frequencies)
         return Look(tensors, self._settings, hooks)
 
     # -- modules and tensors -------------------------------------------------------------------
@@ -114,38 +114,38 @@ class Witness:
 
     def _note(self) -> None:
         """Record the present settings, code and hooks; equal ones give an equal digest."""
-        self.computed = computation(self._model)
-        watch = self.computed.watch
+        self.computation = computation(self._model)
+        watch = self.computation.watch
         watch.note()
-        self._carried = _Samples(watch.tensors.values())
-        self._carries = self._carried.read()
-        self._hung, self._foreign = self._hooks(), self._foreign_hooks()
+        self._tensors = _Samples(watch.tensors.values())
+        self._tensor_state = self._tensors.read()
+        self._noted_hooks, self._foreign = self._hooks(), self._foreign_hooks()
         vision = computation(self._model, layers_path(self._model, self._decoder))
-        self._settings = (self._digest(self.computed), self._digest(vision))
+        self._settings = (self._digest(self.computation), self._digest(vision))
 
-    def _digest(self, computed: Computation) -> str:
+    def _digest(self, record: Computation) -> str:
         hasher = hashlib.blake2b(digest_size=32)
-        for line in computed.lines:
+        for line in record.lines:
             hasher.update(json.dumps(line, sort_keys=True).encode() + b"\n")
-        if computed.unread:  # nobody else's is known to be equal, a forked child's included
+        if record.unread:  # nobody else's is known to be equal, a forked child's included
             hasher.update(f"{self._nonce} {os.getpid()}".encode())
         return hasher.hexdigest()
 
     def _is_as_noted(self) -> bool:
-        hung = self._hooks()
-        if not _alike(hung, self._hung):
+        hooks = self._hooks()
+        if not _alike(hooks, self._noted_hooks):
             if not _alike(self._foreign_hooks(), self._foreign):
                 return False
-            self._hung = hung
-        return self.computed.watch.is_as_noted() and self._carried.read() == self._carries
+            self._noted_hooks = hooks
+        return self.computation.watch.is_as_noted() and self._tensors.read() == self._tensor_state
 
     def _hooks(self) -> list[Any]:
         return [*map(len, self._tables), *chain.from_iterable(map(dict.values, self._tables))]
 
     def _foreign_hooks(self) -> list[Any]:
         """Hooks that may change what is computed, each behind the table it hangs in: a moved one shows."""
-        hung = ((table, hook) for table in filter(None, self._tables) for hook in list(table.values()))
-        return [one for pair in hung if is_foreign(pair[1]) for one in pair]
+        pairs = ((table, hook) for table in filter(None, self._tables) for hook in list(table.values()))
+        return [one for pair in pairs if is_foreign(pair[1]) for one in pair]
 
 
 class _Samples:
@@ -206,9 +206,9 @@ def _join(arrays: list[np.ndarray]) -> bytes:
     return np.concatenate(arrays).tobytes()
 
 
-def _same(now: Any, before: list[Any]) -> bool:
-    return all(map(is_, now, before))
+def _same(new: Any, old: list[Any]) -> bool:
+    return all(map(is_, new, old))
 
 
-def _alike(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and _same(now, before)
+def _alike(new: list[Any], old: list[Any]) -> bool:
+    return len(new) == len(old) and _same(new, old)
