@@ -31,18 +31,18 @@ class Offline:
         """The answer, in one piece."""
         from vllm import SamplingParams
 
-        given: dict[str, Any] = {"prompt_token_ids": _collapse(prompt.ids, self._placeholders)}
+        request: dict[str, Any] = {"prompt_token_ids": _collapse(prompt.ids, self._placeholders)}
         if prompt.pictures:
-            given["multi_modal_data"] = {"image": [picture.image for picture in prompt.pictures]}
-            given["multi_modal_uuids"] = {"image": [picture.name for picture in prompt.pictures]}
+            request["multi_modal_data"] = {"image": [picture.image for picture in prompt.pictures]}
+            request["multi_modal_uuids"] = {"image": [picture.name for picture in prompt.pictures]}
         if prompt.recipe.context.tenant:
-            given["cache_salt"] = prompt.recipe.context.tenant
+            request["cache_salt"] = prompt.recipe.context.tenant
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
-        drawn = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.options().items()}
-        sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **drawn)
+        options = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.options().items()}
+        sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **options)
         policy = self._llm.llm_engine.vllm_config.scheduler_config.policy
         more: dict[str, Any] = {"priority": [LATER]} if prompt.later and policy == "priority" else {}
-        (out,) = self._llm.generate([given], sampling, use_tqdm=False, lora_request=self._adapter, **more)
+        (out,) = self._llm.generate([request], sampling, use_tqdm=False, lora_request=self._adapter, **more)
         answer = out.outputs[0]
         yield EngineCompletion(
             answer.text, tuple(answer.token_ids), len(out.prompt_token_ids), out.num_cached_tokens or 0
@@ -67,9 +67,9 @@ class Http:
                 for event in events:
                     usage, choice = event.usage, next(iter(event.choices), None)
                     details = None if usage is None else usage.prompt_tokens_details
-                    said = getattr(choice, "text", None) or getattr(choice, "delta", None)
+                    piece = getattr(choice, "text", None) or getattr(choice, "delta", None)
                     yield EngineCompletion(
-                        said if isinstance(said, str) else getattr(said, "content", None) or "",
+                        piece if isinstance(piece, str) else getattr(piece, "content", None) or "",
                         tuple(getattr(choice, "token_ids", None) or ()),
                         0 if usage is None else usage.prompt_tokens,
                         0 if details is None else details.cached_tokens or 0,
@@ -78,40 +78,40 @@ class Http:
             raise EngineFailed(f"vLLM gave no answer: {type(error).__name__}: {first_line(error)}") from error
 
     def _body(self, prompt: EnginePrompt) -> dict[str, Any]:
-        pictures, said = iter(prompt.pictures), prompt.sampling.options()
+        pictures, options = iter(prompt.pictures), prompt.sampling.options()
         body: dict[str, Any] = {
             "kv_transfer_params": {FIELD: prompt.recipe.to_json()},
             "return_token_ids": True,
         }
-        body |= {"top_k": said.pop("top_k")} if "top_k" in said else {}
+        body |= {"top_k": options.pop("top_k")} if "top_k" in options else {}
         if prompt.recipe.context.tenant:
             body["cache_salt"] = prompt.recipe.context.tenant
         if prompt.later and self._priorities:
             body["priority"] = LATER
         if prompt.tools and prompt.messages:  # the template shows them; calls are read out of the text
-            said |= {"tools": list(prompt.tools), "tool_choice": "none"}
+            options |= {"tools": list(prompt.tools), "tool_choice": "none"}
         if prompt.messages:
-            said["messages"] = [_message(message, pictures) for message in prompt.messages]
-            said["max_completion_tokens"] = prompt.max_new_tokens
+            options["messages"] = [_message(message, pictures) for message in prompt.messages]
+            options["max_completion_tokens"] = prompt.max_new_tokens
         else:
-            said |= {"prompt": list(prompt.ids), "max_tokens": prompt.max_new_tokens}
+            options |= {"prompt": list(prompt.ids), "max_tokens": prompt.max_new_tokens}
         return {
             "model": self._model,
             "stream": True,
             "stream_options": {"include_usage": True},
             "extra_body": body,
-            **said,
+            **options,
         }
 
 
 def _message(message: Mapping[str, Any], pictures: Iterator[PromptPicture]) -> dict[str, Any]:
     """A message as the server takes it."""
-    told, content = dict(message), message.get("content")
+    fields, content = dict(message), message.get("content")
     if not isinstance(content, str | None):
-        told["content"] = [_part(part, pictures) for part in content]
+        fields["content"] = [_part(part, pictures) for part in content]
     if message.get("tool_calls"):
-        told["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    return told
+        fields["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return fields
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _part(part: Mapping[str, Any], pictures: Iterator[PromptPicture]) -> dict[st
 
 
 def _inline(image: Image.Image) -> str:
-    held = io.BytesIO()
-    image.save(held, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _collapse(ids: tuple[int, ...], placeholders: frozenset[int]) -> list[int]:
     """Token ids with one placeholder for each picture, which vLLM expands."""
     pairs = zip(ids, (None, *ids), strict=False)
-    return [token for token, before in pairs if token not in placeholders or token != before]
+    return [token for token, previous in pairs if token not in placeholders or token != previous]

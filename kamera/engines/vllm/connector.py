@@ -123,8 +123,8 @@ class KameraConnector(KVConnectorBase_V1):
         """The pages are there: find the layers that write them."""
         from vllm.distributed.parallel_state import get_tp_group
 
-        known = self._vllm_config.compilation_config.static_forward_context
-        layers = [known[name] for name in sorted(kv_caches, key=extract_layer_index)]
+        layer_by_name = self._vllm_config.compilation_config.static_forward_context
+        layers = [layer_by_name[name] for name in sorted(kv_caches, key=extract_layer_index)]
         workers = get_tp_group().cpu_group
         harvester = None
         if self._harvests and workers.rank() == 0:
@@ -142,8 +142,8 @@ class KameraConnector(KVConnectorBase_V1):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Which loads are over, and which of them failed."""
-        ended, failed = self._worker.take_ended()
-        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
+        ended_ids, failed_ids = self._worker.take_ended()
+        return KVConnectorTransferResults(finished_recving=ended_ids, failed_recving=failed_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: no request is in a batch before its load is over."""
@@ -188,9 +188,9 @@ class KameraConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Loads that failed: their requests are computed."""
-        failed = connector_output.failed_recving or set()
-        self.scheduler.fail_loads(failed)
-        self.scheduler.count_loaded((connector_output.finished_recving or set()) - failed)
+        failed_ids = connector_output.failed_recving or set()
+        self.scheduler.fail_loads(failed_ids)
+        self.scheduler.count_loaded((connector_output.finished_recving or set()) - failed_ids)
 
     def request_finished(self, request: Any, block_ids: Iterable[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is over."""

@@ -22,7 +22,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.all: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self._last: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, metric: str, label: str, count: int = 1) -> None:
@@ -38,15 +38,15 @@ class Counts:
     def take(self) -> dict[str, int]:
         """The counts since the last call; empty for none."""
         with self._lock:
-            new, self._told = self.all - self._told, self.all.copy()
+            new, self._last = self.all - self._last, self.all.copy()
         return dict(new)
 
 
 def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:
     """Where tokens ``start`` up to ``stop`` of a recipe come from: an origin and a number of tokens each."""
-    named = [("anchor", 0, len(recipe.anchor_ids))]
-    named += [(_origin(part), part.start, part.stop) for part in recipe.parts]
-    each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in named)
+    ranges = [("anchor", 0, len(recipe.anchor_ids))]
+    ranges += [(_origin(part), part.start, part.stop) for part in recipe.parts]
+    each = ((origin, min(end, stop) - max(begin, start)) for origin, begin, end in ranges)
     return ((origin, tokens) for origin, tokens in each if tokens > 0)
 
 

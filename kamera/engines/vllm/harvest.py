@@ -69,9 +69,9 @@ class Harvester:
 
     def __init__(self, stores: Stores, layout: Layout, budget: PatchBudget, limit: int) -> None:
         self._stores, self._layout, self._budget, self._limit = stores, layout, budget, limit
-        self._arrived: queue.SimpleQueue[tuple[Ripe, KV] | None] = queue.SimpleQueue()
-        self._waiting: OrderedDict[tuple[Context, str], tuple[Ripe, KV]] = OrderedDict()
-        self._bytes = self._kept = 0
+        self._arrivals: queue.SimpleQueue[tuple[Ripe, KV] | None] = queue.SimpleQueue()
+        self._queue: OrderedDict[tuple[Context, str], tuple[Ripe, KV]] = OrderedDict()
+        self._bytes = self._queue_bytes = 0
         self._lock = threading.Lock()
         self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
@@ -85,18 +85,18 @@ class Harvester:
                 self.counts.add("dropped_bytes", "arriving", size)
                 return
             self._bytes += size
-        self._arrived.put((ripe, kv))
+        self._arrivals.put((ripe, kv))
 
     def close(self) -> None:
         """Make what has arrived, then end."""
-        self._arrived.put(None)
+        self._arrivals.put(None)
         self._thread.join(timeout=30)
 
     # -- its thread ----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (arrived := self._arrived.get()) is not None:
-            ripe, kv = arrived
+        while (item := self._arrivals.get()) is not None:
+            ripe, kv = item
             try:
                 self._make(ripe, kv)
             except (KameraError, ValueError, RuntimeError) as error:
@@ -115,35 +115,35 @@ class Harvester:
                 self._patch(store, *late)
         elif not self._patch(store, ripe, kv):
             self._leave(chunk)
-            self._waiting[chunk] = ripe, kv
-            self._kept += kv_bytes(kv)
-            while self._kept > self._limit:
-                for _, oldest in self._leave(next(iter(self._waiting))):
+            self._queue[chunk] = ripe, kv
+            self._queue_bytes += kv_bytes(kv)
+            while self._queue_bytes > self._limit:
+                for _, oldest in self._leave(next(iter(self._queue))):
                     self.counts.add("dropped_bytes", "waiting", kv_bytes(oldest))
 
     def _leave(self, chunk: tuple[Context, str]) -> list[tuple[Ripe, KV]]:
         """The KV of a chunk that waits no longer; empty for none."""
-        left = [self._waiting.pop(chunk)] if chunk in self._waiting else []
-        self._kept -= sum(kv_bytes(kv) for _, kv in left)
-        return left
+        pairs = [self._queue.pop(chunk)] if chunk in self._queue else []
+        self._queue_bytes -= sum(kv_bytes(kv) for _, kv in pairs)
+        return pairs
 
     def _patch(self, store: ChunkStore, ripe: Ripe, kv: KV) -> bool:
         """Store a chunk's patch. False without its canonical."""
-        row, formed = ripe.row, guarantee_named(ripe.row.formed)
+        row, guarantee = ripe.row, guarantee_named(ripe.row.formed)
         canonical = store.get_canonical(row.context, row.chunk_id)
         if canonical is None:
             return False
-        there = store.info(row.context, row.chunk_id, row.antecedents, "exact")
+        old_row = store.info(row.context, row.chunk_id, row.antecedents, "exact")
         offset = uniform_offset(canonical.positions, ripe.positions)
-        if not at_least(formed, "survivor") or offset is None:
+        if not at_least(guarantee, "survivor") or offset is None:
             return True
-        if there and there.budget and self._budget.is_met_by(there.budget, canonical.tokens):
+        if old_row and old_row.budget and self._budget.is_met_by(old_row.budget, canonical.tokens):
             return True
         deltas = deficit(kv, canonical.kv, self._layout, offset)
-        (patch, energy), filled = self._budget.form(deltas, self._layout, canonical.kv)
-        info = {"energy": energy, **filled.to_info()}
+        (patch, energy), budget = self._budget.form(deltas, self._layout, canonical.kv)
+        info = {"energy": energy, **budget.to_info()}
         self._put(
-            store, PatchRecord(row.chunk_id, row.context, row.antecedents, "exact", patch, formed, info)
+            store, PatchRecord(row.chunk_id, row.context, row.antecedents, "exact", patch, guarantee, info)
         )
         return True
 

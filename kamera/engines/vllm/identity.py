@@ -34,14 +34,14 @@ class EngineIdentity:
                 "LoRA on pictures, or in another dtype than the model's: no files say that; start vLLM "
                 "without enable_tower_connector_lora and lora_dtype"
             )
-        self._folder, self._started = model.model, time.time_ns()
+        self._folder, self._start_ns = model.model, time.time_ns()
         self._settings: dict[str, Any] = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
             "pixels": getattr(model.multimodal_config, "mm_processor_kwargs", None),
         }
         self.model = checkpoint_fingerprint(self._folder, **self._settings)
-        self._adapted: dict[str, str] = {}
+        self._adapter_fingerprints: dict[str, str] = {}
 
     def of(self, request: Any) -> str:
         """The fingerprint of what computes a request.
@@ -54,22 +54,22 @@ class EngineIdentity:
             return self.model
         folder = Path(adapter.lora_path)
         files = files_of(folder) if folder.is_dir() else ()
-        if not files or max(stamp.changed for _, stamp in files) >= self._started:
+        if not files or max(stamp.changed for _, stamp in files) >= self._start_ns:
             raise IncompatibleChunk(
                 f"adapter {quote(adapter.lora_name)} is no folder that is as it was when vLLM started: its "
                 "requests are computed; start vLLM again"
             )
-        if adapter.lora_path not in self._adapted:
-            self._adapted[adapter.lora_path] = checkpoint_fingerprint(
+        if adapter.lora_path not in self._adapter_fingerprints:
+            self._adapter_fingerprints[adapter.lora_path] = checkpoint_fingerprint(
                 self._folder, adapters=[folder], **self._settings
             )
-        return self._adapted[adapter.lora_path]
+        return self._adapter_fingerprints[adapter.lora_path]
 
 
 def check_version(version: str) -> None:
     """Raise UnsupportedBackbone unless vLLM's ``version`` is one that the connector was run on."""
-    parsed = re.match(r"\d+\.\d+(?!\d)", version)
-    if parsed is None or parsed[0] not in KNOWN:
+    release = re.match(r"\d+\.\d+(?!\d)", version)
+    if release is None or release[0] not in KNOWN:
         raise UnsupportedBackbone(
             f"vLLM {quote(version)}: Kamera's connector was run on {', '.join(KNOWN)} alone: install "
             "one of them, or start vLLM without a kv_transfer_config"

@@ -44,54 +44,54 @@ class _Behind:
 
     def add(self, row: ObjectInfo) -> None:
         """Know a row of this context."""
-        own, named = self.context, sys.intern(row.chunk_id)
+        own, name = self.context, sys.intern(row.chunk_id)
         if row.kind == "anchor":
             self.anchor = RowKey.of(own, "anchor", own.anchor)
         elif row.kind == "canonical":
             self.chunks.add(row)
         elif row.antecedents and not row.base:
-            behind = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
-            if (named, behind) not in self.patches:
-                self.orders[named, chunks_of(behind[-1:])[0]].append(behind)
-            key = RowKey.of(own, "exact", named, behind, "", row.formed, row.created, self._budget.rank)
-            self.patches[named, behind] = key, row.budget
+            antecedents = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
+            if (name, antecedents) not in self.patches:
+                self.orders[name, chunks_of(antecedents[-1:])[0]].append(antecedents)
+            key = RowKey.of(own, "exact", name, antecedents, "", row.formed, row.created, self._budget.rank)
+            self.patches[name, antecedents] = key, row.budget
 
     def recipe(self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least) -> Recipe:
         """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
         whole, parts, at = ids.tolist(), list[Part](), tuple[int, ...]()
-        shown, names = tuple[str, ...](), tuple[str, ...]()
+        front, names = tuple[str, ...](), tuple[str, ...]()
         worth: Guarantee = "exact"
         for row, start, stop in spans:
             outline = row.outline
             assert outline is not None
             at = at or (tokens,) * len(outline.low)
             offset = tuple(map(sub, at, outline.low))
-            guarantee, patch = self._choose(row, shown, names, worth, least) if shown else ("exact", None)
-            if not outline.advance or (patch is None and (shown or any(offset))):
+            guarantee, patch = self._choose(row, front, names, worth, least) if front else ("exact", None)
+            if not outline.advance or (patch is None and (front or any(offset))):
                 break
-            behind = () if patch is None else patch.antecedents
+            antecedents = () if patch is None else patch.antecedents
             parts.append(
                 Part(
-                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, guarantee, behind,
+                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, guarantee, antecedents,
                     RowKey.of(self.context, "canonical", row.chunk_id), patch,
                 )
             )  # fmt: skip
             at = tuple(map(add, at, outline.advance))
-            shown, names = (*shown, row.chunk_id), (*names, name_behind(row.chunk_id, behind, names))
+            front, names = (*front, row.chunk_id), (*names, name_behind(row.chunk_id, antecedents, names))
             worth = weakest((worth, guarantee))
         return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
     def _choose(
         self,
         row: ObjectInfo,
-        shown: tuple[str, ...],
+        front: tuple[str, ...],
         names: tuple[str, ...],
         worth: Guarantee,
         least: Least,
     ) -> tuple[Guarantee, RowKey | None]:
-        """The patch of a chunk behind the chunks ``shown``, named ``names`` and worth ``worth``; or None."""
-        for guarantee, behind, enough in self._tries(row.chunk_id, shown, names, worth, least):
-            key, budget = self.patches.get((row.chunk_id, behind), (None, None))
+        """The patch of a chunk behind the chunks ``front``, named ``names`` and worth ``worth``; or None."""
+        for guarantee, antecedents, enough in self._tries(row.chunk_id, front, names, worth, least):
+            key, budget = self.patches.get((row.chunk_id, antecedents), (None, None))
             if key is None or budget is None or not at_least(guarantee_named(key.formed), enough):
                 continue
             if self._budget.is_met_by(budget, row.tokens):
@@ -99,17 +99,17 @@ class _Behind:
         return "exact", None
 
     def _tries(
-        self, chunk_id: str, shown: tuple[str, ...], names: tuple[str, ...], worth: Guarantee, least: Least
+        self, chunk_id: str, front: tuple[str, ...], names: tuple[str, ...], worth: Guarantee, least: Least
     ) -> Iterator[tuple[Guarantee, tuple[str, ...], Guarantee]]:
         """What a chunk may be served as, a patch's antecedents, and what it is formed behind at least."""
         if least == "exact":
             return
-        for behind in dict.fromkeys((shown, names)):
-            yield "patched", behind, weakest((worth, "patched"))
-        if least == "survivor":  # they end as ``shown``, and knew more before it: the fewest first
-            known = self.orders.get((chunk_id, shown[-1]), [])[: -_ORDERS - 1 : -1]
-            for behind in sorted((b for b in known if chunks_of(b)[-len(shown) - 1 :][1:] == shown), key=len):
-                yield "survivor", behind, "survivor"
+        for order in dict.fromkeys((front, names)):
+            yield "patched", order, weakest((worth, "patched"))
+        if least == "survivor":  # they end as ``front``, and knew more before it: the fewest first
+            orders = self.orders.get((chunk_id, front[-1]), [])[: -_ORDERS - 1 : -1]
+            for order in sorted((b for b in orders if chunks_of(b)[-len(front) - 1 :][1:] == front), key=len):
+                yield "survivor", order, "survivor"
 
 
 class KnownPrompts:
@@ -121,7 +121,7 @@ class KnownPrompts:
 
     def __init__(self, budget: PatchBudget, rows: Iterable[ObjectInfo] = ()) -> None:
         self._budget = budget
-        self._behind: dict[tuple[str, str], _Behind] = {}
+        self._tables: dict[tuple[str, str], _Behind] = {}
         self._lengths: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
         self.rows = 0
         for row in rows:
@@ -133,7 +133,7 @@ class KnownPrompts:
         if not useful(row):
             return
         plain = Context(own.fingerprint, own.anchor, own.tenant)
-        table = self._behind.setdefault((own.fingerprint, own.anchor), _Behind(plain, self._budget))
+        table = self._tables.setdefault((own.fingerprint, own.anchor), _Behind(plain, self._budget))
         table.add(row)
         self.rows += 1
         if row.kind == "anchor" and row.outline is not None:
@@ -141,7 +141,7 @@ class KnownPrompts:
 
     def forget(self, context: Context) -> None:
         """Recognise nothing behind an anchor until its rows are added again: one of them was wrong."""
-        self._behind.pop((context.fingerprint, context.anchor), None)
+        self._tables.pop((context.fingerprint, context.anchor), None)
 
     def recipe(
         self, fingerprint: str, ids: np.ndarray, media: Sequence[Placeholder], least: Least
@@ -150,7 +150,7 @@ class KnownPrompts:
         openings = (tuple(ids[:length].tolist()) for length in range(1, OPENING + 1))
         lengths = {n for opening in openings for n in self._lengths.get((fingerprint, opening), ())}
         for tokens in sorted(lengths, reverse=True):
-            table = self._behind.get((fingerprint, ids_digest(ids[:tokens])))
+            table = self._tables.get((fingerprint, ids_digest(ids[:tokens])))
             if table is not None and table.anchor is not None and tokens < len(ids):
                 spans = match(ids, media, table.chunks, tokens)
                 return table.recipe(ids, tokens, spans, least)

@@ -67,15 +67,15 @@ def layout_of(text: Any) -> EngineLayout:
         raise UnsupportedBackbone(f"{kind} has layers other than full attention: the connector serves none")
     layers, theta = int(text.num_hidden_layers), float(ropes.get("rope_theta", 10000.0))
     if mla:
-        turned, pairing = int(text.qk_rope_head_dim), _LATENT[kind]
-        rope = RopeSpec(_frequencies(theta, turned), (0,) * (turned // 2), 1, pairing)
+        rotary_dim, pairing = int(text.qk_rope_head_dim), _LATENT[kind]
+        rope = RopeSpec(_frequencies(theta, rotary_dim), (0,) * (rotary_dim // 2), 1, pairing)
         latent = mla_latent_layout(int(text.kv_lora_rank), rope)
         return EngineLayout((latent,) * layers, 1, True, pairing == "half")
     width = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    turned = int(width * float(ropes.get("partial_rotary_factor", 1.0)))
+    rotary_dim = int(width * float(ropes.get("partial_rotary_factor", 1.0)))
     sections = list(ropes.get("mrope_section", ()))
-    axes = _axes(sections, turned // 2, bool(ropes.get("mrope_interleaved", False)))
-    rope = RopeSpec(_frequencies(theta, turned), axes, 3 if sections else 1, "half")
+    axes = _axes(sections, rotary_dim // 2, bool(ropes.get("mrope_interleaved", False)))
+    rope = RopeSpec(_frequencies(theta, rotary_dim), axes, 3 if sections else 1, "half")
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     layer = attention_layout(heads, int(text.num_attention_heads), width, width, rope)
     return EngineLayout((layer,) * layers, rope.num_axes, False)

@@ -41,16 +41,16 @@ class ConnectorMetrics(KVConnectorPromMetrics):
         super().__init__(*args)
         self._counters = {
             name: self._counter_cls(
-                name=f"vllm:kamera_{name}", documentation=said, labelnames=[*self._labelnames, label]
+                name=f"vllm:kamera_{name}", documentation=help_text, labelnames=[*self._labelnames, label]
             )
-            for name, (label, said) in COUNTED.items()
+            for name, (label, help_text) in COUNTED.items()
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what an engine counted."""
         engine = self.per_engine_labelvalues[engine_idx]
-        for said, count in transfer_stats_data.items():
-            name, _, label = said.partition("/")
+        for key, count in transfer_stats_data.items():
+            name, _, label = key.partition("/")
             counter = self._counters[name]
             assert isinstance(counter, prometheus_client.Counter)
             counter.labels(*engine, label).inc(count)

@@ -59,20 +59,20 @@ class EnginePages:
     def write(self, kv: KV, slots: torch.Tensor) -> None:
         """Write KV of a span, as stores hold it, into ``slots`` ``[tokens]``: one write a layer."""
         for layer, channels in zip(self._layers, kv, strict=True):
-            written = self._inputs(channels)
-            self._update(layer, layer.kv_cache, written, slots.to(layer.kv_cache.device))
+            inputs = self._inputs(channels)
+            self._update(layer, layer.kv_cache, inputs, slots.to(layer.kv_cache.device))
 
     def read(self, slots: torch.Tensor) -> KV:
         """KV of ``slots`` ``[tokens]`` as stores hold it, with all workers' heads: a copy, on the CPU."""
         blocks, row = (slots // self._block).unique(return_inverse=True)
         size = self._layers[0].kv_cache[0].numel()
-        places = [row[:, None, None] * size + packed[slots % self._block] for packed in self._packing()]
-        found: dict[str, list[torch.Tensor]] = {}
+        places = [row[:, None, None] * size + packing[slots % self._block] for packing in self._packing()]
+        channels: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers:
             flat = layer.kv_cache[blocks].cpu().flatten()
-            for name, taken in zip(self._names, places, strict=True):
-                found.setdefault(name, []).append(flat[taken].transpose(0, 1))
-        whole = {name: self._gather(torch.stack(parts)) for name, parts in found.items()}
+            for name, index in zip(self._names, places, strict=True):
+                channels.setdefault(name, []).append(flat[index].transpose(0, 1))
+        whole = {name: self._gather(torch.stack(parts)) for name, parts in channels.items()}
         if self._layout.paired:
             whole["k_pe"] = torch.cat((whole["k_pe"][..., 0::2], whole["k_pe"][..., 1::2]), dim=-1)
         return Blocks([whole], (tuple(range(len(self._layers))),))
@@ -89,9 +89,9 @@ class EnginePages:
         heads, ranks = self._layout.layers[0].channels[0].heads, self._workers.size()
         if ranks == 1 or self._layout.mla:
             return mine
-        sent = mine.contiguous().view(torch.uint8)  # gloo knows bytes, whatever the dtype
-        parts = [torch.empty_like(sent) for _ in range(ranks)]
-        torch.distributed.all_gather(parts, sent, group=self._workers)
+        own_bytes = mine.contiguous().view(torch.uint8)  # gloo knows bytes, whatever the dtype
+        parts = [torch.empty_like(own_bytes) for _ in range(ranks)]
+        torch.distributed.all_gather(parts, own_bytes, group=self._workers)
         return torch.cat(parts, dim=1)[:, :: self._heads * ranks // heads].view(mine.dtype)
 
     def _inputs(self, channels: Mapping[str, torch.Tensor]) -> LayerInputs:
@@ -105,9 +105,9 @@ class EnginePages:
             second = halves.transpose(-1, -2).flatten(-2)
         return first[:, 0].contiguous(), second.contiguous()
 
-    def _update(self, layer: Any, cache: torch.Tensor, written: LayerInputs, slots: torch.Tensor) -> None:
+    def _update(self, layer: Any, cache: torch.Tensor, inputs: LayerInputs, slots: torch.Tensor) -> None:
         """The write of the layer's own attention backend."""
-        first, second = (x.to(cache) for x in written)
+        first, second = (x.to(cache) for x in inputs)
         if self._layout.mla:
             layer.impl.do_kv_cache_update(first, second, cache, slots, layer.kv_cache_dtype, layer._k_scale)
         else:
@@ -122,19 +122,19 @@ class EnginePages:
             sizes = [self._block * self._heads * c.dim for c in (first, second)]
             numbers = torch.arange(sum(sizes))
             block = torch.zeros_like(layer.kv_cache[:1])
-            told = torch.zeros(block.numel(), dtype=torch.int64)
+            readings = torch.zeros(block.numel(), dtype=torch.int64)
             weight = 1
             while weight <= sum(sizes):
                 digits = ((numbers + 1) // weight % _DIGIT).to(block.dtype)
                 one, two = (d.view(shape) for d, shape in zip(digits.split(sizes), shapes, strict=True))
                 block.zero_()
                 one = one[:, 0] if self._layout.mla else one
-                written = one.contiguous(), two.contiguous()
-                self._update(layer, block, written, torch.arange(self._block))
-                told += block.flatten().cpu().long() * weight
+                inputs = one.contiguous(), two.contiguous()
+                self._update(layer, block, inputs, torch.arange(self._block))
+                readings += block.flatten().cpu().long() * weight
                 weight *= _DIGIT
             places = torch.full((sum(sizes) + 1,), -1)
-            places[told] = torch.arange(told.numel())
+            places[readings] = torch.arange(readings.numel())
             if bool((places[1:] < 0).any()):
                 raise UnsupportedBackbone(f"{type(layer.impl).__name__} does not keep KV as it was given")
             one, two = (p.view(shape) for p, shape in zip(places[1:].split(sizes), shapes, strict=True))

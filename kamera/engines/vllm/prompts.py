@@ -48,7 +48,7 @@ class _Tenant:
     table: KnownPrompts | None = None
     count: int = 0
     last: str = ""
-    due: float = 0.0
+    next_look: float = 0.0
     pending: Future[_Look] | None = None
 
 
@@ -74,7 +74,7 @@ class PromptTables:
         if mine.pending is not None and mine.pending.done():
             self._take(mine, mine.pending.result())
             self._trim()
-        if mine.pending is None and time.monotonic() >= mine.due:
+        if mine.pending is None and time.monotonic() >= mine.next_look:
             mine.pending = self._aside.submit(self._look, tenant, mine.count, mine.last)
         return mine.table
 
@@ -92,7 +92,7 @@ class PromptTables:
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, mine: _Tenant, look: _Look) -> None:
-        mine.pending, mine.due = None, time.monotonic() + max(_REST, _SHARE * look.seconds)
+        mine.pending, mine.next_look = None, time.monotonic() + max(_REST, _SHARE * look.seconds)
         if look.table is not None:
             mine.table = look.table
         elif not mine.count:
@@ -114,18 +114,18 @@ class PromptTables:
 
     def _look(self, tenant: str, count: int, last: str) -> _Look:
         """In a thread of its own: the rows behind the ``last`` of ``count``, or a table of all."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             with self._stores.another(tenant) as store:
                 new = store.ls(offset=count - 1) if count else []
                 if new and new[0].key == last and len(new) <= _FEW:  # nothing before it has left
-                    found = _Look(None, new[1:], count + len(new) - 1, new[-1].key)
+                    look = _Look(None, new[1:], count + len(new) - 1, new[-1].key)
                 else:
-                    found = self._whole(store.ls())
+                    look = self._whole(store.ls())
         except KameraError as error:
             logger.warning("stored rows of a tenant were not read: %s", error)
-            found = _Look(None if count else KnownPrompts(self._budget), [], count, last)
-        return found._replace(seconds=time.perf_counter() - began)
+            look = _Look(None if count else KnownPrompts(self._budget), [], count, last)
+        return look._replace(seconds=time.perf_counter() - start)
 
     def _whole(self, rows: list[ObjectInfo]) -> _Look:
         anchors = [row for row in rows if row.kind == "anchor"]

@@ -39,10 +39,10 @@ class _Request:
     recipe: Recipe
     positions: torch.Tensor
     recognised: bool = False
-    harvested: bool = False
+    is_harvested: bool = False
     local: int = 0
     load: PageLoad | None = None
-    failed: bool = False
+    has_failed: bool = False
 
 
 @dataclass
@@ -89,30 +89,30 @@ class SchedulerSide:
         if request.request_id in self._undecided:
             if not self._decide(request, computed):
                 return None
-            late = self._requests.get(request.request_id)
-            if late is not None and late.recipe.salt != late.recipe.context.tenant:
+            late_entry = self._requests.get(request.request_id)
+            if late_entry is not None and late_entry.recipe.salt != late_entry.recipe.context.tenant:
                 return None  # it is salted: what stands in pages is looked up anew
-        known = self._requests.get(request.request_id)
-        if known is None or known.failed:
+        entry = self._requests.get(request.request_id)
+        if entry is None or entry.has_failed:
             return 0
-        recipe = known.recipe
-        stored = len(recipe.parts) if known.recognised else self.rows.count_stored(request.request_id, recipe)
-        if stored is None:
+        recipe = entry.recipe
+        count = len(recipe.parts) if entry.recognised else self.rows.count_stored(request.request_id, recipe)
+        if count is None:
             return None
-        known.local = computed
-        if stored < 0:
+        entry.local = computed
+        if count < 0:
             return 0
-        stop = min(recipe.borders[stored], request.num_prompt_tokens - 1)  # one is computed, for its logits
+        stop = min(recipe.borders[count], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
 
     def begin_load(self, request: Any, block_ids: Collection[int], tokens: int) -> None:
         """Pages are there for a request of which ``tokens`` are supplied."""
-        known = self._requests.get(request.request_id)
-        if known is None or not tokens:
+        entry = self._requests.get(request.request_id)
+        if entry is None or not tokens:
             return
-        stop = known.local + tokens
-        known.load = PageLoad(request.request_id, known.recipe, tuple(block_ids), known.local, stop)
-        self._loads.append(known.load)
+        stop = entry.local + tokens
+        entry.load = PageLoad(request.request_id, entry.recipe, tuple(block_ids), entry.local, stop)
+        self._loads.append(entry.load)
 
     def take_loads(self) -> tuple[PageLoad, ...]:
         """What the workers load in this step."""
@@ -125,35 +125,35 @@ class SchedulerSide:
         ``pages`` is vLLM's cache manager. A request of which a load failed leaves nothing: which of its
         pages were shared with others is not known here.
         """
-        found = list[Ripe]()
+        chunks = list[Ripe]()
         for request_id, tokens in scheduled.items():
-            known = self._requests.get(request_id)
-            if known is None or known.harvested or known.failed or not self.harvests:
+            entry = self._requests.get(request_id)
+            if entry is None or entry.is_harvested or entry.has_failed or not self.harvests:
                 continue
-            if known.request.num_computed_tokens + tokens >= len(known.recipe.ids):
-                known.harvested = True
+            if entry.request.num_computed_tokens + tokens >= len(entry.recipe.ids):
+                entry.is_harvested = True
                 (block_ids,) = pages.get_block_ids(request_id)
-                found += _ripe(known, tuple(block_ids))
-        return tuple(found)
+                chunks += _ripe(entry, tuple(block_ids))
+        return tuple(chunks)
 
     def count_loaded(self, request_ids: Collection[str]) -> None:
         """Workers have loaded for these requests."""
         for request_id in request_ids:
-            known = self._requests.get(request_id)
-            if known is not None and known.load is not None:
-                for origin, tokens in origins(known.recipe, known.load.start, known.load.stop):
+            entry = self._requests.get(request_id)
+            if entry is not None and entry.load is not None:
+                for origin, tokens in origins(entry.recipe, entry.load.start, entry.load.stop):
                     self.counts.add("supplied_tokens", origin, tokens)
 
     def fail_loads(self, request_ids: Collection[str]) -> None:
         """Workers could not load for these requests: they are computed, and their rows looked up anew."""
         for request_id in request_ids:
-            known = self._requests.get(request_id)
-            if known is not None:
-                known.failed = True
+            entry = self._requests.get(request_id)
+            if entry is not None:
+                entry.has_failed = True
                 self.counts.add("refused_requests", "load")
-                self.rows.forget(known.recipe)
-                if known.recognised and self.tables is not None:
-                    self.tables.forget(known.recipe.context)
+                self.rows.forget(entry.recipe)
+                if entry.recognised and self.tables is not None:
+                    self.tables.forget(entry.recipe.context)
 
     def leave(self, request_id: str) -> None:
         """A request is over."""
@@ -195,24 +195,24 @@ class SchedulerSide:
         return True
 
 
-def _ripe(known: _Request, pages: tuple[int, ...]) -> list[Ripe]:
+def _ripe(entry: _Request, pages: tuple[int, ...]) -> list[Ripe]:
     """The chunks of a request in ``pages`` that vLLM computed, if they are what their ids say."""
-    recipe, stop = known.recipe, known.local if known.load is None else known.load.stop
+    recipe, stop = entry.recipe, entry.local if entry.load is None else entry.load.stop
     supplied = sum(part.stop <= stop for part in recipe.leading.parts)
-    names, found = names_of(recipe, supplied), list[Ripe]()
-    own, length, positions = recipe.context, len(recipe.anchor_ids), known.positions
+    names, chunks = names_of(recipe, supplied), list[Ripe]()
+    own, length, positions = recipe.context, len(recipe.anchor_ids), entry.positions
     if stop < length:
         row = RowKey.of(own, "anchor", own.anchor)
-        found.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length], pages))
+        chunks.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length], pages))
     for i, part in enumerate(recipe.parts[supplied:], supplied):
-        if part.start < stop or (seen := _inputs(known.request, recipe, part)) is None:
+        if part.start < stop or (inputs := _inputs(entry.request, recipe, part)) is None:
             continue
         worths = [p.guarantee for p in recipe.parts[:supplied]]
-        formed = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
-        row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", formed)
+        guarantee = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
+        row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", guarantee)
         places = positions[:, part.start : part.stop]
-        found.append(Ripe(row, part.ids, part.start, places, pages, *seen))
-    return found
+        chunks.append(Ripe(row, part.ids, part.start, places, pages, *inputs))
+    return chunks
 
 
 def _inputs(
@@ -224,7 +224,7 @@ def _inputs(
     tenant: they all bear its id (`multi_modal_uuids`), or names that become an alias, but no other chunk's.
     """
     grids, kinds = [], torch.zeros(part.length, dtype=torch.int64)
-    named = []
+    media = []
     for feature in request.mm_features:
         first = feature.mm_position.offset
         if first + feature.mm_position.length <= part.start or first >= part.stop:
@@ -232,21 +232,21 @@ def _inputs(
         grid = None if feature.data is None else feature.data.get("image_grid_thw")
         if grid is None:
             return None
-        named.append(picture_name(feature.identifier))
+        media.append(picture_name(feature.identifier))
         grids.append(grid.data.view(1, 3))
         kinds[first - part.start : first - part.start + feature.mm_position.length] = 1
     if not grids:
         own = chunk_id(torch.tensor(part.ids, dtype=torch.int64), {})
         return ({}, ()) if own == part.chunk_id else None
-    if set(named) & {other.chunk_id for other in recipe.parts} - {part.chunk_id}:
+    if set(media) & {other.chunk_id for other in recipe.parts} - {part.chunk_id}:
         return None
-    return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}, tuple(named)
+    return {"image_grid_thw": torch.cat(grids), "mm_token_type_ids": kinds}, tuple(media)
 
 
 def _pictures(request: Any) -> list[Placeholder]:
     """The pictures of a prompt, in order."""
-    found = [(feature.mm_position, feature.identifier) for feature in request.mm_features]
-    return sorted(Placeholder(at.offset, at.length, picture_name(named)) for at, named in found)
+    pairs = [(feature.mm_position, feature.identifier) for feature in request.mm_features]
+    return sorted(Placeholder(at.offset, at.length, picture_name(identifier)) for at, identifier in pairs)
 
 
 def picture_name(identifier: str) -> str:

@@ -48,10 +48,10 @@ def recipe_of(
 
     Raises KameraError that names what does not fit, ValueError for what is no recipe.
     """
-    given = (params or {}).get(FIELD)
-    if given is None:
+    text = (params or {}).get(FIELD)
+    if text is None:
         return None
-    recipe = Recipe.from_json(given)
+    recipe = Recipe.from_json(text)
     recipe.check(replace(recipe.context, fingerprint=fingerprint, tenant=tenant))
     if tuple(ids[: len(recipe.ids)]) != recipe.ids:
         raise IncompatibleChunk("a recipe of other token ids than the prompt's: send the ids of the recipe")
@@ -111,7 +111,7 @@ class StoredRows:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._seen = set[str]()
+        self._stored_keys = set[str]()
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
         self._pending: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class StoredRows:
         with self._lock:
             for row in (recipe.anchor, *(row for part in recipe.parts for row in (part.kv, part.patch))):
                 if row is not None:
-                    self._seen.discard(row.key)
+                    self._stored_keys.discard(row.key)
 
     def drop(self, request_id: str) -> None:
         """A request is over."""
@@ -148,15 +148,15 @@ class StoredRows:
         if not keys[0]:
             return -1
         with self._lock:
-            unseen = {*chain.from_iterable(keys)} - self._seen
+            new_keys = {*chain.from_iterable(keys)} - self._stored_keys
         try:
-            there = present(self._stores.of(recipe.context.tenant), unseen) if unseen else set()
+            present_keys = present(self._stores.of(recipe.context.tenant), new_keys) if new_keys else set()
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1
         with self._lock:
-            if len(self._seen) > _REMEMBERED:
-                self._seen.clear()  # they are looked up again
-            self._seen |= there
-        lost = unseen - there
-        return next((i for i, named in enumerate(keys) if not lost.isdisjoint(named)), len(keys)) - 1
+            if len(self._stored_keys) > _REMEMBERED:
+                self._stored_keys.clear()  # they are looked up again
+            self._stored_keys |= present_keys
+        missing_keys = new_keys - present_keys
+        return next((i for i, names in enumerate(keys) if not missing_keys.isdisjoint(names)), len(keys)) - 1

@@ -32,7 +32,7 @@ class WorkerSide:
     harvester: Harvester | None = None
 
     def __post_init__(self) -> None:
-        self._ended, self._failed = set[str](), set[str]()
+        self._ended_ids, self._failed_ids = set[str](), set[str]()
 
     def load(self, loads: Sequence[PageLoad]) -> None:
         """Write the spans of ``loads``. One of which an object cannot be had fails as a whole."""
@@ -41,14 +41,14 @@ class WorkerSide:
                 self.pages.write(self._span(load), self.pages.slots(load.block_ids, load.start, load.stop))
             except (KameraError, ValueError, OSError) as error:
                 logger.warning("request %s is computed: %s", load.request_id, error)
-                self._failed.add(load.request_id)
-            self._ended.add(load.request_id)
+                self._failed_ids.add(load.request_id)
+            self._ended_ids.add(load.request_id)
 
     def take_ended(self) -> tuple[set[str], set[str]]:
         """Requests whose loads are over since the last call, and those of them that could not be loaded."""
-        taken = self._ended, self._failed
-        self._ended, self._failed = set(), set()
-        return taken
+        ids = self._ended_ids, self._failed_ids
+        self._ended_ids, self._failed_ids = set(), set()
+        return ids
 
     def harvest(self, chunks: Sequence[Ripe]) -> None:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
@@ -67,8 +67,8 @@ class WorkerSide:
         parts = [part for part in recipe.parts if load.start < part.stop and part.start < load.stop]
         whole = self._room(max(load.stop, end, *(part.stop for part in parts)))
         if load.start < end:
-            still = (0,) * self.layout.axes
-            serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, still)
+            zero_offset = (0,) * self.layout.axes
+            serve(kv_slice(whole, 0, end), read_anchor(store, recipe).kv, None, layers, zero_offset)
         for part in parts:
             record, patch = read_part(store, part)
             serve(kv_slice(whole, part.start, part.stop), record.kv, patch, layers, part.offset)

@@ -45,7 +45,7 @@ def read(bed: Bed, tenant: str = "") -> None:
     tables.of(tenant)
     mine = tables._tenants[tenant]
     if mine.pending is None:
-        mine.due = 0.0
+        mine.next_look = 0.0
         tables.of(tenant)
     mine.pending.result(60)
     tables.of(tenant)

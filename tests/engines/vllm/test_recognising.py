@@ -228,7 +228,7 @@ def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
     tables.of(tenant)
     mine = tables._tenants[tenant]
     if mine.pending is None:
-        mine.due = 0.0
+        mine.next_look = 0.0
         tables.of(tenant)
     mine.pending.result(10)
     found = tables.of(tenant)
@@ -276,7 +276,7 @@ def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp
     fill(tmp_path, A)
     made = side(tmp_path)
     tenant = made.tables._tenants[""]
-    table, tenant.table, tenant.due = KnownPrompts(BUDGET, ROWS), None, time.monotonic() + 60
+    table, tenant.table, tenant.next_look = KnownPrompts(BUDGET, ROWS), None, time.monotonic() + 60
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
     one, exact = Request("one", mm_features=[picture]), Request("exact")
     for request in (one, exact):
