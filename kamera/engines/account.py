@@ -80,13 +80,13 @@ class Account:
         if self in outer:
             yield
             return
-        token, started = _open.set((*outer, self)), time.perf_counter()
+        token, start = _open.set((*outer, self)), time.perf_counter()
         with calls_of(engine).during(), engine.measure(probes=True) as work:
             try:
                 yield
             finally:
                 _open.reset(token)
-                self.add(_cost_since(work, started))
+                self.add(_cost_since(work, start))
 
     def add(self, spent: Spent) -> None:
         """Count work of a call, such as another engine's: no hook on this one sees that."""
@@ -112,7 +112,7 @@ def later(
 
     It gives way to calls, and ends (Cancelled) once it is ``unwanted()``.
     """
-    started = time.perf_counter()
+    start = time.perf_counter()
     token = _open.set(tuple(accounts))
     with as_later(unwanted), engine.measure(probes=True) as work:
         try:
@@ -120,8 +120,8 @@ def later(
         finally:
             _open.reset(token)
             for account in accounts:
-                account.owe(_cost_since(work, started))
+                account.owe(_cost_since(work, start))
 
 
-def _cost_since(work: Work, started: float) -> Spent:
-    return Spent(work.forwards, work.tokens, work.vision_encodes, time.perf_counter() - started)
+def _cost_since(work: Work, start: float) -> Spent:
+    return Spent(work.forwards, work.tokens, work.vision_encodes, time.perf_counter() - start)

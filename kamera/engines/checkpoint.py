@@ -47,16 +47,16 @@ _SETTLED = 2_000_000_000  # ns: a file that changed less ago may change again wi
 
 
 class _Stamp(NamedTuple):
-    """What changes with every write to a file; nobody but the system sets ``changed``."""
+    """What changes with every write to a file; nobody but the system sets ``changed_ns``."""
 
     device: int
     inode: int
     size: int
-    modified: int
-    changed: int
+    modified_ns: int
+    changed_ns: int
 
 
-_known: dict[_Stamp, tuple[tuple[str, str], ...]] = {}
+_digests: dict[_Stamp, tuple[tuple[str, str], ...]] = {}
 _lock = threading.Lock()
 
 
@@ -81,11 +81,11 @@ def checkpoint_fingerprint(
     """
     folder = Path(path)
     config = _merge(_settings(folder / "config.json"), overrides or {})
-    shown = [_settings(folder / name) if (folder / name).is_file() else None for name in _PIXELS]
-    acting = sorted(_adapter(Path(adapter)) for adapter in adapters)
+    processors = [_settings(folder / name) if (folder / name).is_file() else None for name in _PIXELS]
+    digests = sorted(_adapter(Path(adapter)) for adapter in adapters)
     kv = _dtype(dtype if kv_dtype in (None, "auto") else str(kv_dtype))
-    told = [drop_settings(config), drop_settings(shown), dict(pixels or {}), acting, _dtype(dtype), kv]
-    return digest("kamera.checkpoint.v1", _weights(folder), json.dumps(told, sort_keys=True))
+    facts = [drop_settings(config), drop_settings(processors), dict(pixels or {}), digests, _dtype(dtype), kv]
+    return digest("kamera.checkpoint.v1", _weights(folder), json.dumps(facts, sort_keys=True))
 
 
 def files_of(path: str | os.PathLike[str]) -> tuple[tuple[str, _Stamp], ...]:
@@ -117,29 +117,29 @@ def _weights(folder: Path) -> str:
 
 def _tensors(file: Path) -> tuple[tuple[str, str], ...]:
     """Name and digest of each tensor of a file. Each state of a file is hashed once."""
-    before = _stamp(os.stat(file))
+    stamp = _stamp(os.stat(file))
     with _lock:
-        found = _known.get(before)
-    if found is not None:
-        return found
+        digests = _digests.get(stamp)
+    if digests is not None:
+        return digests
     try:
-        with safe_open(file, "pt") as opened, ThreadPoolExecutor() as pool:  # hashlib releases the GIL
-            names = list(opened.keys())
-            found = tuple(zip(names, pool.map(partial(_hash, opened), names), strict=True))
+        with safe_open(file, "pt") as handle, ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+            names = list(handle.keys())
+            digests = tuple(zip(names, pool.map(partial(_hash, handle), names), strict=True))
     except (SafetensorError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedBackbone(f"{quote(file)} is no safetensors file: {first_line(error)}") from None
-    if _stamp(os.stat(file)) != before:
+    if _stamp(os.stat(file)) != stamp:
         raise UnsupportedBackbone(f"{quote(file)} changed while it was read: compute its fingerprint again")
-    if time.time_ns() - before.changed > _SETTLED:
+    if time.time_ns() - stamp.changed_ns > _SETTLED:
         with _lock:
-            _known[before] = found
-    return found
+            _digests[stamp] = digests
+    return digests
 
 
-def _hash(opened: Any, name: str) -> str:
-    told = opened.get_slice(name)
-    hasher = hashlib.sha256(json.dumps([told.get_dtype(), told.get_shape()]).encode())
-    hasher.update(opened.get_tensor(name).reshape(-1).view(torch.uint8).numpy())
+def _hash(handle: Any, name: str) -> str:
+    tensor = handle.get_slice(name)
+    hasher = hashlib.sha256(json.dumps([tensor.get_dtype(), tensor.get_shape()]).encode())
+    hasher.update(handle.get_tensor(name).reshape(-1).view(torch.uint8).numpy())
     return hasher.hexdigest()
 
 
@@ -162,20 +162,20 @@ def drop_settings(settings: Any, names: Container[str] = _ORIGIN) -> Any:
     return settings
 
 
-def _merge(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` with those of ``over`` in their place; objects are merged, as engines do."""
-    merged = dict(settings)
-    for name, value in over.items():
-        there = merged.get(name)
-        merged[name] = _merge(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
-    return merged
+def _merge(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` with those of ``overrides`` in their place; objects are merged, as engines do."""
+    out = dict(settings)
+    for name, value in overrides.items():
+        old = out.get(name)
+        out[name] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
 
 
 def _dtype(name: str) -> str:
-    told = str(name).removeprefix("torch.")
-    if not told:
+    short_name = str(name).removeprefix("torch.")
+    if not short_name:
         raise ValueError("a dtype is needed: give that of the computation, such as bfloat16")
-    return told
+    return short_name
 
 
 def _stamp(status: os.stat_result) -> _Stamp:

@@ -45,20 +45,20 @@ class Extents:
 
     def __init__(self, positions: Positions, pictures: Iterable[int], whole: str = "") -> None:
         self._positions, self._pictures, self._whole = positions, frozenset(pictures), whole
-        self._known: OrderedDict[str, Extent | None] = OrderedDict()
+        self._extents: OrderedDict[str, Extent | None] = OrderedDict()
         self._lock = forks.Lock()
 
     def of(self, chunk_id: str, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """The extent of a chunk; None if positions with it are no such sum."""
         with self._lock:
-            if chunk_id in self._known:
-                self._known.move_to_end(chunk_id)
-                return self._known[chunk_id]
+            if chunk_id in self._extents:
+                self._extents.move_to_end(chunk_id)
+                return self._extents[chunk_id]
         extent = self._try(ids, inputs)  # two threads may both run the test, with equal results
         with self._lock:
-            self._known[chunk_id] = extent
-            if len(self._known) > _HELD:
-                self._known.popitem(last=False)
+            self._extents[chunk_id] = extent
+            if len(self._extents) > _HELD:
+                self._extents.popitem(last=False)
         return extent
 
     def of_all(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
@@ -69,13 +69,13 @@ class Extents:
         """
         if self._whole:
             _refuse_touching(self._whole, spans)
-        found: list[Extent] = []
+        extents: list[Extent] = []
         for chunk_id, encoded in spans:
             extent = self.of(chunk_id, encoded.input_ids, encoded.position_inputs)
-            if extent is None or (found and {extent.first, found[-1].last} <= self._pictures):
+            if extent is None or (extents and {extent.first, extents[-1].last} <= self._pictures):
                 return None
-            found.append(extent)
-        return found
+            extents.append(extent)
+        return extents
 
     def _try(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """The extent, None unless the chunk adds the same positions between texts and right behind itself."""
@@ -88,10 +88,10 @@ class Extents:
         except (StopIteration, IndexError, RuntimeError, TypeError, ValueError):
             return None  # the model takes pictures that touch for one
         second = _TEXT + extent.advance
-        wanted = torch.cat(
+        sums = torch.cat(
             [alone[:, : _TEXT + count], extent.positions + second, second + extent.advance], dim=1
         )
-        return extent if torch.equal(twice, wanted) else None
+        return extent if torch.equal(twice, sums) else None
 
 
 def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
@@ -116,10 +116,10 @@ def _refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
     A model whose pictures see their own later tokens takes a run of picture tokens for one picture. Of two
     that touch the first one's KV depends on the tokens behind it: no chunk with it could be stored or moved.
     """
-    for (left, before), (right, behind) in pairwise(spans):
-        if _is_picture(before, -1) and _is_picture(behind, 0):
+    for (first_id, first), (second_id, second) in pairwise(spans):
+        if _is_picture(first, -1) and _is_picture(second, 0):
             raise IncompatibleChunk(
-                f"chunk {left[:12]} ends and chunk {right[:12]} begins with a picture, which "
+                f"chunk {first_id[:12]} ends and chunk {second_id[:12]} begins with a picture, which "
                 f"{kind} takes for one: begin or end chunks with text, or put text between them"
             )
 

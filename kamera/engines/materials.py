@@ -37,10 +37,10 @@ def read_part(store: ChunkStore, part: Part) -> tuple[CanonicalRecord, Patch | N
         raise NotTransferable(f"chunk {part.chunk_id[:12]}: {part.missing}")
     row = part.kv
     if row.kind == "conditioned":
-        found = find_conditioned(store, row.context, row.chunk_id, row.antecedents, row.base)
+        candidate = find_conditioned(store, row.context, row.chunk_id, row.antecedents, row.base)
     else:
-        found = store.get_canonical(row.context, row.chunk_id)
-    record = _there(found, row)
+        candidate = store.get_canonical(row.context, row.chunk_id)
+    record = _there(candidate, row)
     _check_ids(record, part.ids)
     patch = None if part.patch is None else _patch(store, part, part.patch)
     low = tuple(record.positions.amin(1).tolist())
@@ -78,11 +78,11 @@ class LiveExecutor:
 
 
 def _patch(store: ChunkStore, part: Part, row: RowKey) -> Patch:
-    named = row.context, row.chunk_id, row.antecedents, row.kind, row.base
-    record = _there(store.get_patch(*named), row)
-    info = store.info(*named)  # after it was read: one that came in between is refused, too
-    told = row.created, row.formed
-    if info is None or (info.created, record.formed) != told or record.tokens not in (0, part.length):
+    name = row.context, row.chunk_id, row.antecedents, row.kind, row.base
+    record = _there(store.get_patch(*name), row)
+    info = store.info(*name)  # after it was read: one that came in between is refused, too
+    version = row.created, row.formed
+    if info is None or (info.created, record.formed) != version or record.tokens not in (0, part.length):
         raise StaleRecipe(f"the patch of chunk {row.chunk_id[:12]} is another by now: take a new recipe")
     return record.patch if row.rank is None else record.patch.truncate(row.rank)
 

@@ -54,14 +54,14 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
     seats: dict[Hashable, list[int]] = {}
     for i in range(len(standing) - 1, -1, -1):
         seats.setdefault(standing[i].source, []).append(i)
-    found = []
+    matches = []
     for span in wanted:
-        there = seats.get(span.source)
-        found.append(there.pop() if there else None)
-    kept = _in_order(found)
+        indices = seats.get(span.source)
+        matches.append(indices.pop() if indices else None)
+    reused_indices = _in_order(matches)
     whole, out = Move(None, False, True), list[Move]()
-    for was, span in zip(found, wanted, strict=True):
-        if was is None or was not in kept:
+    for was, span in zip(matches, wanted, strict=True):
+        if was is None or was not in reused_indices:
             out.append(whole)
         else:
             turns = standing[was].offset != span.offset
@@ -69,20 +69,20 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
     return out
 
 
-def _in_order(found: Sequence[int | None]) -> set[int]:
-    """The indices of a longest ascending run through ``found``, gaps allowed."""
-    there = [i for i in found if i is not None]
-    if all(map(lt, there, there[1:])):
-        return set(there)
+def _in_order(indices: Sequence[int | None]) -> set[int]:
+    """The indices of a longest ascending run through ``indices``, gaps allowed."""
+    numbers = [i for i in indices if i is not None]
+    if all(map(lt, numbers, numbers[1:])):
+        return set(numbers)
     ends: list[int] = []  # the least index a run of each length ends with
-    before: dict[int, int | None] = {}
-    for i in there:
+    predecessors: dict[int, int | None] = {}
+    for i in numbers:
         at = bisect_left(ends, i)
-        before[i] = ends[at - 1] if at else None
+        predecessors[i] = ends[at - 1] if at else None
         ends[at : at + 1] = [i]
     last: int | None = ends[-1]
-    kept = set()
+    out = set()
     while last is not None:
-        kept.add(last)
-        last = before[last]
-    return kept
+        out.add(last)
+        last = predecessors[last]
+    return out

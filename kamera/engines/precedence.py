@@ -27,9 +27,9 @@ class Calls:
         forks.bind(self, Calls._begin)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        self._change = threading.Condition()
         self._open = 0
-        self._awaited = 0
+        self._waiters = 0
 
     @contextmanager
     def during(self) -> Iterator[None]:
@@ -37,31 +37,31 @@ class Calls:
         if is_later():
             yield
             return
-        with self._changed:
+        with self._change:
             self._open += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._change:
                 self._open = max(0, self._open - 1)  # 0 in a child that was forked inside
-                self._changed.notify_all()
+                self._change.notify_all()
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
         """Context of a thread that waits for later work, which gives way to nobody meanwhile."""
-        with self._changed:
-            self._awaited += 1
-            self._changed.notify_all()
+        with self._change:
+            self._waiters += 1
+            self._change.notify_all()
         try:
             yield
         finally:
-            with self._changed:
-                self._awaited = max(0, self._awaited - 1)
+            with self._change:
+                self._waiters = max(0, self._waiters - 1)
 
     def look_again(self) -> None:
         """Wake later work that gives way: it may have been cancelled."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._change:
+            self._change.notify_all()
 
     @property
     def must_give_way(self) -> bool:
@@ -78,17 +78,17 @@ class Calls:
         unwanted = _working.get()
         if unwanted is None:
             return
-        with self._changed:
-            self._changed.wait_for(lambda: unwanted() or not self._go_first, PATIENCE)
+        with self._change:
+            self._change.wait_for(lambda: unwanted() or not self._go_first, PATIENCE)
         if unwanted():
             raise WorkCancelled
 
     @property
     def _go_first(self) -> bool:
-        return self._open > 0 and not self._awaited
+        return self._open > 0 and not self._waiters
 
 
-_known: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
+_calls_by_engine: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
 _making = forks.Lock()
 _working: ContextVar[Callable[[], bool] | None] = ContextVar("kamera_later_work", default=None)
 
@@ -97,12 +97,12 @@ def calls_of(engine: Any) -> Calls:
     """The calls on an engine, of all threads."""
     with _making:
         try:
-            found = _known.get(engine)
+            calls = _calls_by_engine.get(engine)
         except TypeError:  # not hashable: nobody else can ask for it
             return Calls()
-        if found is None:
-            found = _known[engine] = Calls()
-        return found
+        if calls is None:
+            calls = _calls_by_engine[engine] = Calls()
+        return calls
 
 
 def never() -> bool:

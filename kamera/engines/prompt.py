@@ -70,8 +70,8 @@ class EngineCompletion:
     @property
     def cost(self) -> Spent:
         """What the engine ran for it: a forward a token, seconds not counted."""
-        computed, said = self.prompt_tokens - self.cached_tokens, len(self.token_ids)
-        return Spent(max(said, int(computed > 0)), computed + max(0, said - 1))
+        new_tokens, answer_tokens = self.prompt_tokens - self.cached_tokens, len(self.token_ids)
+        return Spent(max(answer_tokens, int(new_tokens > 0)), new_tokens + max(0, answer_tokens - 1))
 
 
 class Completes(Protocol):
@@ -86,9 +86,9 @@ class Completes(Protocol):
 
 def join_pieces(pieces: Iterable[EngineCompletion]) -> EngineCompletion:
     """An answer in one piece. Raises EngineFailed for one of no pieces."""
-    held = list(pieces)
-    if not held:
+    parts = list(pieces)
+    if not parts:
         raise EngineFailed("the engine ended an answer before it began: look at its log, and ask again")
-    text, ids = "".join(piece.text for piece in held), tuple(i for piece in held for i in piece.token_ids)
-    prompt, cached = (max(getattr(p, name) for p in held) for name in ("prompt_tokens", "cached_tokens"))
-    return EngineCompletion(text, ids, prompt, cached)
+    text, ids = "".join(piece.text for piece in parts), tuple(i for piece in parts for i in piece.token_ids)
+    prompt, hits = (max(getattr(p, name) for p in parts) for name in ("prompt_tokens", "cached_tokens"))
+    return EngineCompletion(text, ids, prompt, hits)

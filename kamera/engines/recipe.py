@@ -138,9 +138,9 @@ class Recipe:
     @property
     def missing(self) -> tuple[str, ...]:
         """Why parts cannot be shown elsewhere, a line each; empty for a recipe that any executor can show."""
-        said = ["the system prompt is not stored yet: window.flush()"] if self.anchor is None else []
-        named = [(i, part) for i, part in enumerate(self.parts) if part.missing]
-        return (*said, *[f"slot {i} (chunk {part.chunk_id[:12]}): {part.missing}" for i, part in named])
+        lines = ["the system prompt is not stored yet: window.flush()"] if self.anchor is None else []
+        gaps = [(i, part) for i, part in enumerate(self.parts) if part.missing]
+        return (*lines, *[f"slot {i} (chunk {part.chunk_id[:12]}): {part.missing}" for i, part in gaps])
 
     @property
     def leading(self) -> Recipe:
@@ -168,13 +168,13 @@ class Recipe:
             + ([patch.formed, patch.created, patch.rank] if patch else [])
             for part, patch in zip(parts, [part.patch for part in parts], strict=True)
         ]
-        said = own.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
-        return digest("kamera.recipe.salt.v1", *said)[:32]
+        fields = own.tenant, own.fingerprint, own.anchor, own.kv, json.dumps(facts)
+        return digest("kamera.recipe.salt.v1", *fields)[:32]
 
     def check(self, context: Context) -> None:
         """Raise IncompatibleChunk unless ``context`` is of the recipe's model, anchor, tenant and form."""
-        named = {"fingerprint": "backbone", "anchor": "system prompt", "tenant": "tenant", "kv": "form of KV"}
-        for name, what in named.items():
+        words = {"fingerprint": "backbone", "anchor": "system prompt", "tenant": "tenant", "kv": "form of KV"}
+        for name, what in words.items():
             mine, theirs = str(getattr(self.context, name)), str(getattr(context, name))
             if mine != theirs:
                 raise IncompatibleChunk(
@@ -190,8 +190,8 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         """A recipe out of `to_json`. Raises InvalidRecipe for anything else."""
         try:
-            said = text[len(_opening("")) :]
-            if not text.startswith(_opening(said)):
+            body = text[len(_opening("")) :]
+            if not text.startswith(_opening(body)):
                 raise ValueError("not as it was written")
             return _read(**json.loads(text)["recipe"])
         except InvalidRecipe:
@@ -228,8 +228,8 @@ def _contradiction(recipe: Recipe) -> str:
         elif kv is not None and kv.context.anchor != (home if kv.kind == "canonical" else own.anchor):
             wrong = "is shown from KV behind another system prompt"
         elif patch is not None:
-            told = patch.chunk_id, patch.context.anchor
-            if patch.kind not in _PATCHES or told != (part.chunk_id, own.anchor):
+            target = patch.chunk_id, patch.context.anchor
+            if patch.kind not in _PATCHES or target != (part.chunk_id, own.anchor):
                 wrong = "has a patch of another"
             elif kv is None or kv.kind != "canonical":
                 wrong = "has a patch for other KV than its own"
@@ -261,12 +261,12 @@ def _text_of(recipe: Recipe) -> str:
         last = antecedents
         return [same, *[places.setdefault(name, len(places)) for name in antecedents[same:]]]
 
-    def row(told: RowKey | None) -> list[Any] | None:
-        if told is None:
+    def row(key: RowKey | None) -> list[Any] | None:
+        if key is None:
             return None
-        anchor = "" if told.context.anchor == own.anchor else told.context.anchor
-        behind = numbers(told.antecedents)
-        return [told.kind, anchor, behind, told.base, told.formed, told.created, told.rank]
+        anchor = "" if key.context.anchor == own.anchor else key.context.anchor
+        order = numbers(key.antecedents)
+        return [key.kind, anchor, order, key.base, key.formed, key.created, key.rank]
 
     parts = [
         [
@@ -301,7 +301,7 @@ def _read(
     parts: list[list[Any]],
 ) -> Recipe:
     """The recipe of a document; what is of another type fails."""
-    own, start, made, last, total = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
+    own, start, slots, last, total = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
     _only({str}, (*context, *names))
     _only({int}, (anchor_tokens,))
@@ -318,25 +318,25 @@ def _read(
             raise ValueError(f"more than {_MOST} antecedents")
         return last
 
-    def row(told: list[Any] | None, chunk: str) -> RowKey | None:
-        if told is None:
+    def row(fields: list[Any] | None, chunk: str) -> RowKey | None:
+        if fields is None:
             return None
-        kind, elsewhere, behind, base, formed, created, rank = told
-        _only({str}, (kind, elsewhere, base))
+        kind, home, numbers, base, formed, created, rank = fields
+        _only({str}, (kind, home, base))
         _only({str, NoneType}, (formed,))
         _only({float, NoneType}, (created,))
         _only({int, NoneType}, (rank,))
-        return RowKey.of(own, kind, chunk, lineage(behind), base, formed, created, rank, anchor=elsewhere)
+        return RowKey.of(own, kind, chunk, lineage(numbers), base, formed, created, rank, anchor=home)
 
-    for place, length, position, offset, worth, behind, kv, patch, lacks in parts:
+    for place, length, position, offset, worth, order, kv, patch, lacks in parts:
         _only({int}, (start, place, length, *position, *offset))
         _only({str}, (worth, lacks))
-        chunk, known, stop = names[place], lineage(behind), start + length
+        chunk, antecedents, stop = names[place], lineage(order), start + length
         rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
-        made.append(Part(chunk, whole[start:stop], start, *stand, worth, known, *rows, lacks))
+        slots.append(Part(chunk, whole[start:stop], start, *stand, worth, antecedents, *rows, lacks))
         start = stop
-    kept = RowKey.of(own, "anchor", own.anchor) if anchor else None
-    return Recipe(own, kept, whole[:anchor_tokens], tuple(made))
+    anchor_key = RowKey.of(own, "anchor", own.anchor) if anchor else None
+    return Recipe(own, anchor_key, whole[:anchor_tokens], tuple(slots))
 
 
 def _only(kinds: set[type], values: Iterable[Any]) -> None:

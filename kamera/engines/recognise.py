@@ -62,20 +62,20 @@ class Recognised:
         return True
 
     def longest(
-        self, ids: np.ndarray, at: int, media: Sequence[Placeholder], coming: int
+        self, ids: np.ndarray, at: int, media: Sequence[Placeholder], index: int
     ) -> ObjectInfo | None:
-        """The longest chunk that begins at token ``at``; ``media[coming]`` is the next picture."""
+        """The longest chunk that begins at token ``at``; ``media[index]`` is the next picture."""
         beginning = tuple(ids[at : at + OPENING].tolist())
         begins: list[tuple[int, ...] | str] = [beginning[:length] for length in self._openings]
-        begins += [picture.id for picture in media[coming : coming + 1]]
+        begins += [picture.id for picture in media[index : index + 1]]
         lengths = {length for begin in begins for length in self._lengths.get(begin, ())}
         for length in sorted(lengths, reverse=True):
-            stop, last = at + length, coming
+            stop, last = at + length, index
             while last < len(media) and media[last].start < stop:
                 last += 1
-            if stop > len(ids) or (last > coming and sum(media[last - 1][:2]) > stop):
+            if stop > len(ids) or (last > index and sum(media[last - 1][:2]) > stop):
                 continue
-            pictures = tuple([m.id for m in media[coming:last]])
+            pictures = tuple([m.id for m in media[index:last]])
             own = tuple(dict.fromkeys(pictures))  # several may all bear their chunk's id
             digest = ids_digest(ids[at:stop])
             row = self._rows.get((digest, pictures)) or self._rows.get((digest, own))
@@ -93,13 +93,13 @@ def match(
     It ends where no stored chunk begins.
     """
     whole = np.ascontiguousarray(ids, dtype="<i8")
-    found: list[StoredSpan] = []
-    at, coming = start, bisect_left(media, start, key=attrgetter("start"))
-    while at < len(whole) and (row := known.longest(whole, at, media, coming)) is not None:
-        found.append(StoredSpan(row, at, at + row.tokens))
+    spans: list[StoredSpan] = []
+    at, index = start, bisect_left(media, start, key=attrgetter("start"))
+    while at < len(whole) and (row := known.longest(whole, at, media, index)) is not None:
+        spans.append(StoredSpan(row, at, at + row.tokens))
         at += row.tokens
-        coming = bisect_left(media, at, coming, key=attrgetter("start"))
-    return tuple(found)
+        index = bisect_left(media, at, index, key=attrgetter("start"))
+    return tuple(spans)
 
 
 def _names(row: ObjectInfo) -> list[_Name]:

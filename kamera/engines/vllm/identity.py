@@ -54,7 +54,7 @@ class EngineIdentity:
             return self.model
         folder = Path(adapter.lora_path)
         files = files_of(folder) if folder.is_dir() else ()
-        if not files or max(stamp.changed for _, stamp in files) >= self._start_ns:
+        if not files or max(stamp.changed_ns for _, stamp in files) >= self._start_ns:
             raise IncompatibleChunk(
                 f"adapter {quote(adapter.lora_name)} is no folder that is as it was when vLLM started: its "
                 "requests are computed; start vLLM again"
