@@ -81,17 +81,17 @@ class Extents:
         """The extent, None unless the chunk adds the same positions between texts and right behind itself."""
         count = ids.shape[0]
         text, one = ids.new_zeros(_TEXT), ids.new_zeros(1)
-        alone = self._positions([text, ids, one], [{}, inputs, {}])
-        extent = Extent(alone[:, _TEXT:-1] - _TEXT, alone[:, -1:] - _TEXT, int(ids[0]), int(ids[-1]))
+        single = self._positions([text, ids, one], [{}, inputs, {}])
+        extent = Extent(single[:, _TEXT:-1] - _TEXT, single[:, -1:] - _TEXT, int(ids[0]), int(ids[-1]))
         try:
-            twice = self._positions([text, ids, ids, one], [{}, inputs, inputs, {}])
+            double = self._positions([text, ids, ids, one], [{}, inputs, inputs, {}])
         except (StopIteration, IndexError, RuntimeError, TypeError, ValueError):
             return None  # the model takes pictures that touch for one
         second = _TEXT + extent.advance
         sums = torch.cat(
-            [alone[:, : _TEXT + count], extent.positions + second, second + extent.advance], dim=1
+            [single[:, : _TEXT + count], extent.positions + second, second + extent.advance], dim=1
         )
-        return extent if torch.equal(twice, sums) else None
+        return extent if torch.equal(double, sums) else None
 
 
 def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:

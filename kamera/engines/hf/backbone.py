@@ -159,8 +159,8 @@ class Backbone:
 
 def describe(model: HfEngine) -> Description:
     """Family, layers, rotary facts, fingerprint, limits."""
-    phased = [c for spec in model.layout for c in spec.channels if c.rope is not None]
-    rope = phased[0].rope
+    phased_channels = [c for spec in model.layout for c in spec.channels if c.rope is not None]
+    rope = phased_channels[0].rope
     assert rope is not None
     axis_names = "thw" if model.axes == 3 else "p"
     order = "".join(axis_names[a] for a in rope.axes)

@@ -44,12 +44,12 @@ def new_cache(config: Any) -> ModelCache:
     Sliding-window layers get a full cache too: a layer that drops tokens past its window would cut
     off the canonical of a long chunk. Outputs are the same, the model's mask does the sliding.
     """
-    planned = DynamicCache(config=config)
-    if {type(layer) for layer in planned.layers} & {DynamicIndexedLayer, DummyLayer}:
-        for i, layer in enumerate(planned.layers):
+    cache = DynamicCache(config=config)
+    if {type(layer) for layer in cache.layers} & {DynamicIndexedLayer, DummyLayer}:
+        for i, layer in enumerate(cache.layers):
             if isinstance(layer, DynamicSlidingWindowLayer):
-                planned.layers[i] = DynamicLayer()
-        return planned
+                cache.layers[i] = DynamicLayer()
+        return cache
     return DynamicCache()
 
 
@@ -93,12 +93,12 @@ def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> Mod
     there in place; a cache that outgrows the room, or becomes several sequences, continues by concatenation.
     After `detach` it never writes into the room again.
     """
-    planned = new_cache(config)
+    empty = new_cache(config)
     if start == stop:
-        return planned
+        return empty
     cache = _Growing(room, start)
-    cache.layers = planned.layers
-    cache.layers.extend([DynamicLayer() for _ in range(len(layout) - len(planned.layers))])
+    cache.layers = empty.layers
+    cache.layers.extend([DynamicLayer() for _ in range(len(layout) - len(empty.layers))])
     for block, layers in zip(room.parts, room.groups, strict=True):
         channels = layout[layers[0]].channels
         if not channels:

@@ -88,20 +88,20 @@ def code_digest(code: CodeType) -> str:
 @functools.lru_cache(maxsize=8192)
 def names_in(code: CodeType) -> frozenset[str]:
     """All names of globals and attributes in a code and those nested in it."""
-    nested = (names_in(c) for c in code.co_consts if isinstance(c, CodeType))
-    return frozenset(code.co_names).union(*nested)
+    inner_names = (names_in(c) for c in code.co_consts if isinstance(c, CodeType))
+    return frozenset(code.co_names).union(*inner_names)
 
 
 def references(function: FunctionType) -> Iterator[tuple[Mapping[str, Any], str]]:
     """``(namespace, name)`` of what a function may read: globals, and attributes of modules among them."""
     names = sorted(names_in(function.__code__))
     spaces: list[Mapping[str, Any]] = [function.__globals__]
-    entered: set[int] = set()
+    space_ids: set[int] = set()
     while spaces:
         space = spaces.pop()
-        if id(space) in entered:
+        if id(space) in space_ids:
             continue
-        entered.add(id(space))
+        space_ids.add(id(space))
         for name in names:
             if name in space:
                 yield space, name

@@ -57,8 +57,8 @@ def find_vision_towers(model: nn.Module) -> list[nn.Module]:
     names = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens")
     towers: list[nn.Module] = []
     for path, module in model.named_modules():
-        nested = any(module in set(t.modules()) for t in towers)
-        if path.split(".")[-1] in names and not nested:
+        is_nested = any(module in set(t.modules()) for t in towers)
+        if path.split(".")[-1] in names and not is_nested:
             towers.append(module)
     return towers
 
@@ -151,8 +151,8 @@ def probe_ropes(decoder: nn.Module, layers: int) -> list[RopeSpec]:
     rotary: Any = decoder.rotary_emb
     config: Any = decoder.config
     types: list[str] = list(getattr(config, "layer_types", None) or ())
-    typed = "layer_type" in inspect.signature(rotary.forward).parameters
-    if not (typed and types and hasattr(rotary, f"{types[0]}_inv_freq")):
+    takes_type = "layer_type" in inspect.signature(rotary.forward).parameters
+    if not (takes_type and types and hasattr(rotary, f"{types[0]}_inv_freq")):
         return [probe_rope(decoder, None)] * layers
     rope_by_type = {t: probe_rope(decoder, t) for t in set(types)}
     return [rope_by_type[t] for t in types[:layers]]
@@ -205,10 +205,10 @@ def without_wrapper(model: nn.Module) -> nn.Module:
     adapters = getattr(wrapper, "peft_config", None)
     if not (isinstance(adapters, dict) and hasattr(wrapper, "get_base_model")):
         return model
-    learned = [name for name, a in adapters.items() if getattr(a, "is_prompt_learning", False)]
-    if learned:
+    prompts = [name for name, a in adapters.items() if getattr(a, "is_prompt_learning", False)]
+    if prompts:
         raise UnsupportedBackbone(
-            f"adapters {learned} learn a prompt in front of every input, which no chunk could be moved "
+            f"adapters {prompts} learn a prompt in front of every input, which no chunk could be moved "
             "past: use an adapter that changes weights (LoRA, …)"
         )
     inner: nn.Module = wrapper.get_base_model()
@@ -234,10 +234,10 @@ def refuse_unsupported(model: nn.Module) -> None:
             f"{name} is an encoder-decoder: its decoder reads the encoder through cross-attention; "
             "use a decoder-only model"
         )
-    crossing = getattr(text, "cross_attention_layers", None)
-    if crossing:
+    cross_layers = getattr(text, "cross_attention_layers", None)
+    if cross_layers:
         raise UnsupportedBackbone(
-            f"{name} reads images through cross-attention (layers {list(crossing)}): image KV has no "
+            f"{name} reads images through cross-attention (layers {list(cross_layers)}): image KV has no "
             "place in the sequence to move; use a model that puts image tokens into the sequence"
         )
     foreign = model_cache.foreign_layers(config)

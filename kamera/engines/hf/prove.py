@@ -97,19 +97,19 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     antecedent, span = _text(model, 10, seed=5), _text(model, 12)
     step = tuple(offset) if offset is not None else _step(model, (23, 3, 7))
     whole = model.positions([antecedent.input_ids, span.input_ids], [{}, {}])
-    alone = model.positions([span.input_ids], [{}])
+    canonical_positions = model.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
-    canonical, _ = forwards.run(model, span, alone)
+    canonical, _ = forwards.run(model, span, canonical_positions)
     _, cache = forwards.run(model, antecedent, a)
-    conditioned, _ = forwards.run(model, span, b, cache)
-    patch_offset = tuple(int(o) for o in (b - alone)[:, 0])
-    patch = form_patch(conditioned, canonical, model.layout, patch_offset, None).patch
+    conditioned_kv, _ = forwards.run(model, span, b, cache)
+    patch_offset = tuple(int(o) for o in (b - canonical_positions)[:, 0])
+    patch = form_patch(conditioned_kv, canonical, model.layout, patch_offset, None).patch
     # the whole sequence moved by one more step: the KV of a re-prefill there
     shift = torch.tensor(step)[:, None]
     _, cache = forwards.run(model, antecedent, a + shift)
     reprefill, _ = forwards.run(model, span, b + shift, cache)
     far_offset = tuple(x + y for x, y in zip(patch_offset, step, strict=True))
-    rounding = _rounding(model, conditioned, reprefill)
+    rounding = _rounding(model, conditioned_kv, reprefill)
     return _worst(compare_kv(_serve(model, canonical, patch, far_offset), reprefill, far_offset, rounding))
 
 

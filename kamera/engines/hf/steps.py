@@ -87,9 +87,9 @@ class Steps:
         self._waiting_rows: deque[AnswerRow] = deque()
         self._asking_rows: list[AnswerRow] = []
         self._running_rows: list[AnswerRow] = []
-        self._finished, self._took = 0.0, 0.0
+        self._end_time, self._seconds = 0.0, 0.0
         self._reason: str | None = None
-        self._proving = False
+        self._is_proving = False
 
     @property
     def serial(self) -> str:
@@ -173,15 +173,15 @@ class Steps:
         """True if rows may not share forwards, or while another thread finds out: nobody waits for that."""
         if self._reason is None:
             with self._change:
-                if self._proving:
+                if self._is_proving:
                     return True
-                self._proving = True
+                self._is_proving = True
         return bool(self.serial)
 
     def _seconds_left(self, arrival: float) -> float:
         """Seconds that one who came at ``arrival`` waits on for the others."""
-        patience = max(_LEAST, _PATIENCE * self._took)
-        return max(0.0, max(arrival, self._finished) + patience - time.monotonic())
+        patience = max(_LEAST, _PATIENCE * self._seconds)
+        return max(0.0, max(arrival, self._end_time) + patience - time.monotonic())
 
     def _begins(self, arrival: float) -> bool:
         if self._running_rows:
@@ -205,8 +205,8 @@ class Steps:
         with self._change:
             for i, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
                 row.outcome, row.runs, row.comes = outcome, int(not i), row in self._rows
-            self._running_rows, self._finished = [], time.monotonic()
-            self._took = self._finished - start
+            self._running_rows, self._end_time = [], time.monotonic()
+            self._seconds = self._end_time - start
             self._change.notify_all()
 
     def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:

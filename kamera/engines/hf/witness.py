@@ -80,7 +80,7 @@ class Witness:
             self._note()
         elif not self._is_as_noted():
             self._note()
-        chosen_frequencies = tuple(map(tuple, map(frequencies, self._choosing)))
+        chosen_frequencies = tuple(map(tuple, map(frequencies, self._choosers)))
         hooks = tuple(map(id, self._foreign))
         tensors = (self._walks, self._samples.read(), chosen_frequencies)
         return Look(tensors, self._settings, hooks)
@@ -99,7 +99,7 @@ class Witness:
                 self._tree.space(part, frozenset(n for n in part if not binds_buffer(module, n)))
         self._tree.note()
         self._samples = _Samples(t for t in self._tree.inside if isinstance(t, torch.Tensor))
-        self._choosing = [m for m in self._modules if chooses_frequencies(m)]
+        self._choosers = [m for m in self._modules if chooses_frequencies(m)]
         self._tables = hook_tables(self._modules)
 
     def _is_as_walked(self) -> bool:
@@ -153,7 +153,7 @@ class _Samples:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = [part for t in tensors for part in parts_of(t)]
-        self._versioned = [t for t in self._tensors if not t.is_inference()]  # the others keep no count
+        self._counted_tensors = [t for t in self._tensors if not t.is_inference()]  # the others keep no count
         self._addresses: tuple[int, ...] | None = None
         self._views: list[list[torch.Tensor]] = []
         self._arrays: list[list[np.ndarray]] = []  # NumPy gathers small pieces in a seventh of torch's time
@@ -164,7 +164,7 @@ class _Samples:
         if addresses != self._addresses:
             self._view(addresses)
         content = (*map(_join, self._arrays), *map(_read, self._views))
-        return addresses, tuple(map(_version, self._versioned)), content
+        return addresses, tuple(map(_version, self._counted_tensors)), content
 
     def _view(self, addresses: tuple[int, ...]) -> None:
         """Prepare to read a few elements of every tensor: views, gathered by one call for each kind."""

@@ -181,9 +181,9 @@ class KameraConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The loads of this step."""
         self.scheduler.encodes += sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
-        scheduled = scheduler_output.num_scheduled_tokens
+        token_counts = scheduler_output.num_scheduled_tokens
         return EngineStep(
-            self.scheduler.take_loads(), self.scheduler.take_harvests(scheduled, self._kv_cache_manager)
+            self.scheduler.take_loads(), self.scheduler.take_harvests(token_counts, self._kv_cache_manager)
         )
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -111,8 +111,8 @@ class Harvester:
         if row.kind != "exact":
             if not store.has(*chunk, (), row.kind):
                 self._put(store, _canonical(ripe, kv))
-            for late in self._leave(chunk):
-                self._patch(store, *late)
+            for pair in self._leave(chunk):
+                self._patch(store, *pair)
         elif not self._patch(store, ripe, kv):
             self._leave(chunk)
             self._queue[chunk] = ripe, kv

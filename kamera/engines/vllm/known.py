@@ -90,9 +90,9 @@ class _Behind:
         least: Least,
     ) -> tuple[Guarantee, RowKey | None]:
         """The patch of a chunk behind the chunks ``front``, named ``names`` and worth ``worth``; or None."""
-        for guarantee, antecedents, enough in self._tries(row.chunk_id, front, names, worth, least):
+        for guarantee, antecedents, floor in self._tries(row.chunk_id, front, names, worth, least):
             key, budget = self.patches.get((row.chunk_id, antecedents), (None, None))
-            if key is None or budget is None or not at_least(guarantee_named(key.formed), enough):
+            if key is None or budget is None or not at_least(guarantee_named(key.formed), floor):
                 continue
             if self._budget.is_met_by(budget, row.tokens):
                 return guarantee, key

@@ -49,7 +49,7 @@ class _Tenant:
     count: int = 0
     last: str = ""
     next_look: float = 0.0
-    pending: Future[_Look] | None = None
+    future: Future[_Look] | None = None
 
 
 class PromptTables:
@@ -65,17 +65,17 @@ class PromptTables:
         self._stores, self._budget = stores, budget
         self.least, self.block = least, block
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        self._aside = ThreadPoolExecutor(2, thread_name_prefix="kamera-prompts")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="kamera-prompts")
 
     def of(self, tenant: str) -> KnownPrompts | None:
         """What a tenant has stored; None until its store has answered for the first time."""
         mine = self._tenants.setdefault(tenant, _Tenant())
         self._tenants.move_to_end(tenant)
-        if mine.pending is not None and mine.pending.done():
-            self._take(mine, mine.pending.result())
+        if mine.future is not None and mine.future.done():
+            self._take(mine, mine.future.result())
             self._trim()
-        if mine.pending is None and time.monotonic() >= mine.next_look:
-            mine.pending = self._aside.submit(self._look, tenant, mine.count, mine.last)
+        if mine.future is None and time.monotonic() >= mine.next_look:
+            mine.future = self._pool.submit(self._look, tenant, mine.count, mine.last)
         return mine.table
 
     def forget(self, context: Context) -> None:
@@ -87,12 +87,12 @@ class PromptTables:
 
     def close(self) -> None:
         """Read no more."""
-        self._aside.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, mine: _Tenant, look: _Look) -> None:
-        mine.pending, mine.next_look = None, time.monotonic() + max(_REST, _SHARE * look.seconds)
+        mine.future, mine.next_look = None, time.monotonic() + max(_REST, _SHARE * look.seconds)
         if look.table is not None:
             mine.table = look.table
         elif not mine.count:

@@ -61,7 +61,7 @@ class SchedulerSide:
     def __post_init__(self) -> None:
         self.rows = StoredRows(self.stores)
         self._requests: dict[str, _Request] = {}
-        self._undecided: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._loads: list[PageLoad] = []
 
     def arrive(self, request: Any, local: int = 0) -> None:
@@ -86,7 +86,7 @@ class SchedulerSide:
 
     def match(self, request: Any, computed: int) -> int | None:
         """How many tokens behind the first ``computed`` are supplied; None: ask again."""
-        if request.request_id in self._undecided:
+        if request.request_id in self._fingerprints:
             if not self._decide(request, computed):
                 return None
             late_entry = self._requests.get(request.request_id)
@@ -158,7 +158,7 @@ class SchedulerSide:
     def leave(self, request_id: str) -> None:
         """A request is over."""
         self._requests.pop(request_id, None)
-        self._undecided.pop(request_id, None)
+        self._fingerprints.pop(request_id, None)
         self.rows.drop(request_id)
 
     # -- inside --------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class SchedulerSide:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
         if self.tables is None or request.skip_reading_prefix_cache or request.resumable:
             return
-        self._undecided[request.request_id] = fingerprint
+        self._fingerprints[request.request_id] = fingerprint
         self._decide(request, local)
 
     def _decide(self, request: Any, local: int) -> bool:
@@ -184,7 +184,7 @@ class SchedulerSide:
         table = self.tables.of(request.cache_salt or "")
         if table is None:
             return False
-        fingerprint, ids = self._undecided.pop(request.request_id), request.prompt_token_ids or ()
+        fingerprint, ids = self._fingerprints.pop(request.request_id), request.prompt_token_ids or ()
         try:
             whole = np.array(ids, dtype="<i8")
             recipe = table.recipe(fingerprint, whole, _pictures(request), self.tables.least)
@@ -198,17 +198,17 @@ class SchedulerSide:
 def _ripe(entry: _Request, pages: tuple[int, ...]) -> list[Ripe]:
     """The chunks of a request in ``pages`` that vLLM computed, if they are what their ids say."""
     recipe, stop = entry.recipe, entry.local if entry.load is None else entry.load.stop
-    supplied = sum(part.stop <= stop for part in recipe.leading.parts)
-    names, chunks = names_of(recipe, supplied), list[Ripe]()
+    count = sum(part.stop <= stop for part in recipe.leading.parts)
+    names, chunks = names_of(recipe, count), list[Ripe]()
     own, length, positions = recipe.context, len(recipe.anchor_ids), entry.positions
     if stop < length:
         row = RowKey.of(own, "anchor", own.anchor)
         chunks.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length], pages))
-    for i, part in enumerate(recipe.parts[supplied:], supplied):
+    for i, part in enumerate(recipe.parts[count:], count):
         if part.start < stop or (inputs := _inputs(entry.request, recipe, part)) is None:
             continue
-        worths = [p.guarantee for p in recipe.parts[:supplied]]
-        guarantee = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > supplied else [])])
+        worths = [p.guarantee for p in recipe.parts[:count]]
+        guarantee = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > count else [])])
         row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", guarantee)
         places = positions[:, part.start : part.stop]
         chunks.append(Ripe(row, part.ids, part.start, places, pages, *inputs))

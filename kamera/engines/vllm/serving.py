@@ -84,11 +84,11 @@ class SaltedBlocks:
 
     def __call__(self, request: Any) -> list[bytes]:
         """The hashes of blocks that have become full, as `Request.update_block_hashes` asks for them."""
-        salted, request.block_hashes = request.block_hashes, self._plain
+        hashes, request.block_hashes = request.block_hashes, self._plain
         try:
             return self.under(self._hasher(request))
         finally:
-            request.block_hashes = salted
+            request.block_hashes = hashes
 
     def under(self, hashes: Sequence[bytes]) -> list[bytes]:
         """vLLM's next ``hashes``, salted."""
@@ -112,8 +112,8 @@ class StoredRows:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         self._stored_keys = set[str]()
-        self._aside = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
-        self._pending: dict[str, Future[int]] = {}
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kamera-rows") if stores.remote else None
+        self._futures: dict[str, Future[int]] = {}
         self._lock = threading.Lock()
 
     def count_stored(self, request_id: str, recipe: Recipe) -> int | None:
@@ -121,15 +121,15 @@ class StoredRows:
 
         None while a remote has not answered yet.
         """
-        if self._aside is None:
+        if self._pool is None:
             return self._count(recipe)
-        pending = self._pending.get(request_id)
-        if pending is None:
-            pending = self._pending[request_id] = self._aside.submit(self._count, recipe)
-        if not pending.done():
+        future = self._futures.get(request_id)
+        if future is None:
+            future = self._futures[request_id] = self._pool.submit(self._count, recipe)
+        if not future.done():
             return None
-        del self._pending[request_id]
-        return pending.result()
+        del self._futures[request_id]
+        return future.result()
 
     def forget(self, recipe: Recipe) -> None:
         """Look the objects of a recipe up anew: a worker did not find one of them as its row said."""
@@ -140,7 +140,7 @@ class StoredRows:
 
     def drop(self, request_id: str) -> None:
         """A request is over."""
-        self._pending.pop(request_id, None)
+        self._futures.pop(request_id, None)
 
     def _count(self, recipe: Recipe) -> int:
         each = [(recipe.anchor,), *((part.kv, part.patch) for part in recipe.leading.parts)]

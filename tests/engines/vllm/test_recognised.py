@@ -44,10 +44,10 @@ def read(bed: Bed, tenant: str = "") -> None:
     tables = scheduler_of(bed.llm).connector.scheduler.tables
     tables.of(tenant)
     mine = tables._tenants[tenant]
-    if mine.pending is None:
+    if mine.future is None:
         mine.next_look = 0.0
         tables.of(tenant)
-    mine.pending.result(60)
+    mine.future.result(60)
     tables.of(tenant)
 
 
@@ -128,7 +128,7 @@ def _coarse(tables: Any) -> Any:
     """Tables by which patches of low rank are served: what equals a prefill least."""
     made = type(tables)(tables._stores, PatchBudget(4, 0.03), tables.least, tables.block)
     made.of("")
-    made._tenants[""].pending.result(60)
+    made._tenants[""].future.result(60)
     made.of("")
     return made
 

@@ -227,10 +227,10 @@ def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
     """A tenant's table after one more look at its rows."""
     tables.of(tenant)
     mine = tables._tenants[tenant]
-    if mine.pending is None:
+    if mine.future is None:
         mine.next_look = 0.0
         tables.of(tenant)
-    mine.pending.result(10)
+    mine.future.result(10)
     found = tables.of(tenant)
     assert found is not None
     return found
