@@ -24,9 +24,9 @@ class Arguments(NamedTuple):
         def write(arguments: Any) -> str:
             function = {"name": "f", "arguments": arguments}
             call = {"id": "kamera000", "type": "function", "function": function}
-            asked = {"role": "user", "content": "x"}
+            question = {"role": "user", "content": "x"}
             try:
-                return render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+                return render([question, {"role": "assistant", "content": "", "tool_calls": [call]}])
             except ModalityNotSupported:
                 return ""
 
@@ -36,12 +36,12 @@ class Arguments(NamedTuple):
     def of_call(self, call: Any) -> Any:
         """A call, its arguments in the other form if the template writes that one alone."""
         function: Any = call.get("function") if isinstance(call, Mapping) else None
-        given = function.get("arguments") if isinstance(function, Mapping) else None
-        if isinstance(given, str) and self.objects and not self.texts:
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str) and self.objects and not self.texts:
             try:
-                return {**call, "function": {**function, "arguments": json.loads(given)}}
+                return {**call, "function": {**function, "arguments": json.loads(arguments)}}
             except (ValueError, RecursionError):
                 return call
-        if isinstance(given, Mapping) and self.texts and not self.objects:
-            return {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
+        if isinstance(arguments, Mapping) and self.texts and not self.objects:
+            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
         return call

@@ -194,28 +194,28 @@ class ChunkBuilder:
             )
         return self.format
 
-    def _check_grids(self, given: Mapping[str, torch.Tensor]) -> None:
+    def _check_grids(self, inputs: Mapping[str, torch.Tensor]) -> None:
         for pixels, grid in _GRIDS.items():
             if pixels not in self.accepted or grid not in self.accepted:
                 continue
-            for there, missing in ((pixels, grid), (grid, pixels)):
-                if there in given and missing not in given:
+            for name, partner in ((pixels, grid), (grid, pixels)):
+                if name in inputs and partner not in inputs:
                     raise IncompatibleChunk(
-                        f"{there} without {missing}: {type(self.model).__name__} needs both, as its "
+                        f"{name} without {partner}: {type(self.model).__name__} needs both, as its "
                         "processor gives them"
                     )
 
-    def _token_types(self, ids: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        wanted = [n for n in TOKEN_TYPES if n in self.accepted and n not in given]
-        has_media = any(n.startswith("pixel_values") for n in given)
-        if not wanted or not has_media:
+    def _token_types(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = [n for n in TOKEN_TYPES if n in self.accepted and n not in inputs]
+        has_media = any(n.startswith("pixel_values") for n in inputs)
+        if not names or not has_media:
             return {}
         kinds = torch.zeros_like(ids)
         if self.image_token is not None:
             kinds[ids == self.image_token] = 1
         if self.video_token is not None:
             kinds[ids == self.video_token] = 2
-        return {name: kinds.clone() for name in wanted}
+        return {name: kinds.clone() for name in names}
 
     def _load(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Items with their pictures and clips in memory, in their requested sizes.
@@ -223,37 +223,37 @@ class ChunkBuilder:
         For processors without a video part a clip becomes its frames, one picture each.
         """
         assert self.format is not None
-        loaded, processor = list[dict[str, Any]](), self.format.processor
+        out, processor = list[dict[str, Any]](), self.format.processor
         for item in items:
             kind = item["type"]
             if kind == "text":
-                loaded.append(item)
+                out.append(item)
                 continue
             sized, media = any(item.get(name) is not None for name in SIZES), load_media(item, processor)
             if kind == "image" or "video" in self.format.kinds:
-                loaded.append({"type": kind, kind: media, "sized": sized})
+                out.append({"type": kind, kind: media, "sized": sized})
             else:
                 assert isinstance(media, Clip)
-                loaded += [{"type": "image", "image": frame, "sized": sized} for frame in media.frames]
-        return loaded
+                out += [{"type": "image", "image": frame, "sized": sized} for frame in media.frames]
+        return out
 
     def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
         assert self.format is not None
         items = [item for turn in turns for item in turn["content"]]
-        written = self.format.chunk(turns)
+        prompt = self.format.chunk(turns)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
         if not images and not clips:
-            ids = self.format.token_ids(written)
+            ids = self.format.token_ids(prompt)
             if ids.shape[0] == 0:
                 raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
-        inputs: dict[str, Any] = self.format.process(written.text, images, clips)
+        inputs: dict[str, Any] = self.format.process(prompt.text, images, clips)
         check_sizes(self.format.processor, items, inputs)
         ids = torch.as_tensor(inputs.pop("input_ids"))[0]
-        if written.hidden:
-            ids, inputs = self.format.plain.splice(ids, written.word, written.hidden, inputs)
+        if prompt.hidden:
+            ids, inputs = self.format.plain.splice(ids, prompt.word, prompt.hidden, inputs)
         inputs = {name: value for name, value in inputs.items() if name in self.accepted}
         first = next(i for i in items if i["type"] != "text")
         picture = first["image"] if first["type"] == "image" else first["video"].frames[0]

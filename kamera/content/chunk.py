@@ -72,14 +72,14 @@ class Chunk:
         label: str = "",
         picture: Image.Image | None = None,
     ) -> None:
-        ids, held = input_ids.clone(), _Copies(inputs)
+        ids, copies = input_ids.clone(), _Copies(inputs)
         own = {
-            "id": chunk_id(ids, held.own),
+            "id": chunk_id(ids, copies.own),
             "fingerprint": fingerprint,
             "label": label,
             "picture": picture,
         }
-        for name, value in (own | {"inputs": held, "_ids": ids}).items():
+        for name, value in (own | {"inputs": copies, "_ids": ids}).items():
             object.__setattr__(self, name, value)
 
     @property

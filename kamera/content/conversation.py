@@ -42,7 +42,7 @@ class Conversations:
         self._media = MediaTokens(self._template)
         self._longest = longest
         self._lock = forks.Lock()
-        self._checked: set[tuple[str, ...]] = set()
+        self._mixtures: set[tuple[str, ...]] = set()
         self._turns: dict[str, int | None] = {}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
@@ -91,18 +91,18 @@ class Conversations:
         items = self._template.check(messages, tools)
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
-        asked, answered = (self._tokens(messages, tools, generation=g) for g in (True, False))
+        prompt_ids, history_ids = (self._tokens(messages, tools, generation=g) for g in (True, False))
         placeholders = {kind: self._template.placeholder_id(kind) for kind in self._template.kinds}
-        ids, spans = expand(asked, placeholders, media)
-        common = common_prefix(asked, answered)
-        before = sum(map(set(placeholders.values()).__contains__, asked[:common]))
-        stable = common + sum(len(m.ids) - 1 for m in media[:before])
+        ids, spans = expand(prompt_ids, placeholders, media)
+        common = common_prefix(prompt_ids, history_ids)
+        media_count = sum(map(set(placeholders.values()).__contains__, prompt_ids[:common]))
+        stable = common + sum(len(m.ids) - 1 for m in media[:media_count])
         if media:
             self._check_together(messages, tools, media, ids)
         owners = self._owners(messages, tools, ids, stable)
         turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
-        tags, closed = self._tags(ids, turns, owners, messages)
-        texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
+        tags, close_starts = self._tags(ids, turns, owners, messages)
+        texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, close_starts)
         segments = tuple([self._segment(ids, *piece, owners, messages) for piece in pieces])
         return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags, texts)
 
@@ -114,33 +114,33 @@ class Conversations:
         stable: int,
         media: list[tuple[tuple[int, int], ProcessedMedia]],
         owners: list[tuple[int, tuple[int, int]]],
-        closed: set[int],
+        close_starts: set[int],
     ) -> tuple[tuple[Extent, ...], list[tuple[int, int, ProcessedMedia | None]]]:
         """The texts, and the segments of texts and media."""
-        borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
-        of: dict[int, ProcessedMedia] = {}
+        borders = {0, stable, *(start for start, _ in owners if start < stable), *close_starts}
+        media_by_start: dict[int, ProcessedMedia] = {}
         for (start, stop), item in media:
-            before, after = self._template.wrapper(item.kind)
-            if before and ids[start - len(before) : start] == before:
-                start -= len(before)
-            if after and ids[stop : stop + len(after)] == after:
-                stop += len(after)
+            prefix, suffix = self._template.wrapper(item.kind)
+            if prefix and ids[start - len(prefix) : start] == prefix:
+                start -= len(prefix)
+            if suffix and ids[stop : stop + len(suffix)] == suffix:
+                stop += len(suffix)
             # no border falls inside a picture's span
             borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
-            of[start] = item
+            media_by_start[start] = item
         out: list[tuple[int, int, ProcessedMedia | None]] = []
         places = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
         shortest = min(SHORTEST, self._longest)
         extents = list(pairwise(sorted(borders)))
         for start, stop in extents:
-            item_here = of.get(start)
+            media_here = media_by_start.get(start)
             cuts = (
                 []
-                if item_here
+                if media_here
                 else text_borders(places, start, stop, shortest=shortest, longest=self._longest)
             )
-            out.extend([(a, b, item_here) for a, b in pairwise([start, *cuts, stop])])
-        return tuple([extent for extent in extents if extent[0] not in of]), out
+            out.extend([(a, b, media_here) for a, b in pairwise([start, *cuts, stop])])
+        return tuple([extent for extent in extents if extent[0] not in media_by_start]), out
 
     def _segment(
         self,
@@ -155,9 +155,9 @@ class Conversations:
         owner = owners[at - 1][1] if at else (0, 0)
         role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
         kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
-        shown = None if media is None else media.digest
-        name = segment_id(role, kind, shown, ids[start:stop])
-        return Segment(name, start, stop, kind, role, owner, shown)
+        media_digest = None if media is None else media.digest
+        name = segment_id(role, kind, media_digest, ids[start:stop])
+        return Segment(name, start, stop, kind, role, owner, media_digest)
 
     # -- messages of a turn --------------------------------------------------------------------
 
@@ -172,18 +172,18 @@ class Conversations:
         counts = self._counts(messages, tools)
         if counts[-1] != len(begins) or any(c is None for c in counts):
             return whole
-        known = [c for c in counts if c is not None]
-        if any(a > b for a, b in pairwise(known)) or known[0] == 0:
+        totals = [c for c in counts if c is not None]
+        if any(a > b for a, b in pairwise(totals)) or totals[0] == 0:
             return whole
-        owners: list[tuple[int, tuple[int, int]]] = [(0, (0, 0))] if begins[0] > 0 or known[0] > 1 else []
-        first = known[0] - 1  # turns before the first message's are the template's own
+        owners: list[tuple[int, tuple[int, int]]] = [(0, (0, 0))] if begins[0] > 0 or totals[0] > 1 else []
+        first = totals[0] - 1  # turns before the first message's are the template's own
         turn, message = first, 0
         while message < len(messages):
             last = message + 1
-            while last < len(messages) and known[last] == known[message]:
+            while last < len(messages) and totals[last] == totals[message]:
                 last += 1  # rendered into the turn that is open
             owners.append((begins[turn], (message, last)))
-            turn, message = known[last - 1], last
+            turn, message = totals[last - 1], last
         return owners
 
     def _by_prefix(
@@ -250,7 +250,7 @@ class Conversations:
         that a picture can leave without a change of text.
         """
         roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
-        tags, closed = list[Extent](), set[int]()
+        tags, close_starts = list[Extent](), set[int]()
         for start, stop in turns:
             role = roles.get(start, "")
             opening, closing = self._template.frame(role) if role else ([], [])
@@ -260,8 +260,8 @@ class Conversations:
             if closing and ids[close:stop] == closing:
                 tags.append((close, stop))
                 if self._template.kinds and role in ("user", "tool") and close > start:
-                    closed.add(close)
-        return tuple(tags), closed
+                    close_starts.add(close)
+        return tuple(tags), close_starts
 
     def _check_together(
         self,
@@ -275,7 +275,7 @@ class Conversations:
         Raises NotSegmentable if it does not: no chunk of such a prompt has KV of its own.
         """
         mixture = tuple(sorted({f"{m.kind} {len(m.ids)}" for m in media}))
-        if mixture in self._checked:
+        if mixture in self._mixtures:
             return
         text = self._template.render(messages, tools=tools, generation=True)
         whole = self._media.together(text, media_items(messages))
@@ -284,4 +284,4 @@ class Conversations:
                 f"{type(self._template.processor).__name__} makes other tokens of {len(media)} pictures and "
                 "clips together than of each alone: send pictures of one size, or this conversation uncached"
             )
-        self._checked.add(mixture)
+        self._mixtures.add(mixture)

@@ -67,7 +67,7 @@ class Fields:
     def __init__(self, value: Any, at: str = "") -> None:
         if not isinstance(value, dict):
             raise InvalidRequest(f"{at} is {quote(value)}: give an object", at)
-        self._left = {name: held for name, held in value.items() if held is not None}
+        self._entries = {name: entry for name, entry in value.items() if entry is not None}
         self._at = at
 
     def place(self, name: str) -> str:
@@ -75,7 +75,7 @@ class Fields:
         return f"{self._at}.{name}" if self._at else name
 
     def __contains__(self, name: str) -> bool:
-        return name in self._left
+        return name in self._entries
 
     @overload
     def take(self, name: str, kind: type[Kind], default: Kind) -> Kind: ...
@@ -83,7 +83,7 @@ class Fields:
     def take(self, name: str, kind: type[Kind]) -> Kind | None: ...
     def take(self, name: str, kind: type[Kind], default: Kind | None = None) -> Kind | None:
         """An entry of a kind; the default if it is absent."""
-        value = self._left.pop(name, None)
+        value = self._entries.pop(name, None)
         if value is None:
             return default
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
@@ -93,7 +93,7 @@ class Fields:
 
     def need(self, name: str, kind: type[Kind]) -> Kind:
         """As `take`, of an entry that may not be absent."""
-        if name not in self._left:
+        if name not in self._entries:
             raise InvalidRequest(f"{self.place(name)} is missing: give {_WANTED[kind]}", self.place(name))
         value = self.take(name, kind)
         assert value is not None, "it is there"
@@ -115,32 +115,36 @@ class Fields:
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
         """A text or a list of them, none empty."""
-        value = self._left.pop(name, [])
-        held = [value] if isinstance(value, str) else value
-        if not isinstance(held, list) or len(held) > most or not all(isinstance(t, str) and t for t in held):
+        value = self._entries.pop(name, [])
+        texts = [value] if isinstance(value, str) else value
+        if (
+            not isinstance(texts, list)
+            or len(texts) > most
+            or not all(isinstance(t, str) and t for t in texts)
+        ):
             raise self.wrong(name, value, f"up to {most} texts, none empty")
-        return tuple(held)
+        return tuple(texts)
 
     def text(self, name: str) -> str | None:
         """An entry if it is a text; another stays to be read."""
-        return self.take(name, str) if isinstance(self._left.get(name), str) else None
+        return self.take(name, str) if isinstance(self._entries.get(name), str) else None
 
     def inner(self, name: str, *, absent: bool = False) -> Fields:
         """An entry that is an object; with ``absent`` an empty one stands for none."""
-        return Fields(self._left.pop(name, {} if absent else None), self.place(name))
+        return Fields(self._entries.pop(name, {} if absent else None), self.place(name))
 
     def objects(self, name: str, *, needed: bool = False) -> list[Fields]:
         """An entry that is a list of objects; if it is absent, and not ``needed``, an empty one."""
-        held: list[Any] = self.need(name, list) if needed else self.take(name, list, [])
-        return [Fields(one, f"{self.place(name)}[{i}]") for i, one in enumerate(held)]
+        entries: list[Any] = self.need(name, list) if needed else self.take(name, list, [])
+        return [Fields(one, f"{self.place(name)}[{i}]") for i, one in enumerate(entries)]
 
     def only(self, **allowed: Any) -> None:
         """Take entries that may be absent or say what is done anyway: one value, or one of a tuple."""
         for name, values in allowed.items():
-            value = self._left.pop(name, None)
-            known = values if isinstance(values, tuple) else (values,)
-            if value is not None and not any(isinstance(value, type(k)) and value == k for k in known):
-                raise self.wrong(name, value, f"{' or '.join(map(json.dumps, known))}, or leave it out")
+            value = self._entries.pop(name, None)
+            choices = values if isinstance(values, tuple) else (values,)
+            if value is not None and not any(isinstance(value, type(k)) and value == k for k in choices):
+                raise self.wrong(name, value, f"{' or '.join(map(json.dumps, choices))}, or leave it out")
 
     def wrong(self, name: str, value: Any, wanted: str) -> InvalidRequest:
         """The refusal of an entry."""
@@ -148,6 +152,6 @@ class Fields:
 
     def finish(self) -> None:
         """Refuse an entry that was not read: it is not supported."""
-        for name in self._left:
+        for name in self._entries:
             place = self.place(name)[:200]
             raise InvalidRequest(f"{quote(place)} is not supported: leave it out", place)

@@ -40,27 +40,27 @@ def chat_message(message: Fields) -> dict[str, Any]:
     role = message.need("role", str)
     if role not in _CHAT:
         raise message.wrong("role", role, f"one of {', '.join(_CHAT)}")
-    made: dict[str, Any] = {"role": _CHAT[role], "content": ""}
+    out: dict[str, Any] = {"role": _CHAT[role], "content": ""}
     calls = message.objects("tool_calls") if role == "assistant" else []
     if "content" in message or not calls:
-        made["content"] = content_of(message, pictures=role in ("user", "tool"))
+        out["content"] = content_of(message, pictures=role in ("user", "tool"))
     if role == "tool":
-        made["tool_call_id"] = message.need("tool_call_id", str)
+        out["tool_call_id"] = message.need("tool_call_id", str)
     for one in calls:
         one.only(type="function")
         function = one.inner("function")
-        made.setdefault("tool_calls", []).append(_call(function, "arguments", one.need("id", str)))
+        out.setdefault("tool_calls", []).append(_call(function, "arguments", one.need("id", str)))
         function.finish()
         one.finish()
     if role == "assistant":
         message.only(annotations=[], refusal="")
     message.finish()
-    return made
+    return out
 
 
 def response_items(items: list[Fields]) -> Messages:
     """The messages of input items of OpenAI's responses; calls join the answer that they came with."""
-    made: Messages = []
+    messages: Messages = []
     for item in items:
         kind = item.take("type", str, "message")
         item.only(status="completed")
@@ -68,20 +68,20 @@ def response_items(items: list[Fields]) -> Messages:
             role = item.need("role", str)
             if role not in _CHAT or role == "tool":
                 raise item.wrong("role", role, "user, assistant, system or developer")
-            made.append({"role": _CHAT[role], "content": content_of(item, pictures=role == "user")})
+            messages.append({"role": _CHAT[role], "content": content_of(item, pictures=role == "user")})
         elif kind == "function_call":
-            if not made or made[-1]["role"] != "assistant":
-                made.append({"role": "assistant", "content": ""})
-            calls = made[-1].setdefault("tool_calls", [])
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            calls = messages[-1].setdefault("tool_calls", [])
             calls.append(_call(item, "arguments", item.need("call_id", str)))
         elif kind == "function_call_output":
             content = content_of(item, "output", pictures=True)
-            made.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
+            messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
         else:
             raise item.wrong("type", kind, "message, function_call or function_call_output")
         item.take("id", str)
         item.finish()
-    return made
+    return messages
 
 
 def anthropic_messages(message: Fields) -> Messages:
@@ -121,9 +121,9 @@ def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str
 def chat_tool(tool: Fields) -> dict[str, Any]:
     """A function that the model may call, in the form of OpenAI's chat."""
     tool.only(type="function")
-    made = tool_of(tool.inner("function"), "parameters")
+    out = tool_of(tool.inner("function"), "parameters")
     tool.finish()
-    return made
+    return out
 
 
 def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
@@ -131,14 +131,14 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     name = function.need("name", str)
     if not _NAME.fullmatch(name):
         raise function.wrong("name", name, "letters, digits, _ and -")
-    said, schema = function.take("description", str), function.take(parameters, dict)
+    description, schema = function.take("description", str), function.take(parameters, dict)
     strict = function.take("strict", bool) or None
     if strict:
         _check_schema(schema or {}, function.place(parameters))
     function.only(type=("function", "custom"))
     _end(function)
-    given = {"name": name, "description": said, "parameters": schema, "strict": strict}
-    return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
+    entries = {"name": name, "description": description, "parameters": schema, "strict": strict}
+    return {"type": "function", "function": {k: v for k, v in entries.items() if v is not None}}
 
 
 def choose_tools(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -157,44 +157,44 @@ def hint_of(body: Fields) -> str:
 
 def anthropic_tools(body: Fields) -> tuple[dict[str, Any], ...]:
     """The tools of a request of Anthropic's; none under ``tool_choice`` "none"."""
-    found = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
+    tools = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
     choice = body.inner("tool_choice", absent=True)
     kind = choice.take("type", str, "auto")
     if kind not in ("auto", "none"):
         raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
     choice.only(disable_parallel_tool_use=False)
     choice.finish()
-    return () if kind == "none" else found
+    return () if kind == "none" else tools
 
 
 def chat_logprobs(body: Fields) -> int | None:
     """Likeliest tokens that OpenAI's chat asks for at each place; None if it wants no logprobs."""
-    wanted, most = body.take("logprobs", bool, False), body.count("top_logprobs", 0, MOST_LIKELY)
-    if most and not wanted:
+    has_logprobs, most = body.take("logprobs", bool, False), body.count("top_logprobs", 0, MOST_LIKELY)
+    if most and not has_logprobs:
         raise body.wrong("top_logprobs", most, "logprobs: true beside it, or leave it out")
-    return (most or 0) if wanted else None
+    return (most or 0) if has_logprobs else None
 
 
 def response_logprobs(body: Fields) -> int | None:
     """As `chat_logprobs`, of responses, which ask by ``include``, too."""
-    most, wanted = body.count("top_logprobs", 0, MOST_LIKELY), body.texts("include", 1)
-    if wanted not in ((), (_LOGPROBS,)):
-        raise body.wrong("include", [*wanted], f'["{_LOGPROBS}"], or leave it out')
-    return (most or 0) if most or wanted else None
+    most, include = body.count("top_logprobs", 0, MOST_LIKELY), body.texts("include", 1)
+    if include not in ((), (_LOGPROBS,)):
+        raise body.wrong("include", [*include], f'["{_LOGPROBS}"], or leave it out')
+    return (most or 0) if most or include else None
 
 
 def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
     """True unless a call's arguments are no object, or do not fit the schema of a tool that is ``strict``."""
     from jsonschema import Draft202012Validator
 
-    named = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
-    schemas = [function.get("parameters", {}) for function in named if function.get("strict")]
+    functions = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
+    schemas = [function.get("parameters", {}) for function in functions if function.get("strict")]
     try:
         arguments = json.loads(call["function"]["arguments"])
     except ValueError:
         return False
-    fitting = (Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
-    return isinstance(arguments, dict) and all(fitting)
+    verdicts = (Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+    return isinstance(arguments, dict) and all(verdicts)
 
 
 def likely(
@@ -211,9 +211,9 @@ def likely(
         return len(conversations.decode(ids[:count]).rstrip(_BROKEN))
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        told = conversations.decode([token])
-        held = None if _BROKEN in told else list(told.encode())
-        return {"token": told, "logprob": max(logprob, _LEAST), "bytes": held}
+        piece = conversations.decode([token])
+        data = None if _BROKEN in piece else list(piece.encode())
+        return {"token": piece, "logprob": max(logprob, _LEAST), "bytes": data}
 
     count = bisect_left(range(len(ids)), len(text), key=characters)
     return [
@@ -295,24 +295,28 @@ def _picture(text: str, at: str) -> dict[str, Any]:
     return {"type": "image", "image": data}
 
 
-def _call(holder: Fields, name: str, made: str) -> dict[str, Any]:
+def _call(holder: Fields, name: str, call_id: str) -> dict[str, Any]:
     """A call in a history; its arguments are an object, or the JSON of one in a text."""
     text, at = holder.text(name), holder.place(name)
     try:
-        held = holder.take(name, dict, {}) if text is None else json.loads(text or "{}")
+        arguments = holder.take(name, dict, {}) if text is None else json.loads(text or "{}")
     except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         raise InvalidRequest(f"{at} is {quote(text)}: give a JSON object", at)
-    return {"id": made, "type": "function", "function": {"name": holder.need("name", str), "arguments": held}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": holder.need("name", str), "arguments": arguments},
+    }
 
 
 def _result(block: Fields) -> dict[str, Any]:
     """A tool's result; templates have no place for a failure, so its text says so."""
     content = content_of(block, pictures=True) if "content" in block else ""
     if block.take("is_error", bool, False):
-        said = {"type": "text", "text": "Error: "}
-        content = f"Error: {content}" if isinstance(content, str) else [said, *content]
-    made = {"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": content}
+        notice = {"type": "text", "text": "Error: "}
+        content = f"Error: {content}" if isinstance(content, str) else [notice, *content]
+    out = {"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": content}
     _end(block)
-    return made
+    return out

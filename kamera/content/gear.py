@@ -41,10 +41,10 @@ def candidates(ids: Ids, exponent: int, bits: Bits) -> Places:
     mask = np.uint32((1 << exponent) - 1)
     if bits == "high":
         mask = np.uint32(int(mask) << (_BITS - exponent))
-    found = [np.zeros(0, np.int64)]
+    parts = [np.zeros(0, np.int64)]
     for start, hashes in _blocks(ids, (hash_window(exponent, bits) - 1).bit_length()):
-        found.append(np.flatnonzero((hashes & mask) == 0).astype(np.int64) + start)
-    ends = np.concatenate(found)
+        parts.append(np.flatnonzero((hashes & mask) == 0).astype(np.int64) + start)
+    ends = np.concatenate(parts)
     repeated = (ends > 0) & (ids[ends] == ids[np.maximum(ends - 1, 0)])
     return ends[~repeated] + 1
 
@@ -66,17 +66,17 @@ def _sums(hashes: Ids, passes: int) -> Ids:
     """``sum over j < 2**passes of hashes[i-j] << j``, computed in place."""
     reach = 1
     for _ in range(passes):
-        shifted = hashes[:-reach] << np.uint32(reach)
-        hashes[reach:] += shifted
+        addend = hashes[:-reach] << np.uint32(reach)
+        hashes[reach:] += addend
         reach *= 2
     return hashes
 
 
 def _mix(ids: Ids) -> Ids:
     """Each id through murmur3's finaliser: every output bit depends on every bit of the id."""
-    mixed: Ids = ids ^ (ids >> np.uint32(16))
-    mixed *= np.uint32(0x85EBCA6B)
-    mixed ^= mixed >> np.uint32(13)
-    mixed *= np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
-    return mixed
+    hashes: Ids = ids ^ (ids >> np.uint32(16))
+    hashes *= np.uint32(0x85EBCA6B)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= np.uint32(0xC2B2AE35)
+    hashes ^= hashes >> np.uint32(16)
+    return hashes

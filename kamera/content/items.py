@@ -72,10 +72,10 @@ def as_turns(content: Any) -> list[Turn]:
     messages = as_messages(content)
     if messages is None:
         return [{"role": "user", "content": _items(content)}]
-    held = [message.get("content") for message in messages]
+    contents = [message.get("content") for message in messages]
     return [
         {**message, "content": [] if content is None else _items(content, names=False)}
-        for message, content in zip(messages, held, strict=True)
+        for message, content in zip(messages, contents, strict=True)
     ]
 
 
@@ -118,9 +118,9 @@ def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     name = f"{kind}_url"
     if name not in item:
         return {**item, "type": kind}
-    given = item[name]
+    source = item[name]
     rest = {key: value for key, value in item.items() if key not in (name, "type")}
-    return {**rest, "type": kind, kind: given.get("url") if isinstance(given, Mapping) else given}
+    return {**rest, "type": kind, kind: source.get("url") if isinstance(source, Mapping) else source}
 
 
 def no_item(item: Any) -> str:
@@ -133,14 +133,14 @@ def no_item(item: Any) -> str:
 
 def is_picture(content: Any) -> bool:
     """True for a picture in memory: a PIL image, an array, a file's bytes, or an open file."""
-    held = Image.Image | np.ndarray | bytes | bytearray | memoryview
-    return isinstance(content, held) or hasattr(content, "read")
+    types = Image.Image | np.ndarray | bytes | bytearray | memoryview
+    return isinstance(content, types) or hasattr(content, "read")
 
 
 def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        found = find_media(content) if names else None
-        return [found or {"type": "text", "text": content}] if content else []
+        media = find_media(content) if names else None
+        return [media or {"type": "text", "text": content}] if content else []
     if isinstance(content, os.PathLike):
         kind = "video" if Path(content).suffix.lower() in VIDEO_SUFFIXES else "image"
         return [{"type": kind, kind: content}]

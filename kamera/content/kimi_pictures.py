@@ -86,8 +86,8 @@ class KimiPictures(PilBackend):
             size = SizeDict(height=height_to, width=width_to)
             image = self.resize(image, size=size, resample=settings["resample"])
         block = settings["patch_size"] * settings["merge_size"]
-        missing = [(0, 0), (0, -height_to % block), (0, -width_to % block)]
-        return np.pad(image, missing)
+        padding = [(0, 0), (0, -height_to % block), (0, -width_to % block)]
+        return np.pad(image, padding)
 
 
 def fit(height: int, width: int, patch: int, max_patches: int, limit: int) -> tuple[int, int]:

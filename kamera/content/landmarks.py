@@ -36,29 +36,29 @@ class LandmarkReader:
 
     def of(self, ids: Sequence[int]) -> Landmarks:
         """The landmarks of ``ids`` ``[tokens]``. Tokens between a media's wrappers are one span."""
-        held = [int(i) for i in ids]
+        tokens = [int(i) for i in ids]
         media: list[tuple[int, int]] = []
         at = 0
-        while at < len(held):
-            wrapper = self._media.get(held[at])
+        while at < len(tokens):
+            wrapper = self._media.get(tokens[at])
             if wrapper is None:
                 at += 1
                 continue
-            start, stop = _span(held, at, *wrapper)
+            start, stop = _span(tokens, at, *wrapper)
             media.append((start, stop))
             at = max(stop, at + 1)
         inside = {i for start, stop in media for i in range(start + 1, stop)}
-        turns = turn_borders(held, self._opener, 0, len(held))
+        turns = turn_borders(tokens, self._opener, 0, len(tokens))
         return Landmarks(tuple(t for t in turns if t not in inside), tuple(media))
 
 
-def _span(ids: list[int], at: int, before: list[int], after: list[int]) -> tuple[int, int]:
+def _span(ids: list[int], at: int, prefix: list[int], suffix: list[int]) -> tuple[int, int]:
     """The span of the picture or clip whose first placeholder is at ``at``."""
-    start = at - len(before) if before and ids[max(0, at - len(before)) : at] == before else at
+    start = at - len(prefix) if prefix and ids[max(0, at - len(prefix)) : at] == prefix else at
     stop = at
     while stop < len(ids) and ids[stop] == ids[at]:
         stop += 1
-    if after and start < at:  # other tokens may stand between placeholders: rows, tiles, times of frames
-        ends = (i for i in range(stop, len(ids)) if ids[i : i + len(after)] == after)
-        stop = next(ends, stop - len(after)) + len(after)
+    if suffix and start < at:  # other tokens may stand between placeholders: rows, tiles, times of frames
+        ends = (i for i in range(stop, len(ids)) if ids[i : i + len(suffix)] == suffix)
+        stop = next(ends, stop - len(suffix)) + len(suffix)
     return start, stop

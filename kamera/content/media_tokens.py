@@ -43,21 +43,21 @@ class MediaTokens:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._held: OrderedDict[str, ProcessedMedia] = OrderedDict()
+        self._media: OrderedDict[str, ProcessedMedia] = OrderedDict()
 
     def of(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind, processor = str(item["type"]), self._template.processor
         pixels: Any = load_media(item, processor)
         name = _digest(kind, pixels)
-        if name not in self._held:
-            self._held[name] = self._make(kind, name, pixels)
-            if len(self._held) > HELD:
-                self._held.popitem(last=False)
-        self._held.move_to_end(name)
+        if name not in self._media:
+            self._media[name] = self._make(kind, name, pixels)
+            if len(self._media) > HELD:
+                self._media.popitem(last=False)
+        self._media.move_to_end(name)
         sized = any(item.get(size) is not None for size in SIZES)
-        check_sizes(processor, [{"type": kind, kind: pixels, "sized": sized}], self._held[name].inputs)
-        return self._held[name]
+        check_sizes(processor, [{"type": kind, kind: pixels, "sized": sized}], self._media[name].inputs)
+        return self._media[name]
 
     def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole prompt with all its media, in one call of the processor."""
@@ -70,14 +70,14 @@ class MediaTokens:
 
     def _make(self, kind: str, name: str, pixels: Any) -> ProcessedMedia:
         images, clips = ([pixels], []) if kind == "image" else ([], [pixels])
-        made = self._template.process(self._template.placeholder(kind), images, clips)
-        inputs = _tensors({name: value for name, value in made.items() if name not in _PER_TOKEN})
-        ids = tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist())
+        features = self._template.process(self._template.placeholder(kind), images, clips)
+        inputs = _tensors({name: value for name, value in features.items() if name not in _PER_TOKEN})
+        ids = tuple(torch.as_tensor(features["input_ids"]).reshape(-1).tolist())
         return ProcessedMedia(kind, name, ids, inputs, pixels if kind == "image" else pixels.frames[0])
 
 
-def _tensors(made: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.as_tensor(value) for name, value in made.items()}
+def _tensors(features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(value) for name, value in features.items()}
 
 
 def expand(
@@ -87,8 +87,8 @@ def expand(
 
     Raises `ValueError` unless there are as many placeholders as media.
     """
-    wanted = set(placeholders.values())
-    count = sum(map(wanted.__contains__, ids))
+    placeholder_ids = set(placeholders.values())
+    count = sum(map(placeholder_ids.__contains__, ids))
     if count != len(media):
         raise ValueError(
             f"the prompt has {count} media placeholders for {len(media)} pictures and clips: text must not "
@@ -98,7 +98,7 @@ def expand(
     spans: list[tuple[int, int]] = []
     rest = iter(media)
     for i in ids:
-        if i not in wanted:
+        if i not in placeholder_ids:
             out.append(i)
             continue
         item = next(rest)

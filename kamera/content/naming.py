@@ -44,7 +44,7 @@ def find_media(text: str) -> dict[str, Any] | None:
     if not name or len(name) > _LONGEST or _CONTROL.search(name):
         return None
     if name.lower().startswith("file://"):
-        path, certain = file_of(name), True
+        path, is_certain = file_of(name), True
     elif _URL.fullmatch(name):
         if _WEB.match(name) or _kind(urlsplit(name).path):
             raise UnreadableMedia(
@@ -53,12 +53,12 @@ def find_media(text: str) -> dict[str, Any] | None:
         return None
     else:
         path = Path(os.path.expanduser(name))
-        alone = not re.search(r"\s", name) or bool(_ROOTED.match(name))
-        certain = bool(_kind(name)) and alone and not text.endswith("\n")  # a line may speak of a file
+        is_alone = not re.search(r"\s", name) or bool(_ROOTED.match(name))
+        is_certain = bool(_kind(name)) and is_alone and not text.endswith("\n")  # a line may speak of a file
     kind = _kind(path.name)
     if os.path.isfile(path):
-        return {"type": kind, kind: path} if (kind := kind or _kind_inside(path, certain)) else None
-    if certain:
+        return {"type": kind, kind: path} if (kind := kind or _kind_inside(path, is_certain)) else None
+    if is_certain:
         raise UnreadableMedia(f"no {kind or 'image'} at {quote(path)}: give an existing file, {_AS_TEXT}")
     return None
 

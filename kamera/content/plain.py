@@ -37,9 +37,9 @@ class PlainText:
     def guards(self) -> dict[int, str]:
         """Guarded ids and their spelling."""
         words = self._tokenizer
-        added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
-        special = {i for i, token in added.items() if token.special} | set(words.all_special_ids)
-        wrapping = set(self.tokens(self._wrapping())) & added.keys()
+        tokens = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
+        special = {i for i, token in tokens.items() if token.special} | set(words.all_special_ids)
+        wrapping = set(self.tokens(self._wrapping())) & tokens.keys()
         ids = (special | self._media | wrapping) - {words.unk_token_id, None}
         return {i: str(words.convert_ids_to_tokens(i)) for i in sorted(ids)}
 
@@ -59,10 +59,10 @@ class PlainText:
         ids = self.tokens(text, split_special_tokens=True)
         if not self.guards.keys().isdisjoint(ids):
             ids = [i for piece in self._pieces(text) for i in self.tokens(piece, split_special_tokens=True)]
-        found = [self.guards[i] for i in ids if i in self.guards]
-        if found:
+        words = [self.guards[i] for i in ids if i in self.guards]
+        if words:
             raise UnsafeText(
-                f"the text {quote(text)} spells the special token {quote(found[0])}, which this tokenizer "
+                f"the text {quote(text)} spells the special token {quote(words[0])}, which this tokenizer "
                 "cannot write as text: take it out"
             )
         return ids
@@ -71,9 +71,9 @@ class PlainText:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
         with self._exclusive:
             own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        tokens = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guards.items():
-            token = added.get(i)
+            token = tokens.get(i)
             eats = token is not None and (token.lstrip or token.rstrip)
             spare = i not in own and i not in self._media and not eats and word not in written
             if spare and self.tokens(word) == [i]:
@@ -95,12 +95,12 @@ class PlainText:
             kinds += [torch.arange(start, place), torch.full_like(plain, -1)]
             start = place + 1
         source = torch.cat([*kinds, torch.arange(start, len(ids))])
-        moved = dict(inputs)
+        out = dict(inputs)
         for name in TOKEN_TYPES:
-            if name in moved:
-                old = torch.as_tensor(moved[name]).reshape(-1)
-                moved[name] = torch.where(source < 0, 0, old[source.clamp_min(0)])
-        return torch.cat([*pieces, ids[start:]]), moved
+            if name in out:
+                old = torch.as_tensor(out[name]).reshape(-1)
+                out[name] = torch.where(source < 0, 0, old[source.clamp_min(0)])
+        return torch.cat([*pieces, ids[start:]]), out
 
     def _pieces(self, text: str) -> list[str]:
         """``text`` cut inside of every guarded word."""

@@ -83,8 +83,8 @@ class PromptFormat(ChatTemplate):
                     f"{', '.join(map(str, rest))[:80]} of a {turn['role']} message spells a special token: "
                     "take it out"
                 )
-        found = [item.get("text") for turn in turns for item in turn["content"]]
-        texts = tuple(text for text in found if text)
+        parts = [item.get("text") for turn in turns for item in turn["content"]]
+        texts = tuple(text for text in parts if text)
         if self.plain.is_plain("".join(texts)):
             return PromptText(render(list(turns)))
         word = self.plain.stand_in(render([_with_text(turn, _SOMETHING) for turn in turns]))
@@ -96,8 +96,8 @@ class PromptFormat(ChatTemplate):
     def _dialogue_text(self, turns: list[Turn]) -> str:
         # A question always follows a chunk, and templates render media before text differently from
         # media alone (LLaVA, SmolVLM): render both.
-        text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
-        if after != self.seams(None).tail:
+        text, rest = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
+        if rest != self.seams(None).tail:
             raise _split_error()
         return text
 
@@ -106,30 +106,30 @@ class PromptFormat(ChatTemplate):
 
     def _opening_text(self, turns: list[Turn]) -> str:
         whole = self.render(_with_mark(turns, _MARK), generation=True)
-        before, found, _ = whole.partition(_MARK)
-        if not found:
+        text, mark, _ = whole.partition(_MARK)
+        if not mark:
             raise missing_text_error()
-        return before
+        return text
 
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
         """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         is_open = turns[0]["role"] == "user"
         whole = self.render(turns if is_open else [*make_turns("user", _START), *turns], generation=True)
-        before, _, after = whole.partition(last) if last else (whole, "", "")
+        head, _, rest = whole.partition(last) if last else (whole, "", "")
         if is_open:
-            return self._behind_prefix(before), after
-        _, found, text = before.partition(_START)
-        if not found:
+            return self._behind_prefix(head), rest
+        _, mark, text = head.partition(_START)
+        if not mark:
             raise missing_text_error()
-        return text, after
+        return text, rest
 
     def _behind_prefix(self, rendered: str) -> str:
         """``rendered`` without the window's prefix, with which it begins."""
         prefix = self.seams(None).prefix
-        shared = common_prefix(rendered, prefix)
-        if prefix[shared:].strip():  # whitespace may differ
+        length = common_prefix(rendered, prefix)
+        if prefix[length:].strip():  # whitespace may differ
             raise _split_error()
-        return rendered[shared:]
+        return rendered[length:]
 
     def _is_bare(self, turns: Sequence[Turn], role: str) -> bool:
         """True if the turns are one message of this role with content alone.
@@ -157,14 +157,14 @@ class PromptFormat(ChatTemplate):
             return self.render([*make_turns("user", "a"), *make_turns(by, _MARK)], generation=False)
 
         try:
-            written = render_as(role)
+            text = render_as(role)
         except RoleNotSupported:
             return  # the template refuses this probe: the message itself decides
         try:
-            same = written == render_as("user")
+            same = text == render_as("user")
         except RoleNotSupported:
             same = False
-        if same or _MARK not in written:
+        if same or _MARK not in text:
             raise RoleNotSupported(
                 f"the chat template does not write role {quote(role)}: give the text as a user's, or "
                 "token ids"
@@ -186,7 +186,7 @@ def _with_text(turn: Turn, word: str) -> Turn:
 
 def _with_mark(turns: Sequence[Turn], mark: str) -> list[Turn]:
     """``turns`` with ``mark`` at the end of the user's turn."""
-    (marked,) = make_turns("user", mark)
+    (turn,) = make_turns("user", mark)
     if not turns or turns[-1]["role"] != "user":
-        return [*turns, marked]
-    return [*turns[:-1], {**turns[-1], "content": [*turns[-1]["content"], *marked["content"]]}]
+        return [*turns, turn]
+    return [*turns[:-1], {**turns[-1], "content": [*turns[-1]["content"], *turn["content"]]}]

@@ -91,57 +91,57 @@ class Rendered:
         """
         segments, cuts = list[Segment](), dict(self.cuts)
         starts = [start for start, _ in kept]
-        done = 0
+        at = 0
         for text in self.texts:
             first, last = self._segments_in(text)
-            segments += self.segments[done:first]
-            done, mine = last, self.segments[first:last]
-            here = kept[bisect_left(starts, text[0]) : bisect_left(starts, text[1])]
-            borders = {s.start for s in mine}
-            for low, high in here:
+            segments += self.segments[at:first]
+            at, parts = last, self.segments[first:last]
+            extents = kept[bisect_left(starts, text[0]) : bisect_left(starts, text[1])]
+            borders = {s.start for s in parts}
+            for low, high in extents:
                 borders.difference_update(range(low + 1, high))
                 borders.update((low, high))
             inner = sorted(borders - set(text))
-            if inner != [s.start for s in mine[1:]]:
+            if inner != [s.start for s in parts[1:]]:
                 cuts[self._text_id(text)] = tuple([border - text[0] for border in inner])
-                mine = tuple([self._segment(mine, *part) for part in pairwise([text[0], *inner, text[1]])])
-            segments += mine
-        return replace(self, segments=(*segments, *self.segments[done:]), cuts=cuts)
+                parts = tuple([self._segment(parts, *part) for part in pairwise([text[0], *inner, text[1]])])
+            segments += parts
+        return replace(self, segments=(*segments, *self.segments[at:]), cuts=cuts)
 
     def cut_as(self, before: Rendered) -> Rendered:
         """The conversation with the texts that ``before`` has too, and what both begin with, cut as there."""
         if not before.cuts:
             return self
         same = common_prefix(self.ids.tolist(), before.ids.tolist())
-        kept: list[Extent] = []
+        extents: list[Extent] = []
         for start, stop in self.texts:
             inner = before.cuts.get(self._text_id((start, stop)))
             if inner is not None:
-                kept += pairwise([start, *[start + border for border in inner], stop])
+                extents += pairwise([start, *[start + border for border in inner], stop])
             elif start < same:
-                kept += [
+                extents += [
                     (s.start, s.stop)
                     for s in before.segments
                     if start <= s.start and s.stop <= min(stop, same)
                 ]
-        return self.recut(kept)
+        return self.recut(extents)
 
     def of_messages(self, first: int, last: int) -> tuple[int, int]:
         """Span of the segments that render the messages ``first:last``, as indices [start, stop).
 
         Raises `ValueError` for messages that share a segment with others: the template merges them.
         """
-        found = [i for i, s in enumerate(self.segments) if s.messages[0] < last and first < s.messages[1]]
-        if not found:
+        indices = [i for i, s in enumerate(self.segments) if s.messages[0] < last and first < s.messages[1]]
+        if not indices:
             raise ValueError(f"messages {first}:{last} render to no tokens of their own")
-        spans = [self.segments[i].messages for i in found]
+        spans = [self.segments[i].messages for i in indices]
         low, high = min(s[0] for s in spans), max(s[1] for s in spans)
         if low < first or high > last:
             raise ValueError(
                 f"the chat template renders messages {low}:{high} in one piece: give that span in place of "
                 f"{first}:{last}"
             )
-        return found[0], found[-1] + 1
+        return indices[0], indices[-1] + 1
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -157,6 +157,6 @@ class Rendered:
 
     def _segment(self, among: Sequence[Segment], start: int, stop: int) -> Segment:
         """The segment ``start:stop`` of a text that is cut into ``among``."""
-        known = next((s for s in among if (s.start, s.stop) == (start, stop)), None)
+        original = next((s for s in among if (s.start, s.stop) == (start, stop)), None)
         name = segment_id(among[0].role, "text", None, self.ids[start:stop].tolist())
-        return known or replace(among[0], id=name, start=start, stop=stop)
+        return original or replace(among[0], id=name, start=start, stop=stop)

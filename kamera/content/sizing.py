@@ -28,19 +28,19 @@ _LONGEST = 200  # times the shorter side
 
 def sizes_of(item: Mapping[str, Any], kind: str) -> dict[str, int]:
     """The sizes that an item requests, by option. Raises UnreadableMedia for those that contradict."""
-    given = {name: item[name] for name in SIZES if item.get(name) is not None}
-    for name, value in given.items():
+    sizes = {name: item[name] for name in SIZES if item.get(name) is not None}
+    for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise UnreadableMedia(f"{name} is {quote(value)}: give a positive whole number of pixels")
-    sides = {"resized_height", "resized_width"} & given.keys()
-    if sides and set(given) != {"resized_height", "resized_width"}:
+    sides = {"resized_height", "resized_width"} & sizes.keys()
+    if sides and set(sizes) != {"resized_height", "resized_width"}:
         raise UnreadableMedia(
-            f"{', '.join(sorted(given))}: give resized_height and resized_width together, or pixels alone"
+            f"{', '.join(sorted(sizes))}: give resized_height and resized_width together, or pixels alone"
         )
-    low, high = bounds(given, kind, 1)
+    low, high = bounds(sizes, kind, 1)
     if low > high:
         raise UnreadableMedia(f"min_pixels is {low}, more than max_pixels {high}: swap them")
-    return given
+    return sizes
 
 
 def bounds(sizes: Mapping[str, int], kind: str, cell: int) -> tuple[int, int]:

@@ -55,14 +55,14 @@ class ChatTemplate:
     def __init__(self, processor: Any, media: Sequence[int] = ()) -> None:
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
-        taken = {"image": "image_processor", "video": "video_processor"}
-        self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
+        parts = {"image": "image_processor", "video": "video_processor"}
+        self.kinds = tuple(k for k, part in parts.items() if getattr(processor, part, None) is not None)
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
         own = [str(getattr(processor, f"{kind}_token", None) or "") for kind in self.kinds]
         media = [*media, *map(self.tokenizer.convert_tokens_to_ids, own)]
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
-        self._seen = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
+        self._is_plain = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
         self.wrapper, self.frame = cache(self._wrapper), cache(self._frame)
         self.placeholder_id = cache(self._placeholder_id)
         self.has_template = bool(
@@ -92,12 +92,12 @@ class ChatTemplate:
         for message in map(self._shape_calls, messages):
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
-            found = [item.get("text") for item in items if isinstance(item, Mapping)]
-            found += [value for name, value in message.items() if name != "content"]
-            texts = [value for value in found if isinstance(value, str)]
-            nested = [value for value in found if not (value is None or isinstance(value, str))]
-            for text in [*texts, *(strings_in(nested) if nested else ())]:
-                if not (self._seen(text) if len(text) <= _SHORT else self.plain.is_plain(text)):
+            values = [item.get("text") for item in items if isinstance(item, Mapping)]
+            values += [value for name, value in message.items() if name != "content"]
+            texts = [value for value in values if isinstance(value, str)]
+            objects = [value for value in values if not (value is None or isinstance(value, str))]
+            for text in [*texts, *(strings_in(objects) if objects else ())]:
+                if not (self._is_plain(text) if len(text) <= _SHORT else self.plain.is_plain(text)):
                     raise UnsafeText(
                         f"the text {quote(text)} of a {quote(message.get('role'))} message spells a special "
                         "token: take it out"
@@ -110,15 +110,15 @@ class ChatTemplate:
 
         Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
-        shown = [self._without_media(self._shape_calls(message)) for message in messages]
-        return self._apply(shown, tools, generation)
+        outlines = [self._without_media(self._shape_calls(message)) for message in messages]
+        return self._apply(outlines, tools, generation)
 
     def _shape_calls(self, message: Message) -> Message:
         """A message with the arguments of its tool calls in the form that the template writes."""
         calls = message.get("tool_calls")
         return {**message, "tool_calls": [*map(self._arguments.of_call, calls)]} if calls else message
 
-    def _apply(self, shown: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
         from jinja2 import TemplateError
 
         if not self.has_template:
@@ -128,9 +128,9 @@ class ChatTemplate:
         options: dict[str, Any] = {"tokenize": False, **({"tools": list(tools)} if tools else {})}
         try:
             apply = self.processor.apply_chat_template
-            return str(apply(list(shown), add_generation_prompt=generation, **options))
+            return str(apply(list(messages), add_generation_prompt=generation, **options))
         except (TemplateError, KeyError, TypeError) as error:
-            roles = [m.get("role") for m in shown]
+            roles = [m.get("role") for m in messages]
             raise RoleNotSupported(
                 f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; change the "
                 "messages, or the template (one without a system role: pass system=None, and put the "
@@ -158,14 +158,14 @@ class ChatTemplate:
         media = processor_media(images, clips)
         try:
             with self.exclusive:
-                made = self.processor(text=[text], add_special_tokens=special, **media)
+                outputs = self.processor(text=[text], add_special_tokens=special, **media)
         except ImportError as error:
             raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
         except KameraError:
             raise
         except ValueError as error:
             raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
-        return dict(made)
+        return dict(outputs)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -190,14 +190,14 @@ class ChatTemplate:
             return Seams(system or "", "", "")
         first, answer, next_ = ({"role": r, "content": _MARK + n} for r, n in zip(_TURNS, "123", strict=True))
         opening = [] if system is None else [{"role": "system", "content": system}]
-        once = self.render([*opening, {"role": "user", "content": _MARK}], generation=True)
-        prefix, mark, tail = once.partition(_MARK)
+        whole = self.render([*opening, {"role": "user", "content": _MARK}], generation=True)
+        prefix, mark, tail = whole.partition(_MARK)
         if not mark:
             raise missing_text_error()
         dialogue = self.render([*opening, first, answer, next_], generation=False)
-        _, found, rest = dialogue.partition(answer["content"])
-        reopen, closed, _ = rest.partition(next_["content"])
-        return Seams(prefix, tail, reopen if found and closed else "")
+        _, answer_mark, rest = dialogue.partition(answer["content"])
+        reopen, next_mark, _ = rest.partition(next_["content"])
+        return Seams(prefix, tail, reopen if answer_mark and next_mark else "")
 
     def _wrapping(self) -> str:
         """What is written around a user's message."""
@@ -212,12 +212,12 @@ class ChatTemplate:
         items = [{"type": "text", "text": _MARK}, {"type": kind}, {"type": "text", "text": _MARK}]
         text = self.render([{"role": "user", "content": items}], generation=False)
         _, _, rest = text.partition(_MARK)
-        between, mark, _ = rest.partition(_MARK)
+        middle, mark, _ = rest.partition(_MARK)
         placeholder = self.placeholder(kind)
-        before, found, after = between.partition(placeholder)
-        if not mark or not found:
+        prefix, hit, suffix = middle.partition(placeholder)
+        if not mark or not hit:
             return [], []
-        return self.ids(before), self.ids(after)
+        return self.ids(prefix), self.ids(suffix)
 
     def _frame(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
@@ -226,12 +226,12 @@ class ChatTemplate:
             text = self.render([*opening, {"role": role, "content": _MARK}], generation=False)
         except ModalityNotSupported:
             return [], []
-        before, mark, after = text.partition(_MARK)
-        ids = self.ids(before)
+        head, mark, rest = text.partition(_MARK)
+        ids = self.ids(head)
         if not mark or self.opener is None or self.opener not in ids:
             return [], []
         last = len(ids) - 1 - ids[::-1].index(self.opener)
-        return ids[last:], self.ids(after)
+        return ids[last:], self.ids(rest)
 
     def placeholder(self, kind: str) -> str:
         """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported if there is none."""
@@ -282,7 +282,7 @@ def missing_text_error() -> ProcessorRequired:
 
 def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The picture and video items of a conversation, in order, each as `kamera.content.items.media_item`."""
-    found = []
+    items = []
     for message in messages:
         content = message.get("content")
         if is_picture(content):
@@ -294,8 +294,8 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
             for item in content:
                 kind = _kind(item)
                 if kind != "text":
-                    found.append(media_item(item, kind))
-    return found
+                    items.append(media_item(item, kind))
+    return items
 
 
 def copy_message(message: Message) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Vanishing:
     def __init__(self, name: str, render: Callable[..., str]) -> None:
         self._name = name
         self._render = render
-        self._shown: set[str] = set()
+        self._visible_parts: set[str] = set()
 
     def check(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> None:
         """Raise ModalityNotSupported for a part of the conversation that the template leaves out.
@@ -29,7 +29,7 @@ class Vanishing:
         messages that the template refuses.
         """
         for part, others, other_tools in self._without(messages, tools):
-            if part in self._shown:
+            if part in self._visible_parts:
                 continue
             whole = self._render(messages, tools=tools, generation=False)
             try:
@@ -41,7 +41,7 @@ class Vanishing:
                     f"the chat template of {self._name} does not show {part}: leave them out, say it in "
                     "text, or give the processor a template that does"
                 )
-            self._shown.add(part)
+            self._visible_parts.add(part)
 
     def _without(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None

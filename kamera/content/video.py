@@ -133,17 +133,17 @@ def read_video(
                 times.append(float(packet_frame.time or 0.0))
             if not times or rate <= 0:
                 raise UnreadableMedia(f"{quote(path)} holds no decodable frame")
-            wanted = sampling.indices(len(times), rate)
+            indices = sampling.indices(len(times), rate)
             # A second pass keeps memory at the sampled frames only: long videos do not fit decoded.
             container.seek(0)
-            keep = set(wanted)
+            keep = set(indices)
             pictures = {i: frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in keep}
     except av.error.FFmpegError as error:
         raise UnreadableMedia(f"{quote(path)} cannot be decoded: {first_line(error)}") from None
     return Clip(
-        frames=tuple(pictures[i] for i in wanted),
-        indices=tuple(wanted),
-        seconds=tuple(times[i] for i in wanted),
+        frames=tuple(pictures[i] for i in indices),
+        indices=tuple(indices),
+        seconds=tuple(times[i] for i in indices),
         fps=rate,
         total_frames=len(times),
     )
@@ -171,24 +171,24 @@ def load_media(item: Mapping[str, Any], processor: Any) -> Image.Image | Clip:
 
     Raises UnreadableMedia for sizes of an item whose processor has its own.
     """
-    kind, given = item["type"], [name for name in SIZES if item.get(name) is not None]
+    kind, sizes = item["type"], [name for name in SIZES if item.get(name) is not None]
     cell = cell_of(processor, kind)
-    if given and cell is None:
+    if sizes and cell is None:
         raise UnreadableMedia(
-            f"{given} of {kind}: {type(processor).__name__} has sizes of its own, leave them out"
+            f"{sizes} of {kind}: {type(processor).__name__} has sizes of its own, leave them out"
         )
     return load_image(item, cell or CELL) if kind == "image" else load_clip(item, cell or CELL)
 
 
 def processor_media(images: Sequence[Image.Image], clips: Sequence[Clip]) -> dict[str, Any]:
     """Pictures and clips as arguments of a processor, which gives tensors and samples no frames."""
-    given: dict[str, Any] = {"return_tensors": "pt"}
+    arguments: dict[str, Any] = {"return_tensors": "pt"}
     if images:
-        given["images"] = list(images)
+        arguments["images"] = list(images)
     if clips:
-        given["videos"] = [clip.array() for clip in clips]
-        given["do_sample_frames"] = False
-        given["video_metadata"] = [
+        arguments["videos"] = [clip.array() for clip in clips]
+        arguments["do_sample_frames"] = False
+        arguments["video_metadata"] = [
             {
                 "fps": clip.fps,
                 "total_num_frames": clip.total_frames,
@@ -197,7 +197,7 @@ def processor_media(images: Sequence[Image.Image], clips: Sequence[Clip]) -> dic
             }
             for clip in clips
         ]
-    return given
+    return arguments
 
 
 def check_rate(fps: Any) -> float:
@@ -214,14 +214,14 @@ def _clip(source: Any, options: Mapping[str, Any]) -> Clip:
         return source
     if "nframes" in options and "num_frames" in options:
         raise ValueError("give nframes or num_frames, not both")
-    wanted = {
+    frame_options = {
         "num_frames": options.get("nframes", options.get("num_frames")),
         "max_frames": options.get("max_frames"),
         "start": options.get("video_start"),
         "end": options.get("video_end"),
     }
     if isinstance(source, str | Path):
-        return read_video(source, fps=options.get("fps"), **wanted)
+        return read_video(source, fps=options.get("fps"), **frame_options)
     if isinstance(source, np.ndarray):
         source = list(source)
     if not isinstance(source, Sequence) or isinstance(source, bytes):
@@ -231,7 +231,7 @@ def _clip(source: Any, options: Mapping[str, Any]) -> Clip:
     if not source:
         raise UnreadableMedia("a clip of no frames: give at least one picture")
     rate = check_rate(options.get("fps", _DEFAULT_RATE))
-    indices = FrameSampling(**wanted).indices(len(source), rate)
+    indices = FrameSampling(**frame_options).indices(len(source), rate)
     frames = tuple(load_image(source[i]) for i in indices)
     return Clip(frames, tuple(indices), tuple(i / rate for i in indices), rate, len(source))
 
