@@ -64,13 +64,13 @@ def run_on_ray(
     except ImportError as error:
         raise ValueError(f"workers need Ray ({error}): pip install 'kamera[ray]'") from None
     plan = replace(plan, windows=plan.windows[: settings.limit])
-    given = (load, store, replace(settings, limit=None), torch.get_num_threads())
+    arguments = (load, store, replace(settings, limit=None), torch.get_num_threads())
     kind = "GPU" if gpu else "CPU"
     with ray.init(log_to_driver=False, configure_logging=False):
         if (most := int(ray.cluster_resources().get(kind, 0))) < workers:
             raise ValueError(f"{workers} workers on a cluster with {most} {kind}: give at most {most}")
         needs = {"num_cpus": 1, "num_gpus": int(gpu), "max_restarts": -1, "max_task_retries": _DEATHS - 1}
-        team: list[Any] = [ray.remote(_Worker).options(**needs).remote(*given) for _ in range(workers)]
+        team: list[Any] = [ray.remote(_Worker).options(**needs).remote(*arguments) for _ in range(workers)]
         try:
             if len({*ray.get([worker.check.remote(plan) for worker in team])}) > 1:
                 raise ValueError("the workers loaded different models: give all of them the same files")

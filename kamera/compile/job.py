@@ -51,11 +51,11 @@ def run_plan(
 def refuse_ids(windows: Iterable[PlannedWindow], missing: Collection[tuple[System, str]], store: str) -> None:
     """Raise PlanError for chunks given by an id that is ``missing`` under its system prompt."""
     unknown = [
-        f"{planned.where}: chunks[{i}]: no chunk {source.chunk_id!r} in {store!r} for this "
+        f"{window.where}: chunks[{i}]: no chunk {source.chunk_id!r} in {store!r} for this "
         "model and system prompt: give the chunk's content, or an id of kamera store ls"
-        for planned in windows
-        for i, source in enumerate(planned.chunks)
-        if isinstance(source, ById) and (planned.system, source.chunk_id) in missing
+        for window in windows
+        for i, source in enumerate(window.chunks)
+        if isinstance(source, ById) and (window.system, source.chunk_id) in missing
     ]
     if unknown:
         raise PlanError(unknown)
@@ -79,7 +79,7 @@ class CompileJob:
         self.chunks = sum(len(window.chunks) for window in self.windows)  # positions in all windows
         self._progress = Progress(self.windows, settings)
         self._account, self._work = Account(), Spent()
-        self._refused = self._bytes = 0
+        self._refusals = self._bytes = 0
         self._check()
 
     @property
@@ -113,7 +113,7 @@ class CompileJob:
             canonicals=progress.canonicals(),
             patches=progress.patches(),
             orbits=progress.orbits(),
-            refused=self._refused,
+            refused=self._refusals,
             forwards=work.forwards,
             tokens=work.tokens,
             vision_encodes=work.vision_encodes,
@@ -136,32 +136,32 @@ class CompileJob:
     @contextmanager
     def _count(self, prompt: PromptObjects) -> Iterator[None]:
         """Count the work of the block, and check that its objects are stored."""
-        refused, formed = prompt.refused, prompt.bytes
+        refusals, size = prompt.refusals, prompt.bytes
         with self._account.now(self.backbone), self.backbone.measure() as work:
             yield
-            flushed = self.store.flush(FLUSH_SECONDS)
-        if lost := (*flushed.unsaved, *flushed.dropped):
+            outcome = self.store.flush(FLUSH_SECONDS)
+        if keys := (*outcome.unsaved, *outcome.dropped):
             raise StoreError(
-                f"{self.store.url} has not stored {len(lost)} objects: run again, objects already stored are "
+                f"{self.store.url} has not stored {len(keys)} objects: run again, objects already stored are "
                 "not formed again"
             )
         self._work = self._work.plus(Spent(work.forwards, work.tokens, work.vision_encodes))
-        self._refused += prompt.refused - refused
-        self._bytes += prompt.bytes - formed
+        self._refusals += prompt.refusals - refusals
+        self._bytes += prompt.bytes - size
 
     def _check(self) -> None:
         """Refuse ids that the store lacks and layers that the model lacks."""
-        missing = set()
+        unknown_ids = set()
         for system, sources in self._progress.sources.items():
             prompt = self._prompt(system)
             ids = [source.chunk_id for source in sources if isinstance(source, ById)]
-            missing |= {(system, chunk_id) for chunk_id in ids if not prompt.has_canonical(chunk_id)}
-        refuse_ids(self.windows, missing, self.store.url)
+            unknown_ids |= {(system, chunk_id) for chunk_id in ids if not prompt.has_canonical(chunk_id)}
+        refuse_ids(self.windows, unknown_ids, self.store.url)
         problems = []
-        for planned in self.windows:
+        for window in self.windows:
             try:
-                self.settings.budget_of(planned).check(len(self.backbone.layout))
+                self.settings.budget_of(window).check(len(self.backbone.layout))
             except ValueError as error:
-                problems.append(f"{planned.where}: {error}")
+                problems.append(f"{window.where}: {error}")
         if problems:
             raise PlanError(problems)

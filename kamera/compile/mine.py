@@ -54,8 +54,8 @@ def mine(
     arrivals: Counter[Path] = Counter()
     for event in operations(path, anchor):
         slots = event.report.slots
-        every = [slot.chunk_id for slot in slots]
-        chunks = tuple(every if stored is None else takewhile(stored.__contains__, every))
+        ids = [slot.chunk_id for slot in slots]
+        chunks = tuple(ids if stored is None else takewhile(stored.__contains__, ids))
         length.update((slot.chunk_id, slot.length) for slot in slots)
         # a leading chunk has no antecedents
         arrivals.update(chunks[: i + 1] for i in range(max(1, event.first_placement), len(chunks)))
@@ -65,8 +65,8 @@ def mine(
 
 def plan_text(mined: Iterable[Recurrence], system: str | None) -> str:
     """The plan (`kamera.compile.plan`) of mined windows, JSON lines. ``system`` is the windows' prompt."""
-    given = {} if system is None else {"system": system}
-    lines = [{**given, "chunks": [{"chunk_id": chunk_id} for chunk_id in m.chunks]} for m in mined]
+    head = {} if system is None else {"system": system}
+    lines = [{**head, "chunks": [{"chunk_id": chunk_id} for chunk_id in m.chunks]} for m in mined]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
@@ -74,35 +74,35 @@ def _choose(
     recurrent: dict[Path, int], length: dict[str, int], top: int | None, tokens: int | None
 ) -> list[Recurrence]:
     """Greedy by remaining savings: a patch of one chosen window counts in no other."""
-    covered: set[Path] = set()
+    patch_paths: set[Path] = set()
 
     def worth(path: Path) -> Recurrence:
-        new = [path[:n] for n in range(2, len(path) + 1) if path[:n] not in covered]
-        saved = sum(recurrent.get(p, 0) * length[p[-1]] for p in new)
-        return Recurrence(path, recurrent[path], saved, sum(length[p[-1]] for p in new))
+        new = [path[:n] for n in range(2, len(path) + 1) if path[:n] not in patch_paths]
+        savings = sum(recurrent.get(p, 0) * length[p[-1]] for p in new)
+        return Recurrence(path, recurrent[path], savings, sum(length[p[-1]] for p in new))
 
-    chosen: list[Recurrence] = []
-    left = float("inf") if tokens is None else tokens
+    out: list[Recurrence] = []
+    budget = float("inf") if tokens is None else tokens
     heap = [(-worth(path).saved_tokens, path) for path in leaves(recurrent)]
     heapq.heapify(heap)
-    while heap and len(chosen) != top:
-        promised, path = heapq.heappop(heap)
+    while heap and len(out) != top:
+        estimate, path = heapq.heappop(heap)
         best = worth(path)
-        if -best.saved_tokens != promised:  # smaller than on insertion: maybe not the largest any more
+        if -best.saved_tokens != estimate:  # smaller than on insertion: maybe not the largest any more
             heapq.heappush(heap, (-best.saved_tokens, path))
-        elif best.forming_tokens <= left:
-            chosen.append(best)
-            left -= best.forming_tokens
-            covered.update(path[:n] for n in range(2, len(path) + 1))
-    return chosen
+        elif best.forming_tokens <= budget:
+            out.append(best)
+            budget -= best.forming_tokens
+            patch_paths.update(path[:n] for n in range(2, len(path) + 1))
+    return out
 
 
 def operations(path: str | FilePath, anchor: str | None) -> list[Event]:
     """The operations of a trace under one system prompt. ``anchor`` and errors as in `mine`."""
     events = list(read_trace(path))
-    seen = Counter(event.anchor for event in events)
-    matching = [a for a in seen if a.startswith(anchor or "")]
-    if len(matching) > 1 or (anchor and not matching):
-        known = ", ".join(f"{a[:12]} ({count} operations)" for a, count in seen.most_common())
-        raise ValueError(f"anchor {anchor!r} chooses {len(matching)} system prompts of the trace: {known}")
-    return [event for event in events if event.anchor in matching]
+    counts = Counter(event.anchor for event in events)
+    anchors = [a for a in counts if a.startswith(anchor or "")]
+    if len(anchors) > 1 or (anchor and not anchors):
+        choices = ", ".join(f"{a[:12]} ({count} operations)" for a, count in counts.most_common())
+        raise ValueError(f"anchor {anchor!r} chooses {len(anchors)} system prompts of the trace: {choices}")
+    return [event for event in events if event.anchor in anchors]

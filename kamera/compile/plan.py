@@ -190,10 +190,10 @@ def _file(name: Any, base: Path, kind: str) -> str:
     return str(path.absolute())
 
 
-def _check_names(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
-    unknown = [name for name in given if name not in allowed]
+def _check_names(keys: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+    unknown = [name for name in keys if name not in names]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(allowed)}")
+        raise ValueError(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(names)}")
 
 
 def _short(value: Any) -> str:

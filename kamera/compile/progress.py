@@ -63,8 +63,8 @@ class Progress:
         self.windows = windows
         self._settings = settings
         sources: dict[System, dict[ChunkSource, None]] = {}
-        for planned in windows:
-            sources.setdefault(planned.system, {}).update(dict.fromkeys(planned.chunks))
+        for window in windows:
+            sources.setdefault(window.system, {}).update(dict.fromkeys(window.chunks))
         self.sources: dict[System, tuple[ChunkSource, ...]] = {s: tuple(d) for s, d in sources.items()}
         self._locations: dict[tuple[System, ChunkSource], Location] = {}
         self._tries: dict[System, dict[Path, PlanNode]] = {}
@@ -83,8 +83,8 @@ class Progress:
         trie = self._tries[system] = self._trie(system)
         walk = leaves(trie)
         return [
-            Branch(path, tuple(trie[prefix] for prefix in prefixes(path)), common_prefix(before, path))
-            for before, path in zip([(), *walk], walk, strict=False)
+            Branch(path, tuple(trie[prefix] for prefix in prefixes(path)), common_prefix(previous, path))
+            for previous, path in zip([(), *walk], walk, strict=False)
         ]
 
     def cut_off(self, system: System) -> int:
@@ -96,20 +96,20 @@ class Progress:
     def canonicals(self) -> ObjectCounts:
         """Counts over the positions whose chunk was located or refused."""
         counts: Counter[str] = Counter()
-        formed = {(s, row.chunk_id) for (s, _), row in self._locations.items() if row.formed}
-        for planned in self.windows:
-            for source in planned.chunks:
-                row = self._locations.get((planned.system, source))
+        new_keys = {(s, row.chunk_id) for (s, _), row in self._locations.items() if row.formed}
+        for window in self.windows:
+            for source in window.chunks:
+                row = self._locations.get((window.system, source))
                 if row is not None and row.error:
                     counts["skipped"] += 1
                 elif row is not None:
-                    counts["formed" if (planned.system, row.chunk_id) in formed else "reused"] += 1
-                    formed.discard((planned.system, row.chunk_id))  # formed once, and then reused
+                    counts["formed" if (window.system, row.chunk_id) in new_keys else "reused"] += 1
+                    new_keys.discard((window.system, row.chunk_id))  # formed once, and then reused
         return ObjectCounts(**counts)
 
     def patches(self) -> ObjectCounts:
         """Counts over the settled positions with antecedents."""
-        counts = Counter(skipped=sum(self._absent(planned) for planned in self.windows))
+        counts = Counter(skipped=sum(self._absent(window) for window in self.windows))
         for path, node in self._nodes():
             if node.outcome and len(path) > 1:
                 counts[node.outcome] += node.places
@@ -119,9 +119,9 @@ class Progress:
 
     def orbits(self) -> ObjectCounts:
         """Counts of orbit patches, over the positions of lines that request them."""
-        wanted = [planned for planned in self.windows if self._settings.orbit_of(planned)]
-        counts = Counter(skipped=sum(self._absent(planned) for planned in wanted))
-        formed: set[PlanNode] = set()
+        windows = [window for window in self.windows if self._settings.orbit_of(window)]
+        counts = Counter(skipped=sum(self._absent(window) for window in windows))
+        owners: set[PlanNode] = set()
         for path, node in self._nodes():
             owner = node.owner
             if owner is None or not node.outcome or len(path) < 2:
@@ -130,8 +130,8 @@ class Progress:
                 counts["skipped"] += node.orbit_places
             elif owner.outcome:
                 counts["reused"] += node.orbit_places
-                formed.update([owner] if owner.orbit_formed else [])
-        counts.update(formed=len(formed), reused=-len(formed))
+                owners.update([owner] if owner.orbit_formed else [])
+        counts.update(formed=len(owners), reused=-len(owners))
         return ObjectCounts(**counts)
 
     def formed_tokens(self) -> int:
@@ -140,16 +140,16 @@ class Progress:
 
     def failures(self) -> tuple[Failure, ...]:
         """One for each line that could not be compiled completely, in the plan's order."""
-        problems = [(planned.where, self._problem(planned)) for planned in self.windows]
+        problems = [(window.where, self._problem(window)) for window in self.windows]
         return tuple(Failure(where, f"chunks[{p[0]}]: {p[1]}") for where, p in problems if p is not None)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _path(self, planned: PlannedWindow) -> Path:
+    def _path(self, window: PlannedWindow) -> Path:
         """Chunk ids of a window, up to the first unavailable one."""
         ids: list[str] = []
-        for source in planned.chunks:
-            location = self._locations[planned.system, source]
+        for source in window.chunks:
+            location = self._locations[window.system, source]
             if location.error:
                 break
             ids.append(location.chunk_id)
@@ -158,11 +158,11 @@ class Progress:
     def _trie(self, system: System) -> dict[Path, PlanNode]:
         """The nodes of a system prompt's windows, with what lines want of them, in the order of the walk."""
         trie: dict[Path, PlanNode] = {}
-        for planned in self.windows:
-            if planned.system != system:
+        for window in self.windows:
+            if window.system != system:
                 continue
-            budget, orbit = self._settings.budget_of(planned), self._settings.orbit_of(planned)
-            for source, path in zip(planned.chunks, prefixes(self._path(planned)), strict=False):
+            budget, orbit = self._settings.budget_of(window), self._settings.orbit_of(window)
+            for source, path in zip(window.chunks, prefixes(self._path(window)), strict=False):
                 node = trie.setdefault(path, PlanNode(source, self._locations[system, source], budget))
                 node.places += 1
                 node.budget = node.budget.union(budget)
@@ -180,22 +180,22 @@ class Progress:
     def _nodes(self) -> list[tuple[Path, PlanNode]]:
         return [item for trie in self._tries.values() for item in trie.items()]
 
-    def _absent(self, planned: PlannedWindow) -> int:
+    def _absent(self, window: PlannedWindow) -> int:
         """Positions with antecedents of a window that is being compiled whose chunk is unavailable."""
-        if planned.system not in self._tries:
+        if window.system not in self._tries:
             return 0
-        return len(planned.chunks) - max(1, len(self._path(planned)))
+        return len(window.chunks) - max(1, len(self._path(window)))
 
-    def _problem(self, planned: PlannedWindow) -> tuple[int, str] | None:
-        if planned.system not in self._tries:
+    def _problem(self, window: PlannedWindow) -> tuple[int, str] | None:
+        if window.system not in self._tries:
             return None
-        path = self._path(planned)
+        path = self._path(window)
         for i, prefix in enumerate(prefixes(path)):
-            if failure := self._tries[planned.system][prefix].failure:
+            if failure := self._tries[window.system][prefix].failure:
                 return i, failure
-        if len(path) == len(planned.chunks):
+        if len(path) == len(window.chunks):
             return None
-        return len(path), self._locations[planned.system, planned.chunks[len(path)]].error
+        return len(path), self._locations[window.system, window.chunks[len(path)]].error
 
 
 def _join(one: PatchBudget | None, other: PatchBudget) -> PatchBudget:

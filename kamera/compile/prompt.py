@@ -51,7 +51,7 @@ def context_of(backbone: HfEngine, store: ChunkStore, system: str | None) -> Con
 class PromptObjects:
     """Objects of one context. Look-ups go by ids alone, without a forward; a suitable patch is also verified.
 
-    The anchor is prefilled with the first use of ``former`` or ``line``. ``refused`` counts stored objects
+    The anchor is prefilled with the first use of ``former`` or ``line``. ``refusals`` counts stored objects
     that were not accepted, ``bytes`` are those of the objects that were formed.
     """
 
@@ -60,7 +60,7 @@ class PromptObjects:
         self.store = store
         self.system = system
         self.settings = settings
-        self.refused = self.bytes = 0
+        self.refusals = self.bytes = 0
 
     @cached_property
     def context(self) -> Context:
@@ -172,12 +172,12 @@ class PromptObjects:
         line.arrange(chunks[:same])
         for place in range(same, i + 1):
             node, path = branch.nodes[place], branch.path[: place + 1]
-            facts, before = self._facts_at(branch, place), line.before
+            facts, antecedents = self._facts_at(branch, place), line.before
             copy = line.append(facts)
             if place and not self.has_patch(path, node.budget):
-                harvest(self.former.with_budget(node.budget), facts, copy, before)
+                harvest(self.former.with_budget(node.budget), facts, copy, antecedents)
                 node.outcome = "formed"
-                self._count(facts.chunk_id, before.names, "exact")
+                self._count(facts.chunk_id, antecedents.names, "exact")
         return line.before.chunks
 
     def _facts_at(self, branch: Branch, place: int) -> Facts:
@@ -213,7 +213,7 @@ class PromptObjects:
 
     def _refuse(self, error: KameraError) -> None:
         """Count and log an object that was not accepted."""
-        self.refused += 1
+        self.refusals += 1
         logger.warning("a stored object was refused: %s", error)
 
     def _build(self, source: ByContent) -> Chunk:
@@ -230,9 +230,9 @@ class PromptObjects:
 
     def _suits(self, row: ObjectInfo, budget: PatchBudget) -> bool:
         orbit = row.kind == "orbit"
-        proving = self.settings.tolerance is not None and not orbit
+        is_proving = self.settings.tolerance is not None and not orbit
         # an empty patch has no number of tokens: its rank stands in
-        patch = stored_patch(row, budget, row.tokens or budget.rank, proving=proving)
+        patch = stored_patch(row, budget, row.tokens or budget.rank, proving=is_proving)
         if patch is None or not patch.serves or patch.formed != "exact":
             return False
         return not orbit or (row.orderings or 0) >= how_many(len(row.antecedents), self.settings.samples)

@@ -19,5 +19,5 @@ def prefixes(path: Path) -> list[Path]:
 
 def leaves(windows: Iterable[Sequence[str]]) -> list[Path]:
     """The windows that are not a prefix of another, in the order of the walk."""
-    ordered = sorted({tuple(window) for window in windows if window})
-    return [p for p, q in zip(ordered, [*ordered[1:], ()], strict=False) if q[: len(p)] != p]
+    paths = sorted({tuple(window) for window in windows if window})
+    return [p for p, q in zip(paths, [*paths[1:], ()], strict=False) if q[: len(p)] != p]
