@@ -43,14 +43,14 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
 
     ``recurring`` are ids of those that came before elsewhere.
     """
-    held = {seat.number: seat.source for seat in plan.before.seats}
-    found: list[Admission] = []
+    sources = {seat.number: seat.source for seat in plan.before.seats}
+    out: list[Admission] = []
     at = former_of(window).anchor.length
     for seat, worth in zip(plan.after.seats, plan.after.worths, strict=True):
         tier, source, head = _tier_of(worth), seat.source, plan.heads.get(seat.number, 0)
         if head == seat.length:
             reason = f"{worth}: the first tokens of a segment that the window holds"
-        elif held.get(seat.number) == source:
+        elif sources.get(seat.number) == source:
             reason = f"{worth}: held by the window"
         elif source.patch:
             reason = f"{worth}: a stored patch for this left context"
@@ -61,9 +61,9 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
         else:
             tier, reason = "none", _why(window, seat.chunk_id, recurring)
             reason += f"; the window holds its first {head} tokens" if head else ""
-        found.append(Admission(at, at + seat.length, seat.chunk_id, tier, worth, reason, head))
+        out.append(Admission(at, at + seat.length, seat.chunk_id, tier, worth, reason, head))
         at += seat.length
-    return tuple(found)
+    return tuple(out)
 
 
 def as_placed(admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]) -> tuple[Admission, ...]:
@@ -78,8 +78,8 @@ def as_placed(admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]
 
 def _tier_of(guarantee: str) -> Tier:
     """The tier of reused KV by the guarantee of its slot."""
-    found: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "none")
-    return found
+    match: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "none")
+    return match
 
 
 def _is_stored(window: KameraWindow, chunk_id: str) -> bool:
@@ -93,5 +93,5 @@ def _is_stored(window: KameraWindow, chunk_id: str) -> bool:
 def _why(window: KameraWindow, chunk_id: str, recurring: Collection[str]) -> str:
     if _is_stored(window, chunk_id):
         return "stored, but not for this left context"
-    came = chunk_id in recurring
-    return "it came before, but no copy of it by itself is stored" if came else "no copy is stored"
+    is_recurring = chunk_id in recurring
+    return "it came before, but no copy of it by itself is stored" if is_recurring else "no copy is stored"

@@ -22,10 +22,10 @@ def cut(
     further resets; spans that are ``kept``, apart and none across a reset, are segments as they are.
     """
     whole = {*(m.start for m in prompt.media), *(start for start, _ in kept)}
-    resetting = sorted({*fixed_cuts(prompt, rule), *edges, *(edge for span in kept for edge in span)})
+    resets = sorted({*fixed_cuts(prompt, rule), *edges, *(edge for span in kept for edge in span)})
     places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
     cuts = [0]
-    for start, stop in pairwise(resetting):
+    for start, stop in pairwise(resets):
         if start not in whole:  # a picture, or a segment that came before
             cuts += text_borders(places, start, stop, shortest=rule.minimum, longest=rule.maximum)
         cuts.append(stop)
@@ -54,7 +54,7 @@ def occurrences(ids: Ids, marker: tuple[int, ...]) -> Places:
     room = len(ids) - len(marker) + 1
     if room < 1:
         return np.zeros(0, np.int64)
-    here = np.flatnonzero(ids[:room] == marker[0])
+    places = np.flatnonzero(ids[:room] == marker[0])
     for offset, token in enumerate(marker[1:], start=1):
-        here = here[ids[here + offset] == token]
-    return here
+        places = places[ids[places + offset] == token]
+    return places

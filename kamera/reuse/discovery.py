@@ -16,7 +16,7 @@ LIMIT = 256 * 2**20
 """Bytes of an index."""
 
 _guard = forks.Lock()
-_shared: weakref.WeakKeyDictionary[ChunkStore, dict[str, Discovery]] = weakref.WeakKeyDictionary()
+_discoveries: weakref.WeakKeyDictionary[ChunkStore, dict[str, Discovery]] = weakref.WeakKeyDictionary()
 
 
 class Discovery:
@@ -40,4 +40,4 @@ class Discovery:
 def discovery_of(backbone: Engine, store: ChunkStore) -> Discovery:
     """The one discovery of the conversations on a store: a store has one tenant."""
     with _guard:
-        return _shared.setdefault(store, {}).setdefault(backbone.fingerprint, Discovery())
+        return _discoveries.setdefault(store, {}).setdefault(backbone.fingerprint, Discovery())

@@ -99,8 +99,8 @@ class ContentIndex:
         parts = [*path, *(self._parts_behind(text, prefix) if prefix < len(prompt) else ())]
         self._use(parts)
         parts = divide(parts, sorted({*fixed_cuts(prompt, self.rule), *edges}))
-        kept = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
-        spans = [(part.start, part.stop) for part in kept]
+        segments = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
+        spans = [(part.start, part.stop) for part in segments]
         cuts = cut(prompt, self.rule, spans, edges)
         nodes = self._paths
         hits = [Hit(a, b, nodes[node].segment, o) for a, b, node, o in parts if a >= prefix]
@@ -109,23 +109,23 @@ class ContentIndex:
 
     def add(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> int:
         """Add ``prompt`` in segments between ``cuts`` (default: as found); returns how many are new."""
-        known, digests = len(self), {m.start: m.digest for m in prompt.media}
+        old_count, digests = len(self), {m.start: m.digest for m in prompt.media}
         borders = self.find(prompt).cuts if cuts is None else cuts
         self._now += 1
         node = ROOT
         for start, stop in itertools.pairwise(borders):
             distinct = len(self._table)
             content = Content(prompt.slice(start, stop), digests.get(start, ""))
-            node, made = self._paths.step(node, content)
-            if made:
+            node, is_new = self._paths.step(node, content)
+            if is_new:
                 hashes, places = self._windows(node)
                 self._scan.add(hashes, places)
-                held = len(content.ids) if len(self._table) > distinct else 0
-                self._bytes += _NODE + held + _WINDOW * len(places)
-        added = len(self) - known
+                new_bytes = len(content.ids) if len(self._table) > distinct else 0
+                self._bytes += _NODE + new_bytes + _WINDOW * len(places)
+        new_count = len(self) - old_count
         self._touch(node)
         self._make_room()
-        return added
+        return new_count
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class ContentIndex:
 
         Where `MOST` stretches go on no other is looked for, so that text that repeats itself costs no more.
         """
-        found: list[Part] = []
-        known: set[tuple[int, int]] = set()  # nodes that were met, and where in the prompt they would begin
+        candidates: list[Part] = []
+        visits: set[tuple[int, int]] = set()  # nodes that were met, and where in the prompt they would begin
         ends: list[int] = []  # a heap of where stretches end
         for stop, places in self._scan.candidates(text.prompt.ids):
             start = stop - WINDOW
@@ -144,25 +144,25 @@ class ContentIndex:
             while ends and ends[0] < stop:
                 heapq.heappop(ends)
             for node, offset in places if len(ends) < MOST else ():
-                if (node, stop - offset) in known:
+                if (node, stop - offset) in visits:
                     continue
                 parts = self._paths.longest_around(text, node, offset, stop, max(prefix, start - _BACK))
                 if parts and parts[0].start <= start and stop <= parts[-1].stop:
-                    found += parts
+                    candidates += parts
                     heapq.heappush(ends, parts[-1].stop)
-                    known.update((part.node, part.start - part.offset) for part in parts)
-        whole = choose_parts([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
-        return fill_gaps(whole, found, prefix, len(text.prompt))
+                    visits.update((part.node, part.start - part.offset) for part in parts)
+        whole = choose_parts([p for p in candidates if p.stop - p.start >= LEAST and self._whole(p)])
+        return fill_gaps(whole, candidates, prefix, len(text.prompt))
 
     def _whole(self, part: Part) -> bool:
         return part.offset == 0 and part.stop - part.start == self._paths.content(part.node).tokens
 
     def _segments(
-        self, prompt: Prompt, pieces: Sequence[tuple[int, int]], known: Sequence[Part]
+        self, prompt: Prompt, pieces: Sequence[tuple[int, int]], parts: Sequence[Part]
     ) -> Iterator[Hit]:
         """Whole segments among the pieces of which nothing is found yet: short ones, and pictures."""
         digests = {m.start: m.digest for m in prompt.media}
-        edges = iter([*known, Part(len(prompt), len(prompt), ROOT, 0)])
+        edges = iter([*parts, Part(len(prompt), len(prompt), ROOT, 0)])
         edge = next(edges)
         for start, stop in pieces:
             while edge.stop <= start and edge.start < len(prompt):
@@ -174,15 +174,15 @@ class ContentIndex:
 
     def _windows(self, node: int) -> tuple[Ids, list[Place]]:
         """Hashes and places of the windows that end in a node."""
-        held = self._paths[node]
+        entry = self._paths[node]
         ids = self._paths.content(node).ids
-        begin = held.stop - len(ids) // 4
-        stops = window_stops(begin - held.run, held.stop - held.run)
-        if held.stop == held.run or not len(stops):
+        begin = entry.stop - len(ids) // 4
+        stops = window_stops(begin - entry.run, entry.stop - entry.run)
+        if entry.stop == entry.run or not len(stops):
             return np.zeros(0, np.uint32), []
-        before = self._paths.tail(held.parent, WINDOW - 1)
-        offsets = stops + held.run - begin
-        hashes = gear(ids_of(before + ids))[offsets + len(before) // 4 - 1]
+        tail = self._paths.tail(entry.parent, WINDOW - 1)
+        offsets = stops + entry.run - begin
+        hashes = gear(ids_of(tail + ids))[offsets + len(tail) // 4 - 1]
         return hashes, [(node, offset) for offset in offsets.tolist()]
 
     def _use(self, parts: Sequence[Part]) -> None:
@@ -192,27 +192,27 @@ class ContentIndex:
 
     def _touch(self, node: int) -> None:
         if node != ROOT:
-            self._paths[node].used = self._now
+            self._paths[node].last_use = self._now
             if self.limit is not None and not self._paths[node].children:
                 heapq.heappush(self._leaves, (self._now, node))
                 if len(self._leaves) > 2 * len(self._paths) + WINDOW:
-                    self._leaves = [(used, n) for used, n in self._leaves if self._may_go(used, n)]
+                    self._leaves = [(use, n) for use, n in self._leaves if self._may_go(use, n)]
                     heapq.heapify(self._leaves)
 
-    def _may_go(self, used: int, node: int) -> bool:
+    def _may_go(self, use: int, node: int) -> bool:
         """True for a node that is there, has no children, and was not used since."""
-        held = self._paths.get(node)
-        return held is not None and not held.children and held.used == used
+        entry = self._paths.get(node)
+        return entry is not None and not entry.children and entry.last_use == use
 
     def _make_room(self) -> None:
         while self.limit is not None and self.nbytes > self.limit and self._leaves:
-            used, node = heapq.heappop(self._leaves)
-            if not self._may_go(used, node):
+            use, node = heapq.heappop(self._leaves)
+            if not self._may_go(use, node):
                 continue
             hashes, _ = self._windows(node)
             self._scan.remove(hashes, node)
-            above = self._paths[node].parent
+            parent = self._paths[node].parent
             self._bytes -= _NODE + _WINDOW * len(hashes) + (self._paths.remove(node) or 0)
-            if above != ROOT and not self._paths[above].children:
-                heapq.heappush(self._leaves, (self._paths[above].used, above))
+            if parent != ROOT and not self._paths[parent].children:
+                heapq.heappush(self._leaves, (self._paths[parent].last_use, parent))
             self.evicted += 1

@@ -71,20 +71,20 @@ class Text:
 
 def choose_parts(parts: Sequence[Part]) -> list[Part]:
     """Those parts, none over another, that have the most tokens together, in order."""
-    ordered = sorted({(p.start, p.stop): p for p in parts}.values(), key=attrgetter("stop"))
-    stops = [p.stop for p in ordered]
+    by_stop = sorted({(p.start, p.stop): p for p in parts}.values(), key=attrgetter("stop"))
+    stops = [p.stop for p in by_stop]
     best = [0]  # of the first n parts, the most tokens
-    for i, part in enumerate(ordered):
+    for i, part in enumerate(by_stop):
         best.append(max(best[i], best[bisect_right(stops, part.start, 0, i)] + part.stop - part.start))
-    taken: list[Part] = []
-    i = len(ordered)
+    out: list[Part] = []
+    i = len(by_stop)
     while i:
         if best[i] == best[i - 1]:
             i -= 1
             continue
-        taken.append(ordered[i - 1])
-        i = bisect_right(stops, taken[-1].start, 0, i - 1)
-    return taken[::-1]
+        out.append(by_stop[i - 1])
+        i = bisect_right(stops, out[-1].start, 0, i - 1)
+    return out[::-1]
 
 
 def fill_gaps(taken: Sequence[Part], parts: Sequence[Part], first: int, last: int) -> list[Part]:

@@ -17,14 +17,14 @@ class Node:
     """A segment after all those above it.
 
     ``stop``: tokens of the path that ends here. ``run``: where on it the text begins that it ends in.
-    ``used``: the moment of its last use.
+    ``last_use``: its moment.
     """
 
     parent: int
     segment: int
     stop: int
     run: int
-    used: int = 0
+    last_use: int = 0
     children: int = 0
     texts: Radix = field(default_factory=Radix)
 
@@ -59,50 +59,50 @@ class Paths:
 
     def step(self, node: int, content: Content) -> tuple[int, bool]:
         """As `child`, and True if it was created. Raises `KeyError` for an unknown node."""
-        above, known = self._nodes[node], self.child(node, content)
-        if known is not None:
-            return known, False
+        parent, child = self._nodes[node], self.child(node, content)
+        if child is not None:
+            return child, False
         segment, new = self._table.add(content), self._next
-        stop = above.stop + content.tokens
+        stop = parent.stop + content.tokens
         self._next += 1
-        self._nodes[new] = Node(node, segment, stop, stop if content.media else above.run)
+        self._nodes[new] = Node(node, segment, stop, stop if content.media else parent.run)
         self._steps[node, segment] = new
-        above.children += 1
+        parent.children += 1
         if not content.media:
-            above.texts.add(content.ids, new)
+            parent.texts.add(content.ids, new)
         return new, True
 
     def remove(self, node: int) -> int | None:
         """Remove a node without children; its content's bytes if no other node has it, else None."""
         content = self.content(node)
-        gone = self._nodes.pop(node)
-        above = self._nodes[gone.parent]
-        above.children -= 1
-        above.used = max(above.used, gone.used)
-        del self._steps[gone.parent, gone.segment]
+        entry = self._nodes.pop(node)
+        parent = self._nodes[entry.parent]
+        parent.children -= 1
+        parent.last_use = max(parent.last_use, entry.last_use)
+        del self._steps[entry.parent, entry.segment]
         if not content.media:
-            above.texts.remove(content.ids)
-        return len(content.ids) if self._table.release(gone.segment) else None
+            parent.texts.remove(content.ids)
+        return len(content.ids) if self._table.release(entry.segment) else None
 
     def tail(self, node: int, count: int) -> bytes:
         """The ids of at most ``count`` tokens with which the text that ends at ``node`` ends."""
-        found, wanted = b"", 4 * min(count, self._nodes[node].stop - self._nodes[node].run)
-        while len(found) < wanted:
-            found = self.content(node).ids + found
+        ids, size = b"", 4 * min(count, self._nodes[node].stop - self._nodes[node].run)
+        while len(ids) < size:
+            ids = self.content(node).ids + ids
             node = self._nodes[node].parent
-        return found[len(found) - wanted :]
+        return ids[len(ids) - size :]
 
     def longest_onward(self, text: Text, node: int, at: int) -> list[Part]:
         """The longest path below ``node`` that the prompt goes on along from token ``at``.
 
         The last part may be the head of its segment; of paths of one length, the one of most whole segments.
         """
-        prompt, best, found = text.prompt, (at, 0), None
+        prompt, best, best_link = text.prompt, (at, 0), None
         ends: list[tuple[int, int, int, _Link]] = [(node, at, 0, None)]
         while ends:
             node, at, whole, link = ends.pop()
             if (at, whole) > best:
-                best, found = (at, whole), link
+                best, best_link = (at, whole), link
             picture = text.picture(start=at)
             if picture is not None:
                 _, stop, content = picture
@@ -116,8 +116,8 @@ class Paths:
                 ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
             if along.value is not None and (at + along.common, whole) > best:
                 best = at + along.common, whole
-                found = link, Part(at, at + along.common, along.value, 0)
-        return [*_unlink(found)][::-1]
+                best_link = link, Part(at, at + along.common, along.value, 0)
+        return [*_unlink(best_link)][::-1]
 
     def longest_around(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
         """The longest part of a path through ``node`` that the prompt has around token ``at``.
@@ -144,8 +144,8 @@ class Paths:
                 count = content.tokens
             else:
                 low = max(first, text.opening(at))
-                there = text.prompt.ids[low:at][::-1]
-                count = common_head(ids_of(content.ids[: 4 * offset])[::-1], there)
+                ids = text.prompt.ids[low:at][::-1]
+                count = common_head(ids_of(content.ids[: 4 * offset])[::-1], ids)
             if count:
                 parts.append(Part(at - count, at, node, offset - count))
                 at -= count

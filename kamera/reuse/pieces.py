@@ -22,7 +22,7 @@ from kamera.reuse.recut import recut
 class Pieces:
     """A ``prompt`` between ``cuts``: the sink up to ``sink``, the ``chunks`` after it, a ``question``.
 
-    ``ids`` are its tokens, int64 ``[tokens]``. ``again`` are ids of chunks that came before elsewhere.
+    ``ids`` are its tokens, int64 ``[tokens]``. ``hit_ids`` are ids of chunks that came before elsewhere.
     """
 
     prompt: Prompt
@@ -31,7 +31,7 @@ class Pieces:
     sink: int
     chunks: tuple[Chunk, ...]
     question: int
-    again: tuple[str, ...] = ()
+    hit_ids: tuple[str, ...] = ()
 
 
 def pieces_of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
@@ -52,12 +52,12 @@ def pieces_of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: 
         )
     sink = _sink(sink, len(prompt))
     backbone.chunk_from_tensors(ids)  # raises for unknown ids
-    found = discovery.find(prompt, (sink,))
-    cuts, question = found.cuts, found.cuts[-2]
+    matches = discovery.find(prompt, (sink,))
+    cuts, question = matches.cuts, matches.cuts[-2]
     inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
     chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
-    again = _seen_ids({(start, stop) for start, stop, *_ in found.hits}, inner, chunks)
-    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, again)
+    hit_ids = _seen_ids({(start, stop) for start, stop, *_ in matches.hits}, inner, chunks)
+    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, hit_ids)
 
 
 def pieces_of_messages(
@@ -79,21 +79,21 @@ def pieces_of_messages(
     total = rendered.num_tokens
     first = next((s.start for s in rendered.segments if s.media is not None), total)
     sink = min(_sink(sink, total), first)
-    found = recut(rendered, discovery, sink)
-    rendered = found.rendered
+    division = recut(rendered, discovery, sink)
+    rendered = division.rendered
     whole = rendered.stable < total  # else the template has no generation prompt
     question = max(sink, rendered.stable if whole else rendered.segments[-1].start)
-    cuts = sorted({*found.cuts, sink})
+    cuts = sorted({*division.cuts, sink})
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
     inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
     chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
-    again = _seen_ids(found.again, inner, chunks)
-    return Pieces(found.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, again)
+    hit_ids = _seen_ids(division.again, inner, chunks)
+    return Pieces(division.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, hit_ids)
 
 
-def _seen_ids(came: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+def _seen_ids(hits: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """The ids of the chunks that came before behind other tokens."""
-    return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in came))
+    return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in hits))
 
 
 def _chunk(
@@ -104,9 +104,9 @@ def _chunk(
     media: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> Chunk:
     segment = next(s for s in reversed(rendered.segments) if s.start <= start)
-    given = {} if segment.media is None else dict(media[segment.media])
-    accepted = set(backbone.builder.accepted)
-    inputs = {name: value for name, value in given.items() if name in accepted}
+    tensors = {} if segment.media is None else dict(media[segment.media])
+    names = set(backbone.builder.accepted)
+    inputs = {name: value for name, value in tensors.items() if name in names}
     return backbone.chunk_from_tensors(rendered.ids[start:stop], label=segment.role, **inputs)
 
 

@@ -66,23 +66,23 @@ class Prompt:
         """
         tokens = _ids(ids)
         total = len(tokens)
-        ordered = tuple(sorted(media, key=lambda m: m.start))
-        placed: tuple[Media | Span, ...] = (*ordered, *spans)
-        for one in placed:
+        items = tuple(sorted(media, key=lambda m: m.start))
+        ranges: tuple[Media | Span, ...] = (*items, *spans)
+        for one in ranges:
             if not 0 <= one.start < one.stop <= total:
                 raise ValueError(f"{one} is not within a prompt of {total} tokens")
-        for left, right in itertools.pairwise(ordered):
+        for left, right in itertools.pairwise(items):
             if right.start < left.stop:
                 raise ValueError(f"media spans overlap: {left} and {right}")
-        for one in ordered:
+        for one in items:
             if not one.digest:
                 raise UnidentifiedMedia(f"media at tokens {one.start} to {one.stop} has no digest: give one")
         wrong = next((a for a in anchors if not 0 <= a <= total), None)
         if wrong is not None:
             raise ValueError(f"anchor {wrong} is not within a prompt of {total} tokens")
         if placeholders:
-            _check_placeholders(tokens, ordered, placeholders)
-        return cls(tokens, tuple(sorted(set(anchors))), ordered, tuple(spans), tokens.tobytes())
+            _check_placeholders(tokens, items, placeholders)
+        return cls(tokens, tuple(sorted(set(anchors))), items, tuple(spans), tokens.tobytes())
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,11 +104,11 @@ def _ids(ids: ArrayLike) -> Ids:
 
 
 def _check_placeholders(tokens: Ids, media: tuple[Media, ...], placeholders: Collection[int]) -> None:
-    unidentified = np.isin(tokens, np.fromiter(placeholders, np.int64))
+    mask = np.isin(tokens, np.fromiter(placeholders, np.int64))
     for one in media:
-        unidentified[one.start : one.stop] = False
-    if unidentified.any():
-        place = int(unidentified.argmax())
+        mask[one.start : one.stop] = False
+    if mask.any():
+        place = int(mask.argmax())
         raise UnidentifiedMedia(
             f"token {int(tokens[place])} at {place} is a placeholder of media of which no digest was "
             "given: pass media=[Media(start, stop, digest), …]"

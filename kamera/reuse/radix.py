@@ -23,20 +23,20 @@ class Along(NamedTuple):
 class Radix:
     """Strings of token ids (4 bytes each, little-endian), each with a number. No string is empty."""
 
-    __slots__ = ("_below", "_edge", "_value")
+    __slots__ = ("_children", "_edge", "_value")
 
     def __init__(self, edge: bytes = b"", value: int | None = None) -> None:
         self._edge = edge
         self._value = value
-        self._below: dict[bytes, Radix] = {}
+        self._children: dict[bytes, Radix] = {}
 
     def add(self, ids: bytes, value: int) -> None:
         """Add a string; one that is there has the new number."""
         node, at = self, 0
         while at < len(ids):
-            child = node._below.get(ids[at : at + 4])
+            child = node._children.get(ids[at : at + 4])
             if child is None:
-                node._below[ids[at : at + 4]] = Radix(ids[at:], value)
+                node._children[ids[at : at + 4]] = Radix(ids[at:], value)
                 return
             same = 4 * common_head(ids_of(child._edge), ids_of(ids[at : at + len(child._edge)]))
             if same < len(child._edge):
@@ -48,25 +48,25 @@ class Radix:
         """Remove a string that is there."""
         trail, at = [self], 0
         while at < len(ids):
-            trail.append(trail[-1]._below[ids[at : at + 4]])
+            trail.append(trail[-1]._children[ids[at : at + 4]])
             at += len(trail[-1]._edge)
         trail[-1]._value = None
-        for above, node in zip(reversed(trail[:-1]), reversed(trail[1:]), strict=True):
-            if node._value is not None or len(node._below) > 1:
+        for parent, node in zip(reversed(trail[:-1]), reversed(trail[1:]), strict=True):
+            if node._value is not None or len(node._children) > 1:
                 return
-            if node._below:  # one string goes on: its edge joins
-                (only,) = node._below.values()
+            if node._children:  # one string goes on: its edge joins
+                (only,) = node._children.values()
                 node._edge += only._edge
-                node._value, node._below = only._value, only._below
+                node._value, node._children = only._value, only._children
                 return
-            del above._below[node._edge[:4]]
+            del parent._children[node._edge[:4]]
 
     def strings_along(self, raw: bytes, start: int, stop: int) -> Along:
         """The strings along tokens ``start`` to ``stop`` of ``raw``."""
         node, at, end = self, 4 * start, 4 * stop
         values: list[int] = []
         while at < end:
-            child = node._below.get(raw[at : at + 4])
+            child = node._children.get(raw[at : at + 4])
             if child is None:
                 break
             if len(child._edge) <= end - at and raw.startswith(child._edge, at):
@@ -74,21 +74,21 @@ class Radix:
                 if node._value is not None:
                     values.append(node._value)
                 continue
-            there = raw[at : min(end, at + len(child._edge))]
-            common = common_head(ids_of(child._edge[: len(there)]), ids_of(there))
+            rest = raw[at : min(end, at + len(child._edge))]
+            common = common_head(ids_of(child._edge[: len(rest)]), ids_of(rest))
             return Along(tuple(values), at // 4 - start + common, child._any_number())
         return Along(tuple(values), at // 4 - start, node._any_number())
 
     def _split(self, at: int) -> None:
         rest = Radix(self._edge[at:], self._value)
-        rest._below = self._below
-        self._edge, self._value, self._below = self._edge[:at], None, {rest._edge[:4]: rest}
+        rest._children = self._children
+        self._edge, self._value, self._children = self._edge[:at], None, {rest._edge[:4]: rest}
 
     def _any_number(self) -> int | None:
         """The number of a string that goes through here."""
         node = self
-        while node._value is None and node._below:
-            node = next(iter(node._below.values()))
+        while node._value is None and node._children:
+            node = next(iter(node._children.values()))
         return node._value
 
 

@@ -39,13 +39,13 @@ def recut(
     edges = {first, *(edge for extent in (*rendered.texts, *own) for edge in extent)}
     media = [Media(s.start, s.stop, s.media) for s in rendered.segments if s.media is not None]
     prompt = Prompt.of(rendered.ids[: rendered.stable].numpy(), media=media)
-    found = discovery.find(prompt, sorted(edges))
+    matches = discovery.find(prompt, sorted(edges))
     starts = [start for start, _ in own]
 
     def free(start: int) -> bool:
         at = bisect_right(starts, start)
         return start >= first and not (at and start < own[at - 1][1])
 
-    kept = sorted([*own, *[extent for extent in found.kept if free(extent[0])]])
-    again = frozenset([(start, stop) for start, stop, *_ in found.hits])
-    return Recut(rendered.recut(kept), prompt, again)
+    extents = sorted([*own, *[extent for extent in matches.kept if free(extent[0])]])
+    hits = frozenset([(start, stop) for start, stop, *_ in matches.hits])
+    return Recut(rendered.recut(extents), prompt, hits)

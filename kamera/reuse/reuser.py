@@ -61,13 +61,13 @@ class ReusePlan:
     def __init__(self, reuser: Reuser, window: KameraWindow, plan: Plan, prefix: int, pieces: Pieces) -> None:
         self.prefix = prefix
         self.question = pieces.ids[pieces.question :]
-        self.admissions: tuple[Admission, ...] = admissions_of(window, plan, pieces.again)
+        self.admissions: tuple[Admission, ...] = admissions_of(window, plan, pieces.hit_ids)
         """The segments behind the sink and before the question, in order."""
         self._reuser = reuser
         self._window = window
         self._plan = plan
         self._pieces = pieces
-        self._ran = False
+        self._has_run = False
 
     @property
     def cost(self) -> Cost:
@@ -85,9 +85,9 @@ class ReusePlan:
         The window is the caller's from then on, so a plan runs once. Raises `ValueError` for a second time,
         also after an error.
         """
-        if self._ran:
+        if self._has_run:
             raise ValueError("this plan has run: prepare the prompt again")
-        self._ran = True
+        self._has_run = True
         window = self._window
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
         with self._reuser._account.now(self._reuser.backbone):
@@ -133,7 +133,7 @@ class Reuser:
         self._max_tokens = max_tokens
         self._most = held
         self._reader: LandmarkReader | None = None
-        self._seen = Seen()
+        self._texts = Seen()
         self._discovery = Discovery(rule)
         self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
@@ -168,10 +168,10 @@ class Reuser:
 
         The window itself stays the caller's: what happens in it later reaches no prompt.
         """
-        held = window.fork()
-        anchor = tuple(former_of(held).anchor.input_ids.tolist())
-        name = (anchor, tuple(slot.chunk_id for slot in held.slots))
-        self._windows[name] = _Held(held, sequence_of(held).input_ids)
+        fork = window.fork()
+        anchor = tuple(former_of(fork).anchor.input_ids.tolist())
+        name = (anchor, tuple(slot.chunk_id for slot in fork.slots))
+        self._windows[name] = _Held(fork, sequence_of(fork).input_ids)
         self._windows.move_to_end(name)
         while len(self._windows) > max(1, self._most):
             self._windows.popitem(last=False)
@@ -186,33 +186,33 @@ class Reuser:
                 self.backbone, cast(Sequence[Message], prompt), tools, self._discovery, self.sink
             )
         else:
-            given = prompt if isinstance(prompt, Prompt) else self._anchor(torch.as_tensor(prompt))
-            pieces = pieces_of_ids(self.backbone, given, self._discovery, self.sink)
-        window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
-        prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
-        order = (*window.slots[:kept], *pieces.chunks[kept:])
-        among = self._seen.beginning_as(pieces.chunks)
-        self._seen.add(pieces.chunks)
+            id_prompt = prompt if isinstance(prompt, Prompt) else self._anchor(torch.as_tensor(prompt))
+            pieces = pieces_of_ids(self.backbone, id_prompt, self._discovery, self.sink)
+        window, equal_count = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
+        prefix = pieces.sink + sum(slot.length for slot in window.slots[:equal_count])
+        order = (*window.slots[:equal_count], *pieces.chunks[equal_count:])
+        peers = self._texts.beginning_as(pieces.chunks)
+        self._texts.add(pieces.chunks)
         policy = strict(terms_in_force(window).served)
-        moved = pieces.again if policy.moves else ()
-        plan = window.plan(Arrange(order, "repair", among, archive=False, recurring=moved), policy=policy)
+        recurring = pieces.hit_ids if policy.moves else ()
+        plan = window.plan(Arrange(order, "repair", peers, archive=False, recurring=recurring), policy=policy)
         return ReusePlan(self, window, plan, prefix, pieces)
 
     def _anchor(self, ids: torch.Tensor) -> Prompt:
         if self._reader is None and self.backbone.processor is not None:
             with contextlib.suppress(ProcessorRequired):  # without a template there is no message to find
                 self._reader = LandmarkReader(self.backbone.processor)
-        found = () if self._reader is None or ids.dim() != 1 else self._reader.of(ids.tolist()).borders
-        return Prompt.of(ids.numpy(), anchors=found)
+        borders = () if self._reader is None or ids.dim() != 1 else self._reader.of(ids.tolist()).borders
+        return Prompt.of(ids.numpy(), anchors=borders)
 
     def _nearest(self, anchor: torch.Tensor, chunks: Sequence[Chunk]) -> tuple[KameraWindow, int]:
         """A fork of the held window with the longest equal prefix, else a new one; and its equal segments."""
         best: tuple[int, int, KameraWindow] | None = None
-        for (start, names), held in self._windows.items():
+        for (start, names), entry in self._windows.items():
             if start == tuple(anchor.tolist()):
-                segments, tokens = held.common(names, chunks)
+                segments, tokens = entry.common(names, chunks)
                 if best is None or tokens >= best[0]:
-                    best = tokens, segments, held.window
+                    best = tokens, segments, entry.window
         if best is not None:
             return best[2].fork(), best[1]
         fresh = KameraWindow(

@@ -32,32 +32,32 @@ class Scan:
 
     def __init__(self) -> None:
         self._places: dict[int, list[Place]] = {}
-        self._marked: NDArray[np.bool_] = np.zeros(1 << _SMALLEST, bool)
+        self._marks: NDArray[np.bool_] = np.zeros(1 << _SMALLEST, bool)
         self._bits = _SMALLEST
 
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
-        return self._marked.nbytes
+        return self._marks.nbytes
 
     def add(self, hashes: Ids, places: Iterable[Place]) -> None:
         """Add windows; of more than `MOST` equal ones the first go."""
         for value, place in zip(hashes.tolist(), places, strict=True):
-            known = self._places.setdefault(value, [])
-            known.append(place)
-            del known[:-MOST]
-        if len(self._places) * _ROOM > len(self._marked) and self._bits < _LARGEST:
+            bucket = self._places.setdefault(value, [])
+            bucket.append(place)
+            del bucket[:-MOST]
+        if len(self._places) * _ROOM > len(self._marks) and self._bits < _LARGEST:
             self._bits = min(_LARGEST, (len(self._places) * _ROOM).bit_length())
-            self._marked = np.zeros(1 << self._bits, bool)
+            self._marks = np.zeros(1 << self._bits, bool)
             hashes = np.fromiter(self._places, np.uint32, len(self._places))
-        self._marked[self._slots(hashes)] = True
+        self._marks[self._slots(hashes)] = True
 
     def remove(self, hashes: Ids, node: int) -> None:
         """Remove a node's windows. Their marks stay: they are false positives from then on."""
         for value in hashes.tolist():
-            left = [place for place in self._places.get(value, ()) if place[0] != node]
-            if left:
-                self._places[value] = left
+            rest = [place for place in self._places.get(value, ()) if place[0] != node]
+            if rest:
+                self._places[value] = rest
             else:
                 self._places.pop(value, None)
 
@@ -66,7 +66,7 @@ class Scan:
         if len(ids) < WINDOW:
             return
         hashes = gear(ids)
-        for stop in (np.flatnonzero(self._marked[self._slots(hashes[WINDOW - 1 :])]) + WINDOW).tolist():
+        for stop in (np.flatnonzero(self._marks[self._slots(hashes[WINDOW - 1 :])]) + WINDOW).tolist():
             places = self._places.get(int(hashes[stop - 1]))
             if places:
                 yield stop, places

@@ -17,7 +17,7 @@ class Seen:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, Chunk] = OrderedDict()
-        self._named: dict[tuple[int, ...], dict[str, None]] = {}
+        self._ids_by_head: dict[tuple[int, ...], dict[str, None]] = {}
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Remember the texts among ``chunks``; the oldest of too many go."""
@@ -25,20 +25,20 @@ class Seen:
             if not chunk.inputs and chunk.num_tokens >= SHORTEST_HEAD:
                 self._texts[chunk.id] = chunk
                 self._texts.move_to_end(chunk.id)
-                alike = self._named.setdefault(_head(chunk), {})
+                alike = self._ids_by_head.setdefault(_head(chunk), {})
                 alike.pop(chunk.id, None)
                 alike[chunk.id] = None
         while len(self._texts) > _MOST:
             name, chunk = self._texts.popitem(last=False)
-            alike = self._named[_head(chunk)]
+            alike = self._ids_by_head[_head(chunk)]
             del alike[name]
             if not alike:
-                del self._named[_head(chunk)]
+                del self._ids_by_head[_head(chunk)]
 
     def beginning_as(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
         """The texts that share a shortest head with one of ``chunks``, the last 64 of each head."""
         heads = dict.fromkeys(_head(chunk) for chunk in chunks if not chunk.inputs)
-        alike = (list(self._named.get(head, ()))[-_ALIKE:] for head in heads)
+        alike = (list(self._ids_by_head.get(head, ()))[-_ALIKE:] for head in heads)
         return tuple(self._texts[name] for names in alike for name in names)
 
 

@@ -31,7 +31,7 @@ def test_a_radix_tree_equals_trying_every_string(added, removed, asked, start):
     if held:
         assert found.value in {held[s] for s, common in heads.items() if common == found.common}
     else:
-        assert found.value is None and not tree._below
+        assert found.value is None and not tree._children
 
 
 def ids(string: list[int] | tuple[int, ...]) -> np.ndarray:
