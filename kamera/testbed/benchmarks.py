@@ -46,10 +46,10 @@ def write_mm_niah(
     """
     top = Path(folder) / "mm_niah_val"
     lines: dict[str, list[str]] = {"retrieval-text": [], "reasoning-text": []}
-    for shown in _show(top / "images", "world", episodes, questions, layouts, seed):
-        for name, asked in (("retrieval-text", shown.one_hop), ("reasoning-text", shown.multi_hop)):
-            for question in asked:
-                record = _mm_niah_record(len(lines[name]), shown, question, name)
+    for entry in _show(top / "images", "world", episodes, questions, layouts, seed):
+        for name, group in (("retrieval-text", entry.one_hop), ("reasoning-text", entry.multi_hop)):
+            for question in group:
+                record = _mm_niah_record(len(lines[name]), entry, question, name)
                 lines[name].append(json.dumps(record) + "\n")
     (top / "annotations").mkdir(parents=True, exist_ok=True)
     for name, rows in lines.items():
@@ -72,9 +72,9 @@ def write_milebench(
     top = Path(folder) / "MileBench"
     data: dict[str, list[dict[str, Any]]] = {"ImageNeedleInAHaystack": [], "MMCoQA": []}
     for name, samples in data.items():
-        for shown in _show(top / name / "images", "", episodes, questions, layouts, seed):
-            asked = shown.one_hop if name == "ImageNeedleInAHaystack" else shown.multi_hop
-            samples += [_milebench_record(len(samples) + i, shown, q) for i, q in enumerate(asked)]
+        for entry in _show(top / name / "images", "", episodes, questions, layouts, seed):
+            group = entry.one_hop if name == "ImageNeedleInAHaystack" else entry.multi_hop
+            samples += [_milebench_record(len(samples) + i, entry, q) for i, q in enumerate(group)]
         head = {
             "dataset": name,
             "split": "core",
@@ -88,34 +88,34 @@ def write_milebench(
 
 
 def _show(
-    images: Path, below: str, episodes: int, questions: int, layouts: Sequence[str], seed: int
+    images: Path, subfolder: str, episodes: int, questions: int, layouts: Sequence[str], seed: int
 ) -> Iterator[_EpisodeFiles]:
-    (images / below).mkdir(parents=True, exist_ok=True)
+    (images / subfolder).mkdir(parents=True, exist_ok=True)
     world = World(HELD_OUT + seed)
     for index in range(episodes):
         episode = world.episode(index, layout=layouts[index % len(layouts)])
         files = []
         for number, frame in enumerate(episode.frames):
-            files.append(str(Path(below) / f"{index}-{number}.png"))
+            files.append(str(Path(subfolder) / f"{index}-{number}.png"))
             frame.image.save(images / files[-1])
         rng = np.random.default_rng([HELD_OUT + seed, index])
-        every = [episode.ask(*subject) for subject in episode.subjects()]
-        mixed = [every[i] for i in rng.permutation(len(every))]
-        one_hop = [q for q in mixed if q.hops == 1][:questions]
+        pool = [episode.ask(*subject) for subject in episode.subjects()]
+        shuffle = [pool[i] for i in rng.permutation(len(pool))]
+        one_hop = [q for q in shuffle if q.hops == 1][:questions]
         # a default value needs only one frame: nothing is bound
-        multi_hop = [q for q in mixed if q.hops > 1 and len(q.frames) > 1][:questions]
+        multi_hop = [q for q in shuffle if q.hops > 1 and len(q.frames) > 1][:questions]
         yield _EpisodeFiles(episode, files, one_hop, multi_hop)
 
 
-def _mm_niah_record(number: int, shown: _EpisodeFiles, question: Question, name: str) -> dict[str, Any]:
-    frames = shown.episode.frames
+def _mm_niah_record(number: int, entry: _EpisodeFiles, question: Question, name: str) -> dict[str, Any]:
+    frames = entry.episode.frames
     # MM-NIAH puts the caption's newline between context and question
     context = "".join(f"<image>{frame.caption}" for frame in frames).removesuffix("\n")
     tokens = sum((f.image.width // CELL) * (f.image.height // CELL) for f in frames)
     words = len(context.replace("<image>", " ").split())
     return {
         "id": number,
-        "images_list": shown.files,
+        "images_list": entry.files,
         "context": context,
         "question": question.text,
         "answer": question.answer,
@@ -125,7 +125,7 @@ def _mm_niah_record(number: int, shown: _EpisodeFiles, question: Question, name:
             "context_length_text": words,
             "context_length_image": tokens,
             "num_images": len(frames),
-            "needles": [shown.files[frame] for frame in question.frames],
+            "needles": [entry.files[frame] for frame in question.frames],
             "choices": None,
             "choices_image_path": None,
             "category": "find-text" if name == "retrieval-text" else "infer-choose",
@@ -133,13 +133,13 @@ def _mm_niah_record(number: int, shown: _EpisodeFiles, question: Question, name:
     }
 
 
-def _milebench_record(number: int, shown: _EpisodeFiles, question: Question) -> dict[str, Any]:
-    frames = shown.episode.frames
+def _milebench_record(number: int, entry: _EpisodeFiles, question: Question) -> dict[str, Any]:
+    frames = entry.episode.frames
     context = "".join(f"{{image#{i}}}{frame.caption}" for i, frame in enumerate(frames, 1))
     return {
         "sample_id": number,
         "task_instruction_id": 0,
-        "task_instance": {"context": context + question.text, "images_path": shown.files},
+        "task_instance": {"context": context + question.text, "images_path": entry.files},
         "response": question.answer,
         "image_quantity_level": "Few" if len(frames) < 6 else "Medium",
     }

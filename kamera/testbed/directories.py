@@ -37,12 +37,12 @@ def weights_dir() -> Path:
     contents = {path.name: path.read_bytes() for path in files}
     name = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents.values())).hexdigest()
     folder = cache_dir() / "testbed" / name[:16] / _PACKED.name
-    packed = contents.pop(f"{_WEIGHTS}.xz")
+    archive = contents.pop(f"{_WEIGHTS}.xz")
     sizes = {file: len(data) for file, data in contents.items()} | {_WEIGHTS: _SIZE}
     if not all(_has(folder / file, size) for file, size in sizes.items()):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for file, data in (contents | {_WEIGHTS: lzma.decompress(packed)}).items():
+            for file, data in (contents | {_WEIGHTS: lzma.decompress(archive)}).items():
                 with published(folder / file, mode=0o644) as into:
                     into.write(data)
         except OSError as error:

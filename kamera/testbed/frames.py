@@ -172,13 +172,13 @@ def draw_frame(letter: str, rng: np.random.Generator, tags: np.ndarray) -> Frame
         glyphs = rng.integers(len(GLYPHS), size=ITEMS_SHOWN[kind])
         facts = [Fact(int(g), tag=int(t)) for g, t in zip(glyphs, tags, strict=False)]
     else:
-        shown = rng.permutation(len(GLYPHS))[:SMALL_FACTS]
+        subjects = rng.permutation(len(GLYPHS))[:SMALL_FACTS]
         if kind == "legend":
-            stated = rng.integers(len(COLOURS), size=SMALL_FACTS)
-            facts = [Fact(int(g), colour=int(c)) for g, c in zip(shown, stated, strict=True)]
+            values = rng.integers(len(COLOURS), size=SMALL_FACTS)
+            facts = [Fact(int(g), colour=int(c)) for g, c in zip(subjects, values, strict=True)]
         else:
-            stated = (shown + rng.integers(1, len(GLYPHS), size=SMALL_FACTS)) % len(GLYPHS)
-            facts = [Fact(int(g), target=int(t)) for g, t in zip(shown, stated, strict=True)]
+            values = (subjects + rng.integers(1, len(GLYPHS), size=SMALL_FACTS)) % len(GLYPHS)
+            facts = [Fact(int(g), target=int(t)) for g, t in zip(subjects, values, strict=True)]
     cells = () if letter.islower() else place_facts(kind, len(facts), rng)
     return Frame(kind, tuple(facts), cells)
 
@@ -207,13 +207,13 @@ def _code_words(bits: int, count: int, distance: int, weight: range) -> np.ndarr
     order = np.random.default_rng(7).permutation(2**bits)
     words = (order[:, None] >> np.arange(bits)) & 1
     words = words[np.isin(words.sum(1), list(weight))]
-    chosen = np.empty((0, bits), dtype=words.dtype)
+    code = np.empty((0, bits), dtype=words.dtype)
     for word in words:
-        if len(chosen) == 0 or (chosen != word).sum(1).min() >= distance:
-            chosen = np.vstack([chosen, word])
-        if len(chosen) == count:
-            return chosen.astype(bool)
-    raise ValueError(f"only {len(chosen)} of {count} words of {bits} bits are {distance} apart")
+        if len(code) == 0 or (code != word).sum(1).min() >= distance:
+            code = np.vstack([code, word])
+        if len(code) == count:
+            return code.astype(bool)
+    raise ValueError(f"only {len(code)} of {count} words of {bits} bits are {distance} apart")
 
 
 @lru_cache(maxsize=1)

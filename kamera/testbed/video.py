@@ -27,9 +27,9 @@ def render_video(
     images = [frame.image if isinstance(frame, Frame) else frame for frame in frames]
     width = max(image.width for image in images)
     height = max(image.height for image in images)
-    shown = {"hold": hold, "sizes": [image.size for image in images]}
+    settings = {"hold": hold, "sizes": [image.size for image in images]}
     with av.open(str(path), "w", format="mp4") as container:
-        container.metadata["comment"] = json.dumps(shown)
+        container.metadata["comment"] = json.dumps(settings)
         stream = container.add_stream("libx264", rate=Fraction(fps))
         stream.width, stream.height = width + width % 2, height + height % 2
         stream.pix_fmt = "yuv444p"
@@ -53,8 +53,8 @@ def read_frames(path: Path | str) -> list[Image.Image]:
         comment = container.metadata.get("comment", "")
         images = [picture.to_image() for picture in container.decode(video=0)]
     try:
-        shown = json.loads(comment)
-        hold, sizes = shown["hold"], shown["sizes"]
+        settings = json.loads(comment)
+        hold, sizes = settings["hold"], settings["sizes"]
     except (ValueError, KeyError, TypeError):
         return images
     return [image.crop((0, 0, *size)) for image, size in zip(images[hold - 1 :: hold], sizes, strict=True)]

@@ -148,11 +148,11 @@ class Episode:
     def subjects(self, kinds: Iterable[str] = ("value", "glyph", "colour")) -> list[tuple[str, int]]:
         """(kind, subject) of every question of these kinds that the frames answer."""
         tags = list(dict.fromkeys(tag for frame in self.frames for tag in frame.glyph_of))
-        shown = sorted({glyph for frame in self.frames for glyph in frame.colour_of})
-        last = {glyph: legend_of(self.frames, glyph) for glyph in shown}
-        pairs = [a * len(GLYPHS) + b for a in shown for b in shown if last[a] != last[b]]
+        glyphs = sorted({glyph for frame in self.frames for glyph in frame.colour_of})
+        last = {glyph: legend_of(self.frames, glyph) for glyph in glyphs}
+        pairs = [a * len(GLYPHS) + b for a in glyphs for b in glyphs if last[a] != last[b]]
         about = {"value": tags, "glyph": tags, "earlier": pairs}
-        return [(kind, subject) for kind in kinds for subject in about.get(kind, shown)]
+        return [(kind, subject) for kind in kinds for subject in about.get(kind, glyphs)]
 
     def ask(self, kind: str, subject: int, order: Sequence[int] | None = None) -> Question:
         """The question about this subject, answered for the frames in `order`.
@@ -160,11 +160,11 @@ class Episode:
         Raises ValueError if no frame of the window shows the subject.
         """
         order = range(len(self.frames)) if order is None else order
-        found = resolve([self.frames[i] for i in order], kind, subject)
+        result = resolve([self.frames[i] for i in order], kind, subject)
         text = question_text(kind, subject)
-        if found is None:
+        if result is None:
             raise ValueError(f"no frame of {list(order)} answers {text!r}")
-        answer, frames, hops = found
+        answer, frames, hops = result
         return Question(text, answer, kind, subject, tuple(order[i] for i in frames), hops)
 
     def answer(self, question: Question, order: Sequence[int] | None = None) -> str | None:
@@ -178,8 +178,8 @@ class Episode:
 
 def answer(frames: Sequence[Frame], question: Question) -> str | None:
     """Correct answer for any frames in any order; None if they do not answer the question."""
-    found = resolve(frames, question.kind, question.subject)
-    return None if found is None else found[0]
+    result = resolve(frames, question.kind, question.subject)
+    return None if result is None else result[0]
 
 
 class World:
@@ -212,6 +212,6 @@ def check_layout(layout: str, letters: Sequence[str]) -> None:
     """Raise ValueError for a ``layout`` whose frames, drawn as these ``letters``, are not to be had."""
     if unknown := sorted(set(letters) - set(LETTERS)):
         raise ValueError(f"layout {layout!r} has {unknown}: letters are {', '.join(LETTERS)}")
-    shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in letters)
-    if shown > len(TAGS):
-        raise ValueError(f"layout {layout!r} shows {shown} items, there are {len(TAGS)} tags")
+    count = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in letters)
+    if count > len(TAGS):
+        raise ValueError(f"layout {layout!r} shows {count} items, there are {len(TAGS)} tags")
