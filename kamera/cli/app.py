@@ -57,8 +57,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         from kamera import __version__
 
         typer.echo(f"kamera {__version__}")

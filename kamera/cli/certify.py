@@ -54,12 +54,12 @@ def certify(
     if folder is None:  # checked before the model is loaded
         raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
-    chosen = probe or ("world" if model == "testbed" and not Path(model).exists() else "pages")
+    scenes = probe or ("world" if model == "testbed" and not Path(model).exists() else "pages")
     backbone = loading.load(model, show_progress=out.shows_progress)
     with out.progress(items * len(TRIALS), "question") as bar:
         certificate = probed(
             backbone,
-            probe=chosen,
+            probe=scenes,
             items=items,
             rank=rank,
             patch_bytes=patch_bytes or None,
@@ -89,7 +89,7 @@ def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
 
 
 def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
-    grounds, patched = certificate.grounds, certificate.findings["patched"]
+    grounds, finding = certificate.grounds, certificate.findings["patched"]
     share, limit = grounds.budget.share, grounds.position_limit
     return [
         ("fingerprint", grounds.fingerprint),
@@ -99,14 +99,14 @@ def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in grounds.versions.items())),
         ("rank", grounds.budget.rank),
         ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
-        ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
+        ("probe", f"{certificate.probe}, {finding.n} questions a guarantee, chance {finding.chance:.2f}"),
         ("written to", path),
     ]
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
-    shown = (finding.reprefill, finding.blind, finding.served, finding.eta, finding.flip_recover)
-    return (name, finding.verdict, *map(_share, shown))
+    numbers = (finding.reprefill, finding.blind, finding.served, finding.eta, finding.flip_recover)
+    return (name, finding.verdict, *map(_share, numbers))
 
 
 def _share(estimate: Estimate | None) -> str:

@@ -17,22 +17,22 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     What must be given comes first, that of dataclasses before its own; of the rest, its own come first.
     """
     parameters = inspect.signature(verb, eval_str=True).parameters
-    shared: dict[str, type[Any]] = {
+    classes: dict[str, type[Any]] = {
         name: p.annotation for name, p in parameters.items() if _is_shared(p.annotation)
     }
-    own = [p for name, p in parameters.items() if name not in shared]
-    common = [option for cls in shared.values() for option in _options(cls)]
+    own = [p for name, p in parameters.items() if name not in classes]
+    common = [option for cls in classes.values() for option in _options(cls)]
     options = [p for p in (*common, *own) if p.default is p.empty]
     options += [p for p in (*own, *common) if p.default is not p.empty]
 
     def run(**values: Any) -> None:
-        made = {name: make(cls, values) for name, cls in shared.items()}
-        verb(**{p.name: values[p.name] for p in own}, **made)
+        instances = {name: make(cls, values) for name, cls in classes.items()}
+        verb(**{p.name: values[p.name] for p in own}, **instances)
 
     functools.update_wrapper(run, verb, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     del run.__wrapped__  # type: ignore[attr-defined]  # typer must see this function's own parameters
-    taken = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
 

@@ -82,12 +82,12 @@ def compile_plan(
     )
     if tolerance is not None:
         settings = replace(settings, tolerance=tolerance or None)
-    planned = read_plan(plan)
+    plan_file = read_plan(plan)
     place = StorePlace(store, owner, kv)
-    if place.there:
+    if place.exists:
         place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
-        windows = planned.windows[:limit]  # a store that does not exist yet holds no chunk
+        windows = plan_file.windows[:limit]  # a store that does not exist yet holds no chunk
         ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, ById)}
         refuse_ids(windows, ids, place.url)
     if workers is not None:
@@ -96,19 +96,19 @@ def compile_plan(
         where = str(Path(model).absolute()) if Path(model).exists() else model
         load = partial(loading.load, where, show_progress=False)
         gpu = (loading.device or "").startswith("cuda")
-        report = run_on_ray(planned, load, place.open, settings, workers, gpu=gpu)
-        with place.open() as opened:
-            shown = opened.url
+        report = run_on_ray(plan_file, load, place.open, settings, workers, gpu=gpu)
+        with place.open() as chunk_store:
+            url = chunk_store.url
     else:
         backbone = loading.load(model, show_progress=out.shows_progress)  # first: a failure creates no store
-        with place.open() as opened:
-            job = CompileJob(planned, backbone, opened, settings)
+        with place.open() as chunk_store:
+            job = CompileJob(plan_file, backbone, chunk_store, settings)
             with out.progress(job.units, "part") as bar:
                 for step in job.steps():
                     bar.set_postfix_str(step.doing, refresh=False)
                     bar.update(step.units)
-            report, shown = job.report(), opened.url
-    out.show({"model": model, "plan": str(plan), "store": shown, "rank": rank, **asdict(report)})
+            report, url = job.report(), chunk_store.url
+    out.show({"model": model, "plan": str(plan), "store": url, "rank": rank, **asdict(report)})
     if report.failures:
         raise typer.Exit(1)
 

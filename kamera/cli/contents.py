@@ -52,8 +52,8 @@ def read_object(path: Path) -> Document:
     try:
         with Folder.at(path.parent) as folder:
             data, _ = folder.read(path.name)
-    except NotAFile as refused:
-        return _damage_of(str(path), path.lstat().st_size, refused)
+    except NotAFile as refusal:
+        return _damage_of(str(path), path.lstat().st_size, refusal)
     key = path.name.split(".")[0]  # a file in quarantine has a time after its key
     if not is_key(key):
         error = f"{path.name!r} is not an object's name: it should be KEY.safetensors"
@@ -98,38 +98,38 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
     ``codec`` names the objects (None: the plain one).
     """
     codec = codec or Codec()
-    known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
+    sizes = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
     for patch in objects:
         if not patch["intact"] or patch["kind"] not in PATCH_KINDS:
             continue
         own = patch["context"] | {"anchor": patch["base"] or patch["context"]["anchor"]}
         key = codec.name(canonical_key(Context(**own), patch["chunk_id"]))
-        if key not in known and store is not None:
-            beside = store / "objects" / f"{key}.safetensors"
-            known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None
-        patch["kv_bytes"] = known.get(key)
+        if key not in sizes and store is not None:
+            path = store / "objects" / f"{key}.safetensors"
+            sizes[key] = read_object(path).get("kv_bytes") if path.is_file() else None
+        patch["kv_bytes"] = sizes.get(key)
         if patch["kv_bytes"]:
             patch["percent_of_kv"] = 100.0 * patch["tensor_bytes"] / patch["kv_bytes"]
 
 
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
-    saved, tensors, _ = WINDOW.read(directory)
+    header, tensors, _ = WINDOW.read(directory)
     with well_formed(directory / WINDOW.name):
         chunks = []
-        for i, (seat, chunk) in enumerate(zip(saved["seats"]["seats"], saved["chunks"], strict=True)):
+        for i, (seat, chunk) in enumerate(zip(header["seats"]["seats"], header["chunks"], strict=True)):
             sources = {"copy": seat["source"], "clean": seat["clean"]}
             copies = {
-                name: {**sources[name], **_copy(tensors, f"{i:05d}/{name}/", told)}
-                for name, told in chunk["copies"].items()
+                name: {**sources[name], **_copy(tensors, f"{i:05d}/{name}/", headers)}
+                for name, headers in chunk["copies"].items()
             }
-            named = {name: seat[name] for name in ("chunk_id", "guarantee", "formed", "archived")}
-            chunks.append({**named, "label": chunk["label"], "tokens": seat["length"], "copies": copies})
+            entries = {name: seat[name] for name in ("chunk_id", "guarantee", "formed", "archived")}
+            chunks.append({**entries, "label": chunk["label"], "tokens": seat["length"], "copies": copies})
         return {
             "path": str(directory),
             "kind": "window",
             "intact": True,
-            **{k: v for k, v in saved.items() if k not in ("chunks", "seats")},
+            **{k: v for k, v in header.items() if k not in ("chunks", "seats")},
             "anchor_tokens": tensors["anchor/ids"].shape[0],
             "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
             "bytes": sum(t.nbytes for t in tensors.values()),
@@ -137,13 +137,13 @@ def read_window(directory: Path) -> Document:
         }
 
 
-def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, told: Mapping[str, Any]) -> Document:
-    """What the file holds of a copy; ``told`` are the headers of its KV and patch."""
+def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, headers: Mapping[str, Any]) -> Document:
+    """What the file holds of a copy; ``headers`` are those of its KV and patch."""
     own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    record, patch, patch_bytes = CanonicalRecord.from_parts(told["kv"], own), None, 0
+    record, patch, patch_bytes = CanonicalRecord.from_parts(headers["kv"], own), None, 0
     layers = [dict(layer) for layer in record.kv]
-    if "patch" in told:
-        patch = PatchRecord.from_parts(told["patch"], own).patch
+    if "patch" in headers:
+        patch = PatchRecord.from_parts(headers["patch"], own).patch
         patch_bytes = patch.nbytes
     size = record.kv.nbytes if isinstance(record.kv, CodedKV) else kv_bytes(record.kv)
     return {
@@ -159,7 +159,7 @@ def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, told: Mapping[str, A
 def _factors(layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     sides = ("left", "right")
     factors = {f"{name}/{side}": getattr(low, side) for name, low in layer.items() for side in sides}
-    return {name: held.codes if isinstance(held, Codes) else held for name, held in factors.items()}
+    return {name: factor.codes if isinstance(factor, Codes) else factor for name, factor in factors.items()}
 
 
 def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:
@@ -169,8 +169,8 @@ def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:
         for name, tensor in layer.items():
             shape = list(tensor.shape)
             kind = str(tensor.dtype).removeprefix("torch.")
-            seen = channels.setdefault(name, {"dtype": kind, "shapes": [], "layers": 0})
-            seen["layers"] += 1
-            if shape not in seen["shapes"]:
-                seen["shapes"].append(shape)
+            entry = channels.setdefault(name, {"dtype": kind, "shapes": [], "layers": 0})
+            entry["layers"] += 1
+            if shape not in entry["shapes"]:
+                entry["shapes"].append(shape)
     return channels

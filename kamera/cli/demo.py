@@ -49,7 +49,7 @@ def demo(
 
     if not out.shows_progress:
         hide_progress()
-    started = time.perf_counter()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         folder = video or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,13 +61,13 @@ def demo(
                 else:
                     bar.set_description(step)
                     bar.update()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     path = view or cache_dir() / "demo.html"
     path.write_text(page(result.events, title="The demo: a small world in frames"), encoding="utf-8")
-    kept = None if video is None else str(folder)  # a temporary folder is deleted by now
-    told = asdict(replace(result, events=()))
-    told.pop("events")
-    document = {**told, "video": kept, "view": str(path), "seconds": seconds}
+    clip_folder = None if video is None else str(folder)  # a temporary folder is deleted by now
+    entries = asdict(replace(result, events=()))
+    entries.pop("events")
+    document = {**entries, "video": clip_folder, "view": str(path), "seconds": seconds}
     columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "encodes", "ms")
     rows = [
         (
@@ -87,9 +87,9 @@ def demo(
         f"{number} One-hop: the answer stands in one frame. Two-hop: it needs two. KL: to the re-prefill, "
         "two-hop, nats. Cost: to have the window ready."
     )
-    where = [f"clips kept in {folder}"] if video else []
-    after = ["", *_picture(result), "", *where, f"The first clip's page: {path}", "", _NEXT]
-    out.write(document, [listing(title, columns, rows), *after])
+    notes = [f"clips kept in {folder}"] if video else []
+    lines = ["", *_picture(result), "", *notes, f"The first clip's page: {path}", "", _NEXT]
+    out.write(document, [listing(title, columns, rows), *lines])
 
 
 def _picture(result: Demo) -> Iterator[str]:

@@ -50,17 +50,17 @@ def doctor(
         out.write(document, [f"{model}: refused", f"  {error}"])
         raise typer.Exit(1) from None
     proofs = dict(out.over(_prove(backbone), len(_claims(backbone)) + 3, "proof"))
-    failed = next((claim for claim, proof in proofs.items() if not proof.holds), None)
+    failed_claim = next((claim for claim, proof in proofs.items() if not proof.holds), None)
     reason = None
-    if failed is not None:
-        proof = proofs[failed]
+    if failed_claim is not None:
+        proof = proofs[failed_claim]
         reason = backbone.facts.no_reuse or (
-            f"{failed} is off by {proof.error:.1e} at {proof.worst}, over the tolerance "
+            f"{failed_claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance "
             f"of {proof.tolerance:.0e}: its KV cannot be served elsewhere"
         )
     document = {
         "model": model,
-        "supported": failed is None,
+        "supported": failed_claim is None,
         "reason": reason,
         "backbone": asdict(describe(backbone)),
         **_reading(backbone, system),
@@ -71,7 +71,7 @@ def doctor(
         "notes": _notes(backbone),
     }
     out.write(document, _tables(document))
-    if failed is not None:
+    if failed_claim is not None:
         raise typer.Exit(1)
 
 
@@ -101,7 +101,7 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
     if template is None:
         return {"processor": None, "modalities": [], "anchor_tokens": None}
     pictures = builder.takes_pixels and "image" in template.kinds
-    seen = ["image", "video" if "video" in template.kinds else "video as images"] if pictures else []
+    media = ["image", "video" if "video" in template.kinds else "video as images"] if pictures else []
     anchor = builder.tokenize(builder.seams(system).prefix, special=not template.has_template)
     return {
         "processor": {
@@ -110,7 +110,7 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
             "images": "image" in template.kinds,
             "videos": "video" in template.kinds,
         },
-        "modalities": ["text", *seen],
+        "modalities": ["text", *media],
         "anchor_tokens": int(anchor.shape[0]),
     }
 
@@ -118,16 +118,16 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
 def _certificate(backbone: HfEngine) -> str:
     """Which guarantees a window whose policy admits all of them would serve here, and if none why."""
     grounds = grounds_of(backbone, ReusePolicy(certified=False).budget)
-    found = find_certificate(grounds, folders())
-    certificate = found.certificate
+    permit = find_certificate(grounds, folders())
+    certificate = permit.certificate
     if certificate is None:
-        return f"none that serves ({found.refusal}); run kamera certify"
-    safe = [guarantee for guarantee in certificate.safe if guarantee not in found.denied]
+        return f"none that serves ({permit.refusal}); run kamera certify"
+    safe = [guarantee for guarantee in certificate.safe if guarantee not in permit.denied]
     others = {g: f"{g} {f.verdict}" for g, f in certificate.findings.items() if g not in safe}
-    others |= {g: f"{g} unsafe" for g in found.denied}
-    withheld = f"; withheld: {', '.join(others.values())}" if others else ""
+    others |= {g: f"{g} unsafe" for g in permit.denied}
+    suffix = f"; withheld: {', '.join(others.values())}" if others else ""
     probe = f"(probe {certificate.probe!r}, {certificate.created})"
-    return f"serves {', '.join(safe)} at rank {grounds.budget.rank}{withheld} {probe}"
+    return f"serves {', '.join(safe)} at rank {grounds.budget.rank}{suffix} {probe}"
 
 
 def _notes(backbone: HfEngine) -> list[str]:
@@ -145,35 +145,35 @@ def _notes(backbone: HfEngine) -> list[str]:
 
 
 def _tables(document: dict[str, Any]) -> Iterator[Table | str]:
-    found, processor = document["backbone"], document["processor"]
-    limit = found["position_limit"]
+    model, processor = document["backbone"], document["processor"]
+    limit = model["position_limit"]
     yield facts(
         document["model"],
         [
-            ("class", f"{found['model_class']} ({found['model_type']})"),
-            ("family", f"{found['family']}, {found['kv_layers']} of {found['layers']} layers keep KV"),
-            ("channels", ", ".join(found["channels"])),
-            ("bytes per token", found["bytes_per_token"]),
-            ("dtype", f"{found['dtype']} on {', '.join(found['devices'])}, {found['attention']} attention"),
-            ("rotary", f"{found['rotary_dim']} dims, {found['pairing']}, axes {found['axis_order']}"),
-            ("attention scaling", found["attention_scaling"]),
-            ("position limit", "none" if limit is None else f"{limit}: {found['limit_reason']}"),
+            ("class", f"{model['model_class']} ({model['model_type']})"),
+            ("family", f"{model['family']}, {model['kv_layers']} of {model['layers']} layers keep KV"),
+            ("channels", ", ".join(model["channels"])),
+            ("bytes per token", model["bytes_per_token"]),
+            ("dtype", f"{model['dtype']} on {', '.join(model['devices'])}, {model['attention']} attention"),
+            ("rotary", f"{model['rotary_dim']} dims, {model['pairing']}, axes {model['axis_order']}"),
+            ("attention scaling", model["attention_scaling"]),
+            ("position limit", "none" if limit is None else f"{limit}: {model['limit_reason']}"),
             ("processor", "none" if processor is None else processor["class"]),
             ("modalities", ", ".join(document["modalities"]) or "tensors only"),
             ("anchor", "" if document["anchor_tokens"] is None else f"{document['anchor_tokens']} tokens"),
-            ("fingerprint", found["fingerprint"]),
+            ("fingerprint", model["fingerprint"]),
             ("certificate", document["certificate"]),
         ],
     )
     yield ""
     columns = ("claim", "offset", "error", "tolerance", "worst", "holds")
     powers = {"error": ".1e", "tolerance": ".0e"}
-    shown = [
+    rows = [
         {n: f"{v:{powers[n]}}" if n in powers and v is not None else v for n, v in proof.items()}
         | {"offset": str(tuple(proof["offset"])), "holds": "yes" if proof["holds"] else "NO"}
         for proof in document["proofs"]
     ]
-    yield listing("", columns, [[proof[name] for name in columns] for proof in shown])
+    yield listing("", columns, [[proof[name] for name in columns] for proof in rows])
     yield ""
     yield from (f"note: {note}" for note in document["notes"])
     yield "supported" if document["supported"] else f"refused: {document['reason']}"

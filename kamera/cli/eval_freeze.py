@@ -40,17 +40,22 @@ def freeze(
     from kamera.eval.reuse import freeze as write
     from kamera.testbed import SYSTEM
 
-    spoken = SYSTEM if system is None and source == "testbed" else system
+    prompt = SYSTEM if system is None and source == "testbed" else system
     origin = {"source": source, "items": items, "seed": seed, "units": units}
     with written.progress(items, "item") as bar:
-        kept = []
+        rows = []
         for item in draw_items(source, data, count=items, seed=seed, units=units):
             if isinstance(item, Item):
-                kept.append(item)
+                rows.append(item)
                 bar.update()
             else:
                 written.note(str(item))
-        made = write(kept, out, system=spoken, origin=origin)
-    traces = sum(len(item.traces) for item in made.items)
-    document = {"benchmark": str(out), "digest": made.digest, "items": len(made.items), "questions": traces}
+        benchmark = write(rows, out, system=prompt, origin=origin)
+    traces = sum(len(item.traces) for item in benchmark.items)
+    document = {
+        "benchmark": str(out),
+        "digest": benchmark.digest,
+        "items": len(benchmark.items),
+        "questions": traces,
+    }
     written.show(document | origin)

@@ -37,17 +37,17 @@ def tables(results: Results) -> list[Any]:
         )
         for row in results.arms
     ]
-    noted = "; ".join(f"{count} {note} under {arm}" for arm, note, count in results.notes)
+    notes = "; ".join(f"{count} {note} under {arm}" for arm, note, count in results.notes)
     title = (
         f"{results.task}: {results.items} items, {results.labelled} labelled, {results.skipped} skipped"
-        f"{'; ' + noted if noted else ''}\nofficial: {results.arms[0].summary.how}"
+        f"{'; ' + notes if notes else ''}\nofficial: {results.arms[0].summary.how}"
     )
     return [listing(title, columns, rows), *_groups(results)]
 
 
 def _groups(results: Results) -> list[Any]:
     """One table for each grouping: a row per cell, a column per arm."""
-    found = []
+    out = []
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for row in results.arms:
         for group in row.summary.groups:
@@ -57,13 +57,13 @@ def _groups(results: Results) -> list[Any]:
         rows = [
             (
                 label,
-                max(group.n for group in found.values()),
-                *(_number(found[arm].score) if arm in found else "" for arm in names),
+                max(group.n for group in by_arm.values()),
+                *(_number(by_arm[arm].score) if arm in by_arm else "" for arm in names),
             )
-            for label, found in labels.items()
+            for label, by_arm in labels.items()
         ]
-        found.append(listing(f"\nby {by}", (by, "n", *names), rows))
-    return found
+        out.append(listing(f"\nby {by}", (by, "n", *names), rows))
+    return out
 
 
 def _number(value: float) -> str:

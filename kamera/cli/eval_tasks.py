@@ -73,7 +73,7 @@ class TaskRun:
             help="Ask only this share of the samples, in its own folder; kamera eval merge joins.",
         ),
     ] = "1/1"
-    asked: TaskOptions = TaskOptions()
+    options: TaskOptions = TaskOptions()
 
     def ask(self, name: str, **options: Any) -> None:
         """Run the benchmark ``name`` under its own ``options``, and write its tables."""
@@ -82,15 +82,15 @@ class TaskRun:
         from kamera.eval.tasks.run import run_task
         from kamera.eval.tasks.selection import Selection
 
-        task, asked = make_task(name, **options), self.asked
+        task, common = make_task(name, **options), self.options
         names = [arm.strip() for arm in self.arms.split(",")]
         others = arms_of(self.arm_module or ())
         arms_named(names, others)  # fails before the model is loaded
-        Selection(asked.limit, asked.sample, asked.seed, self.shard)
+        Selection(common.limit, common.sample, common.seed, self.shard)
         backbone = self.loading.load(self.model, show_progress=self.written.shows_progress)
         with self.written.progress(None, "sample") as bar:
-            given = {"arms": names, "others": others, "shard": self.shard, "bar": bar, **vars(asked)}
-            results = run_task(backbone, task, self.data, self.out, **given)
+            arguments = {"arms": names, "others": others, "shard": self.shard, "bar": bar, **vars(common)}
+            results = run_task(backbone, task, self.data, self.out, **arguments)
         about = {"model": self.model, "backbone": backbone.fingerprint, "options": options}
         _write(self.written, results, self.out, about)
 
@@ -110,18 +110,18 @@ def merge(
     _write(written, join(runs, out), out, about)
 
 
-def _write(written: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
+def _write(writer: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
     """Write tables or the document. Exit code 1 if no item was answered."""
     from kamera.cli.eval_tables import tables
 
     for problem in results.problems:
-        written.note(str(problem))
+        writer.note(str(problem))
     for wrong, right in results.unseen:
-        written.note(f"cannot tell: {wrong} is not below {right} here; ask more items")
+        writer.note(f"cannot tell: {wrong} is not below {right} here; ask more items")
     document = finite({**about, **results.document()})
-    written.write(document, [*tables(results), f"predictions and items: {out}"])
+    writer.write(document, [*tables(results), f"predictions and items: {out}"])
     if not results.items:
-        written.note("no item was answered under every arm")
+        writer.note("no item was answered under every arm")
         raise typer.Exit(1)
 
 
@@ -184,5 +184,5 @@ def reuse(run: TaskRun, subtask: Subtasks = None) -> None:
     """
     from kamera.eval.reuse import load
 
-    system = load(run.data).system if run.asked.system is None else run.asked.system
-    replace(run, asked=replace(run.asked, system=system)).ask("reuse", subtasks=tuple(subtask or ()))
+    system = load(run.data).system if run.options.system is None else run.options.system
+    replace(run, options=replace(run.options, system=system)).ask("reuse", subtasks=tuple(subtask or ()))

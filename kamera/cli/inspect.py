@@ -64,23 +64,23 @@ def inspect(
         raise ValueError(f"{of!r} names an object of a store, but {where!r} is not a store")
     if place is not None and place.remote:
         document = _remote(place, of, limit, out)
-        shown = _store_tables(document)
+        parts = _store_tables(document)
     elif path.is_file():
         document = contents.read_object(path)
         contents.relate([document], path.parents[1] if path.parent.name == "objects" else None)
-        shown = _object_tables(document)
+        parts = _object_tables(document)
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)
-        shown = _store_tables(document)
+        parts = _store_tables(document)
     elif (path / WINDOW.name).is_file():
         document = contents.read_window(path)
-        shown = tables(document, {"chunks": _CHUNK.split()})
+        parts = tables(document, {"chunks": _CHUNK.split()})
     else:
         raise StoreError(
             f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW.name}) and no "
             "object file: give one of these"
         )
-    out.write(document, shown)
+    out.write(document, parts)
     if document.get("damaged") or not document.get("intact", True):
         raise typer.Exit(1)
 
@@ -121,9 +121,9 @@ def _document(path: str, count: int, objects: list[dict[str, Any]], copies: int)
 
 
 def _store_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    intact = [found for found in document["contents"] if found["intact"]]
-    damaged = [found["error"] for found in document["contents"] if not found["intact"]]
-    return tables({**document, "contents": intact, "damaged": damaged}, {"contents": _OBJECT.split()})
+    intact = [entry for entry in document["contents"] if entry["intact"]]
+    errors = [entry["error"] for entry in document["contents"] if not entry["intact"]]
+    return tables({**document, "contents": intact, "damaged": errors}, {"contents": _OBJECT.split()})
 
 
 def _object_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:

@@ -53,13 +53,13 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {name: TyperCommand(name) for name in self.verbs}
-        self._loaded: dict[str, Any] = {}
+        self._command_by_name: dict[str, Any] = {}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command to run; None for a name outside the table."""
-        if cmd_name in self.verbs and cmd_name not in self._loaded:
-            self._loaded[cmd_name] = self.verbs[cmd_name].load(cmd_name)
-        return self._loaded.get(cmd_name)
+        if cmd_name in self.verbs and cmd_name not in self._command_by_name:
+            self._command_by_name[cmd_name] = self.verbs[cmd_name].load(cmd_name)
+        return self._command_by_name.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone: each with the whole of its sentence."""

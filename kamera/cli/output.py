@@ -40,7 +40,7 @@ LINE_SECONDS = 10.0
 class _Lines(tqdm):  # type: ignore[type-arg]
     """A progress bar for a pipe or a log: a line for each new step, and one now and then within a step."""
 
-    _told = ""
+    _last_line = ""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Write the line, unless nothing has begun or it is that of the end."""
@@ -48,9 +48,9 @@ class _Lines(tqdm):  # type: ignore[type-arg]
             of = "" if self.total is None else f" of {self.total}"
             step = self.desc.removesuffix(": ")
             line = f"{self.n}{of} {self.unit}s{', ' if step else ''}{step}"
-            if line != self._told:
+            if line != self._last_line:
                 print(line, file=sys.stderr, flush=True)
-                self._told = line
+                self._last_line = line
         return True
 
     def close(self) -> None:
@@ -111,9 +111,9 @@ class Output:
         """A progress bar as a function of the number done and the total."""
         with self.progress(None, unit) as bar:
 
-            def show(done: int, total: int) -> None:
+            def show(count: int, total: int) -> None:
                 bar.total = total
-                bar.update(done - bar.n)
+                bar.update(count - bar.n)
 
             yield show
 
@@ -158,9 +158,9 @@ def tables(document: Mapping[str, Any], columns: Columns = MappingProxyType({}))
     for name, items in lists.items():
         label = name.replace("_", " ")
         if items and all(isinstance(item, Mapping) for item in items):
-            chosen = columns.get(name) or tuple(items[0])
-            heads = [key.split(".")[-1].replace("_", " ") for key in chosen]
-            cells = [[cell(key, reduce(getitem, key.split("."), item)) for key in chosen] for item in items]
+            keys = columns.get(name) or tuple(items[0])
+            heads = [key.split(".")[-1].replace("_", " ") for key in keys]
+            cells = [[cell(key, reduce(getitem, key.split("."), item)) for key in keys] for item in items]
             yield listing(f"\n{label}", heads, cells)
         else:
             yield from (f"{label}: {item}" for item in items)
@@ -187,19 +187,19 @@ def _phrase(value: Mapping[str, Any]) -> str:
     parts = []
     for name, inner in value.items():
         text, label = str(cell(name, inner)), name.replace("_", " ")
-        counted = isinstance(inner, int) and not isinstance(inner, bool)
+        is_count = isinstance(inner, int) and not isinstance(inner, bool)
         if inner is not None and text:
-            parts.append(text if name == "bytes" else f"{text} {label}" if counted else f"{label} {text}")
+            parts.append(text if name == "bytes" else f"{text} {label}" if is_count else f"{label} {text}")
     return ", ".join(parts)
 
 
 def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table of many rows, without the columns that are empty in all of them; numbers are right-aligned."""
-    given = [list(row) for row in rows]
-    told = [i for i in range(len(columns)) if not given or any(row[i] not in (None, "") for row in given)]
-    cells = [[row[i] for i in told] for row in given]
+    grid = [list(row) for row in rows]
+    places = [i for i in range(len(columns)) if not grid or any(row[i] not in (None, "") for row in grid)]
+    cells = [[row[i] for i in places] for row in grid]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for i, column in enumerate(columns[place] for place in told):
+    for i, column in enumerate(columns[place] for place in places):
         values = [row[i] for row in cells if row[i] is not None]
         longest = max(len(str(value)) for value in (column, *values))
         table.add_column(

@@ -82,7 +82,7 @@ class StorePlace:
         return is_remote(self.url)
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """True if there is a store to open; a remote is assumed to exist."""
         return self.remote or (Path(self.url).is_dir() and any(Path(self.url).iterdir()))
 

@@ -48,8 +48,8 @@ def plan_from_trace(
     """
     chunks = None
     if store is not None:
-        with StorePlace(store, owner).open_answering() as opened:
-            chunks = {row.chunk_id for row in opened.ls("canonical")}
-    mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
-    plan.write_text(plan_text(mined, system), encoding="utf-8")
-    out.show({"trace": str(trace), "plan": str(plan), "windows": [asdict(window) for window in mined]})
+        with StorePlace(store, owner).open_answering() as chunk_store:
+            chunks = {row.chunk_id for row in chunk_store.ls("canonical")}
+    windows = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
+    plan.write_text(plan_text(windows, system), encoding="utf-8")
+    out.show({"trace": str(trace), "plan": str(plan), "windows": [asdict(window) for window in windows]})

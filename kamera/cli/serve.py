@@ -67,15 +67,15 @@ def serve(
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
     if engine is not None and store is None:
         raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
-    over = None if engine is None else over_http(engine)
-    listening = serving.bound(host, port)
-    backbone = loading.load(model, show_progress=not quiet) if over is None else loading.open_served(model)
+    peer = None if engine is None else over_http(engine)
+    listener = serving.bound(host, port)
+    backbone = loading.load(model, show_progress=not quiet) if peer is None else loading.open_served(model)
     reuse: ReusePolicy = getattr(ReusePolicy, policy)()
-    reuse = reuse if over is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
+    reuse = reuse if peer is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
     # under "streaming" what stays when content leaves is kept
     mode: SessionMode = "amortize" if policy == "streaming" else "auto"
-    service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=over)
-    serving.run(serving.Front(service, tenants, name or [model]), listening)
+    service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
+    serving.run(serving.Front(service, tenants, name or [model]), listener)
 
 
 def over_http(url: str) -> Completes:

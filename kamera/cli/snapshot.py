@@ -24,10 +24,10 @@ def events_in(directory: Path) -> list[Event]:
     if (directory / WINDOW.name).is_file():
         return [_event_of(read_window(directory), directory, session="")]
     inside = f"window-*/{WINDOW.name}"
-    found = sorted(directory.glob(inside)) or sorted(directory.glob(f"*/{inside}"))
-    if not found:
+    files = sorted(directory.glob(inside)) or sorted(directory.glob(f"*/{inside}"))
+    if not files:
         raise StoreError(f"{str(directory)!r} has no saved window or session: give one, or a trace")
-    return [_event_of(read_window(file.parent), file.parent, _name_of(file.parent.parent)) for file in found]
+    return [_event_of(read_window(file.parent), file.parent, _name_of(file.parent.parent)) for file in files]
 
 
 def _name_of(session: Path) -> str:

@@ -34,8 +34,8 @@ def export(
 ) -> None:
     """Copy a store's objects into a plain store in a directory. Exit code 1 if some could not be read."""
     with target.open() as store, target.out.counting("object") as progress:
-        done = StoreAdmin(store).copy(directory, chunk, certificates=certificates, progress=progress)
-    _show(target.out, done, path=str(directory))
+        report = StoreAdmin(store).copy(directory, chunk, certificates=certificates, progress=progress)
+    _show(target.out, report, path=str(directory))
 
 
 @command
@@ -49,8 +49,8 @@ def import_store(
     """Copy a plain store into another one, created if missing. Exit code 1 if some of it was refused."""
     with ChunkStore.open(directory, read_only=True) as source, target.open(make=True) as store:
         with target.out.counting("object") as progress:
-            done = StoreAdmin(source).copy(store, certificates=certificates, progress=progress)
-        _show(target.out, done, path=str(directory), unsaved=len(store.flush(FLUSH_SECONDS).unsaved))
+            report = StoreAdmin(source).copy(store, certificates=certificates, progress=progress)
+        _show(target.out, report, path=str(directory), unsaved=len(store.flush(FLUSH_SECONDS).unsaved))
 
 
 @command
@@ -70,15 +70,15 @@ def convert(
     canonical was refused.
     """
     other = replace(source, store=target, cache=None)
-    with source.open() as store, other.open(make=True) as coded:
+    with source.open() as store, other.open(make=True) as target_store:
         with source.out.counting("object") as progress:
-            done = StoreAdmin(store).copy(coded, kv=kv, progress=progress)
-        unsaved = len(coded.flush(FLUSH_SECONDS).unsaved)
-        _show(source.out, done, store=store.url, target=coded.url, kv=kv, unsaved=unsaved)
+            report = StoreAdmin(store).copy(target_store, kv=kv, progress=progress)
+        unsaved = len(target_store.flush(FLUSH_SECONDS).unsaved)
+        _show(source.out, report, store=store.url, target=target_store.url, kv=kv, unsaved=unsaved)
 
 
-def _show(out: Output, done: Copied, *, unsaved: int = 0, **about: str) -> None:
+def _show(out: Output, report: Copied, *, unsaved: int = 0, **about: str) -> None:
     """Show a copy. Exit code 1 if some of it was refused, or has not reached the remote."""
-    out.show({**about, "unsaved": unsaved, **asdict(done)})
-    if done.refused or unsaved:
+    out.show({**about, "unsaved": unsaved, **asdict(report)})
+    if report.refused or unsaved:
         raise typer.Exit(1)

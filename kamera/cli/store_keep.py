@@ -29,15 +29,15 @@ def gc(
     Patches without their canonical are always removed. Exit code 1 if the pinned objects alone are too large.
     """
     with target.open() as store, target.out.counting("object") as progress:
-        done = StoreAdmin(store).gc(
+        report = StoreAdmin(store).gc(
             max_bytes,
             every_tenant=every_tenant,
             quarantine_age=quarantine_older,
             dry_run=dry_run,
             progress=progress,
         )
-    fits = max_bytes is None or done.bytes_after <= max_bytes
-    target.out.show({"store": store.url, "dry_run": dry_run, "fits": fits, **asdict(done)})
+    fits = max_bytes is None or report.bytes_after <= max_bytes
+    target.out.show({"store": store.url, "dry_run": dry_run, "fits": fits, **asdict(report)})
     if not fits:
         raise typer.Exit(1)
 
@@ -75,14 +75,14 @@ def unpin(target: StoreArgument, objects: Targets) -> None:
     """Let gc remove objects again. Exit code 0 also if they were not pinned."""
     with target.open() as store:
         admin = StoreAdmin(store)
-        pinned = [p.name for p in admin.pins.list()]
+        pin_names = [p.name for p in admin.pins.list()]
         keys: list[str] = []
         for name in objects:  # a pin may outlive its object
-            names = [pin for pin in pinned if pin.startswith(name)]
+            names = [pin for pin in pin_names if pin.startswith(name)]
             keys += names if len(names) == 1 else keys_of(store, [name])
         count = admin.unpin(keys)
-        left = len(admin.pins.list())
-    target.out.show({"store": store.url, "unpinned": count, "pinned": left})
+        pin_count = len(admin.pins.list())
+    target.out.show({"store": store.url, "unpinned": count, "pinned": pin_count})
 
 
 @command
@@ -97,9 +97,9 @@ def forget(
     Exit code 1 if anything remains, or if the store had nothing of the chunk.
     """
     with target.open() as store:
-        done = StoreAdmin(store).forget(chunk)
-    if not (done.removed or done.copies or done.left):
+        report = StoreAdmin(store).forget(chunk)
+    if not (report.removed or report.copies or report.left):
         raise UnknownChunk(f"{store.url} has nothing of chunk {chunk!r}: nothing was removed")
-    target.out.show({"store": store.url, **asdict(done)})
-    if done.left:
+    target.out.show({"store": store.url, **asdict(report)})
+    if report.left:
         raise typer.Exit(1)

@@ -38,14 +38,14 @@ def drop(
     if not names and older is None:
         raise ValueError("nothing to delete: give names, or --older TIME")
     with target.open() as store:
-        quarantined = StoreAdmin(store).quarantine
-        wanted = list(names)
+        area = StoreAdmin(store).quarantine
+        files = list(names)
         if older is not None:
-            wanted += [copy.file for copy in quarantined.copies() if copy.when < time.time() - older]
-        count = sum(quarantined.drop(name) for name in dict.fromkeys(wanted))
-        copies = quarantined.copies()
+            files += [copy.file for copy in area.copies() if copy.when < time.time() - older]
+        count = sum(area.drop(name) for name in dict.fromkeys(files))
+        copies = area.copies()
     target.out.show(_document(store, copies, count))
 
 
-def _document(store: ChunkStore, copies: list[Quarantined], dropped: int) -> dict[str, Any]:
-    return {"store": store.url, "dropped": dropped, "copies": [asdict(copy) for copy in copies]}
+def _document(store: ChunkStore, copies: list[Quarantined], count: int) -> dict[str, Any]:
+    return {"store": store.url, "dropped": count, "copies": [asdict(copy) for copy in copies]}
