@@ -21,19 +21,19 @@ def quote(value: Any) -> str:
     if isinstance(value, os.PathLike):  # its end tells the file
         text = repr(os.fspath(value))
         return text if len(text) <= QUOTED else f"…{text[1 - QUOTED :]}"
-    shown = value[:QUOTED] if isinstance(value, str | bytes | bytearray | list | tuple) else value
+    head = value[:QUOTED] if isinstance(value, str | bytes | bytearray | list | tuple) else value
     try:
-        text = " ".join(repr(shown).split())
+        text = " ".join(repr(head).split())
     except Exception:
         text = f"<{type(value).__name__}>"
-    cut = len(text) > QUOTED or (shown is not value and len(shown) < len(value))
-    return f"{text[: QUOTED - 1]}…" if cut else text
+    is_cut = len(text) > QUOTED or (head is not value and len(head) < len(value))
+    return f"{text[: QUOTED - 1]}…" if is_cut else text
 
 
 def first_line(error: BaseException) -> str:
     """The first line of another library's message; that of the operating system without the path."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    line = told.strip().partition("\n")[0] or type(error).__name__
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = text.strip().partition("\n")[0] or type(error).__name__
     return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 

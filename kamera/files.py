@@ -50,9 +50,9 @@ def locked(path: Path, seconds: float = PATIENCE, flags: int = _FOLDER) -> Itera
 
     Raises `TimeoutError` after ``seconds``, which names the process that holds it, and `OSError`.
     """
-    with forks.lockable() as opened:
+    with forks.lockable() as descriptors:
         descriptor = os.open(path, flags, 0o600)
-        opened.add(descriptor)
+        descriptors.add(descriptor)
     with lock_of(descriptor, path, seconds):
         yield
 
@@ -115,11 +115,11 @@ def _claim(mode: int, folder: int) -> tuple[str, int]:
 
 def _sweep(folder: int) -> None:
     """Remove files whose writers died: those that no process holds locked."""
-    listed = os.open(".", _FOLDER, dir_fd=folder)  # of its own: listing moves its position
+    directory = os.open(".", _FOLDER, dir_fd=folder)  # of its own: listing moves its position
     try:
-        names = [name for name in os.listdir(listed) if name.startswith(ASIDE)]
+        names = [name for name in os.listdir(directory) if name.startswith(ASIDE)]
     finally:
-        os.close(listed)
+        os.close(directory)
     for name in names:
         with contextlib.suppress(OSError):
             descriptor = os.open(

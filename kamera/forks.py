@@ -21,16 +21,16 @@ from kamera.errors import ForkedStore
 Bound = TypeVar("Bound")
 Made = TypeVar("Made")
 
-_bound: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+_handlers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 # held over a fork, so that a child knows every open descriptor; reentrant, as a signal may come inside
 _opening = threading.RLock()
-_locked: set[int] = set()
+_descriptors: set[int] = set()
 
 _LONGEST = 5.0  # seconds that a fork waits for threads inside `steady`
 _gate = threading.Condition()
-_forking = False
-_inside = 0
-_mine = threading.local()
+_is_forking = False
+_steady_count = 0
+_thread = threading.local()
 
 
 def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
@@ -39,7 +39,7 @@ def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
     ``in_child`` must not wait for a lock or close a connection. This does not keep ``owner`` alive.
     """
     with _opening:
-        _bound[owner] = in_child
+        _handlers[owner] = in_child
 
 
 def refuse(owner: object, *names: str) -> None:
@@ -61,11 +61,11 @@ class Lock:
     def __init__(self, guarded: str = "") -> None:
         self._guarded = guarded
         self._lock = threading.RLock()
-        self._lost = False
+        self._is_lost = False
         bind(self, Lock._in_child)
 
     def __enter__(self) -> None:
-        if self._lost:
+        if self._is_lost:
             raise ForkedStore(
                 f"another thread was using {self._guarded} when process {os.getpid()} was forked: make it "
                 "anew in here"
@@ -94,7 +94,7 @@ class Lock:
             self._lock.release()
             return
         self._lock = threading.RLock()
-        self._lost = bool(self._guarded)
+        self._is_lost = bool(self._guarded)
 
 
 class lazy(Generic[Made]):
@@ -118,8 +118,8 @@ class lazy(Generic[Made]):
     def __get__(self, instance: object | None, owner: type) -> Made | lazy[Made]:
         if instance is None:
             return self
-        made = instance.__dict__[self._name] = self._compute(instance)
-        return made
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 class Gone:
@@ -131,7 +131,7 @@ class Gone:
     def __getattr__(self, name: str) -> Any:
         self._refuse()
 
-    def __call__(self, *args: object, **named: object) -> Any:
+    def __call__(self, *args: object, **keywords: object) -> Any:
         self._refuse()
 
     def __iter__(self) -> Any:
@@ -166,13 +166,13 @@ def lockable() -> Iterator[set[int]]:
     A forked child closes its copies, and so holds no lock of its parent's. `unlockable` closes one.
     """
     with _opening:
-        yield _locked
+        yield _descriptors
 
 
 def unlockable(descriptor: int) -> None:
     """Close a descriptor of `lockable`."""
     with _opening:
-        _locked.discard(descriptor)
+        _descriptors.discard(descriptor)
         os.close(descriptor)
 
 
@@ -183,49 +183,49 @@ def steady() -> Iterator[None]:
     For statements and transactions of SQLite: a child forked in the middle of one mistakes its parent's
     lock for its own, and waits for it for ever.
     """
-    global _inside
-    depth = getattr(_mine, "depth", 0)
+    global _steady_count
+    depth = getattr(_thread, "depth", 0)
     if not depth:
         with _gate:
-            _gate.wait_for(lambda: not _forking)
-            _inside += 1
-    _mine.depth = depth + 1
+            _gate.wait_for(lambda: not _is_forking)
+            _steady_count += 1
+    _thread.depth = depth + 1
     try:
         yield
     finally:
-        _mine.depth = depth
+        _thread.depth = depth
         if not depth:
             with _gate:
-                _inside = max(0, _inside - 1)  # 0 in a child that was forked inside
+                _steady_count = max(0, _steady_count - 1)  # 0 in a child that was forked inside
                 _gate.notify_all()
 
 
 def _in_child() -> None:
-    global _opening, _gate, _forking, _inside
-    _opening, _gate, _forking, _inside = threading.RLock(), threading.Condition(), False, 0
-    _mine.depth = 0
-    for descriptor in _locked:
+    global _opening, _gate, _is_forking, _steady_count
+    _opening, _gate, _is_forking, _steady_count = threading.RLock(), threading.Condition(), False, 0
+    _thread.depth = 0
+    for descriptor in _descriptors:
         os.close(descriptor)
-    _locked.clear()
-    for owner, in_child in list(_bound.items()):
+    _descriptors.clear()
+    for owner, in_child in list(_handlers.items()):
         in_child(owner)
 
 
 def _acquire() -> None:
-    global _forking
+    global _is_forking
     with _gate:
-        _gate.wait_for(lambda: not _forking)
-        _forking = True
-        own = 1 if getattr(_mine, "depth", 0) else 0
-        _gate.wait_for(lambda: _inside <= own, _LONGEST)
+        _gate.wait_for(lambda: not _is_forking)
+        _is_forking = True
+        own = 1 if getattr(_thread, "depth", 0) else 0
+        _gate.wait_for(lambda: _steady_count <= own, _LONGEST)
     _opening.acquire()
 
 
 def _release() -> None:
-    global _forking
+    global _is_forking
     _opening.release()
     with _gate:
-        _forking = False
+        _is_forking = False
         _gate.notify_all()
 
 
