@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -43,13 +41,6 @@ class Trial:
     patch_bytes: int = 0
     kv_bytes: int = 0
     answer_seconds: float = 0.0
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Trial:
-        values = dict(document)
-        if (first := values.pop("first_token", None)) is not None:
-            values["first_token"] = FirstToken(tuple(first["ids"]), tuple(first["log_probs"]), first["rest"])
-        return cls(**values)
 
     @property
     def computed_tokens(self) -> int:

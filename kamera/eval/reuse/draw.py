@@ -42,7 +42,10 @@ def draw_items(
         return
     if data is None:
         raise ValueError(f"source {source!r} needs --data, the set's folder as published")
-    drawn, problems = _draw_samples(SOURCES[source](data, units), count, seed)
+    problems: list[Problem] = []
+    found = _fitting(SOURCES[source](data, units), problems)
+    lots = heapq.nsmallest(count, ((_lot(f"{seed}:{sample.id}"), sample.id, sample) for sample in found))
+    drawn = [sample for _, _, sample in sorted(lots, key=itemgetter(1))]
     yield from problems
     if len(drawn) < 2:
         raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
@@ -51,20 +54,13 @@ def draw_items(
         yield Item(whole, draw_traces(whole, seed))
 
 
-def _draw_samples(
-    samples: Iterator[TaskSample | Problem], count: int, seed: int
-) -> tuple[list[TaskSample], list[Problem]]:
-    """The ``count`` samples of lowest digest, by id, and the problems of all."""
-    kept: list[tuple[int, str, TaskSample]] = []
-    problems: list[Problem] = []
+def _fitting(samples: Iterator[TaskSample | Problem], problems: list[Problem]) -> Iterator[TaskSample]:
+    """The samples with enough visual units; the ``problems`` are noted."""
     for sample in distinct(samples):
         if isinstance(sample, Problem):
             problems.append(sample)
         elif sum(map(_is_picture, context(sample))) >= LEAST:
-            heapq.heappush(kept, (-_lot(f"{seed}:{sample.id}"), sample.id, sample))
-            if len(kept) > count:
-                heapq.heappop(kept)
-    return [sample for _, _, sample in sorted(kept, key=itemgetter(1))], problems
+            yield sample
 
 
 def _donors(sample: TaskSample, drawn: Sequence[TaskSample], seed: int) -> list[Part]:

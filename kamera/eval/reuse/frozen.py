@@ -19,7 +19,7 @@ from PIL import Image
 from kamera.content import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.reuse.item import Item
-from kamera.eval.tasks.sample import Part, Picture
+from kamera.eval.tasks.sample import Part, Picture, parse_record
 from kamera.eval.tasks.set_files import read_json
 
 FORMAT, VERSION = "kamera-reuse-benchmark", 3
@@ -81,7 +81,7 @@ def load(folder: Path) -> Benchmark:
         for part in (*item["sample"]["parts"], *item["sample"]["others"]):
             if "source" in part:
                 part["source"] = str(folder / MEDIA / part["source"])
-    items = tuple(map(Item.read, body["items"]))
+    items = tuple(parse_record(item, Item) for item in body["items"])
     for item in items:
         item.check()
     return Benchmark(items, body["system"], body["origin"], digest, folder)

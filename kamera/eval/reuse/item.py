@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.sample import Part, Picture, TaskSample
@@ -22,8 +21,8 @@ class Item:
 
     So the published answer holds behind each trace, and the exact answer is the same for all. The sample's
     live parts come behind its window, its ``others`` are donors and then the filler. In a frozen benchmark a
-    picture's source is a file of its media folder. ``meta`` names the scorer (``rule``,
-    `kamera.eval.reuse.scoring`), what that needs beside ``answer`` and ``choices``, and ``max_new_tokens``.
+    picture's source is a file of its media folder. ``meta`` names the scorer (a ``rule``
+    of `ReuseBench`), what that needs beside ``answer`` and ``choices``, and ``max_new_tokens``.
     """
 
     sample: TaskSample
@@ -44,11 +43,6 @@ class Item:
                     raise TaskDataError(f"item {id}, trace {name} shows a unit twice in one window")
             if not windows or windows[-1] != tuple(range(len(window))):
                 raise TaskDataError(f"item {id}, trace {name} does not end in the published window")
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Item:
-        traces = {name: tuple(map(tuple, windows)) for name, windows in document["traces"].items()}
-        return cls(TaskSample.read(document["sample"]), traces)
 
 
 def context(sample: TaskSample) -> Sequence[Part]:

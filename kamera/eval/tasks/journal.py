@@ -12,17 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kamera import files
 from kamera.errors import TaskDataError
 from kamera.eval.arms import REPREFILL, Maker
 from kamera.eval.first_token import FirstToken
-from kamera.eval.tasks.sample import TaskSample, digest
+from kamera.eval.tasks.sample import Record, TaskSample, digest, parse_record
 from kamera.eval.tasks.set_files import read_json
 from kamera.eval.trial import Trial
-
-Line = TypeVar("Line", Trial, "SampleRow")
 
 FORM = 6
 """Format of the files. A run of another format is refused."""
@@ -41,10 +39,6 @@ class SampleRow:
     @classmethod
     def of(cls, sample: TaskSample, at: int) -> SampleRow:
         return cls(at, digest(sample), replace(sample, parts=(), others=(), before=()))
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> SampleRow:
-        return cls(**{**document, "sample": TaskSample.read(document["sample"])})
 
 
 class Journal:
@@ -154,16 +148,16 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _read_lines(path: Path, kind: type[Line]) -> list[Line]:
+def _read_lines(path: Path, kind: type[Record]) -> list[Record]:
     """The records of a file; an incomplete last one is removed from the file."""
     rows = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    records: list[Line] = []
+    records: list[Record] = []
     for number, row in enumerate(rows, 1):
         try:
             if not row.endswith(b"\n"):
                 raise ValueError("a line without an end")
-            records.append(kind.read(json.loads(row)))
-        except (ValueError, TypeError, KeyError):
+            records.append(parse_record(json.loads(row), kind))
+        except ValueError:
             if number < len(rows):
                 raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone") from None
             with path.open("r+b") as stream:

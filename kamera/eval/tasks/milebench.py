@@ -8,13 +8,20 @@ read: they have one image, and no context to reuse.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.milebench_files import quantity, write_predictions
-from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
+from kamera.eval.tasks.milebench_score import (
+    Metric,
+    decide,
+    extract_choice,
+    metric_of,
+    process,
+    score_response,
+)
 from kamera.eval.tasks.sample import (
     Answered,
     Cell,
@@ -29,7 +36,7 @@ from kamera.eval.tasks.sample import (
     mean,
     means_by,
 )
-from kamera.eval.tasks.set_files import lacking, read_json
+from kamera.eval.tasks.set_files import lacking, read_json, write_json
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -93,12 +100,27 @@ class MileBench(Task):
             for code, names in CODES.items()
             if (own := [d for d in datasets if d.label in names])
         ]
-        groups = (*by_code, *datasets, *means_by("images", ((quantity(s), score) for s, score in scored)))
+        groups = (*by_code, *datasets, *means_by("images", ((_quantity(s), score) for s, score in scored)))
         how = f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets"
         return Summary.of(answered, how, groups, mean([group.score for group in by_code]))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> None:
-        write_predictions(answered, folder)
+        """``{Dataset}/pred.json``, ``eval.json``, ``eval_score.json`` and extracted choices, of one arm."""
+        by_dataset: dict[str, list[Answered]] = defaultdict(list)
+        for a in answered:
+            by_dataset[a.sample.task].append(a)
+        for name, items in by_dataset.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            documents: dict[str, Any] = {
+                "pred.json": [_prediction(a, folder.name) for a in items],
+                "eval.json": _evaluation(items),
+                "eval_score.json": [_item_score(a) for a in items],
+            }
+            if items[0].sample.meta["metric"] == "choice":
+                extracted = [{**_prediction(a, folder.name), **_extract(a)} for a in items]
+                documents["pred_with_extracted.json"] = extracted
+            for file, document in documents.items():
+                write_json(folder / name / file, document)
 
 
 def _datasets(root: Path) -> list[str]:
@@ -172,7 +194,7 @@ def _question_start(context: str) -> int:
 
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
     texts, numbers = _PLACEHOLDER.split(text)[::2], _PLACEHOLDER.findall(text)
-    return interleave(texts, [Picture(images / paths[int(number) - 1]) for number in numbers], live)
+    return interleave(texts, [Picture(images / paths[int(n) - 1], live) for n in numbers], live)
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:
@@ -208,3 +230,43 @@ def _list_options(task: str, choices: Sequence[str]) -> str:
     letters = ["" if task == "GPR1200" else f"{chr(ord('A') + i)}. " for i in range(len(choices))]
     lines = "\n".join(letter + choice for letter, choice in zip(letters, choices, strict=True))
     return f"\nChoice list: \n{lines}\nYour answer is: "
+
+
+def _quantity(sample: TaskSample) -> str:
+    """The benchmark's level of a sample, by its number of images."""
+    count = len(sample.meta["images_path"])
+    return "Few" if count < 6 else "Many" if count > 31 else "Medium"
+
+
+def _prediction(a: Answered, model: str) -> dict[str, Any]:
+    return {
+        "sample_id": a.sample.meta["sample_id"],
+        "image": list(a.sample.meta["images_path"]),
+        "question": a.sample.prompt.replace("<image>", "<ImageHere>"),
+        "gt_response": a.sample.answer,
+        "gen_model_id": model,
+        "pred_response": a.response,
+        "gen_kwargs": {"do_sample": False, "max_new_tokens": 512},
+    }
+
+
+def _extract(a: Answered) -> Mapping[str, Any]:
+    options = [process(choice) for choice in a.sample.choices]
+    return {"extracted": extract_choice(process(a.response), options), "result": a.score}
+
+
+def _item_score(a: Answered) -> dict[str, str | None]:
+    whole, score = a.sample.meta["metric"] != "rouge-l", a.score
+    told = None if score is None else str(int(score) if whole else round(score, 3))
+    return {"id": str(a.sample.meta["sample_id"]), "score": told}
+
+
+def _evaluation(items: Sequence[Answered]) -> dict[str, Any]:
+    scored = [(_quantity(a.sample), a.score) for a in items if a.score is not None]
+    levels = {level: [s for at, s in scored if at == level] for level in ("Few", "Medium", "Many")}
+    name = "Rouge-L f" if items[0].sample.meta["metric"] == "rouge-l" else "Accuracy"
+    return {
+        name: mean([score for _, score in scored]) if scored else None,
+        "image_quantity_level-Accuracy": {k: mean(v) if v else 0 for k, v in levels.items()},
+        "image_quantity_level-Result": {k: [sum(v), len(v)] for k, v in levels.items()},
+    }

@@ -108,8 +108,9 @@ class MMNiah(Task):
 
     def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> TaskSample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
-        pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
         context, first = (record["context"] + "\n").split(IMAGE), record["context"].count(IMAGE)
+        named = enumerate(_pictures(record)) if images is not None else ()
+        pictures = [Picture(images / name, live=n >= first) for n, name in named]
         live = interleave(self._question(record).split(IMAGE), pictures[first:], live=True)
         *parts, question = [*interleave(context, pictures[:first]), *live]
         return TaskSample(

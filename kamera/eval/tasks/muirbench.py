@@ -14,12 +14,11 @@ from kamera.errors import TaskDataError
 from kamera.eval.tasks.letters import LETTER_ONLY, LETTERS, LetterTask, last_letter, leading_letter
 from kamera.eval.tasks.sample import (
     Answered,
-    Part,
-    Passage,
     Picture,
     Problem,
     Summary,
     TaskSample,
+    interleave,
     means_by,
 )
 from kamera.eval.tasks.set_files import picture, rows, write_lines
@@ -115,11 +114,9 @@ class MuirBench(LetterTask):
             return Problem(
                 where, f"{len(pieces) - 1} <image> in question and options, {len(pictures)} images"
             )
-        parts: list[Part] = []
         shown = row["question"].count("<image>")  # the others are choices
-        for number, (text, image) in enumerate(zip(pieces, pictures, strict=False)):
-            parts += [Passage(text, live=True)] * bool(text)
-            parts.append(Picture(image, live=number >= shown))
+        placed = [Picture(image, live=n >= shown) for n, image in enumerate(pictures)]
+        parts = interleave(pieces, placed, live=True)[:-1]
         meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
         meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
         return TaskSample(

@@ -133,11 +133,8 @@ def collect(
 
 def _interval(items: Sequence[str], values: Sequence[float | None]) -> Estimate:
     """Mean over items with its interval: the answers to one behind several traces are not independent."""
-    by_item: dict[str, list[float]] = {}
-    for item, value in zip(items, values, strict=True):
-        if value is not None:
-            by_item.setdefault(item, []).append(value)
-    return bootstrap([mean(some) for some in by_item.values()])
+    pairs = ((item, value) for item, value in zip(items, values, strict=True) if value is not None)
+    return bootstrap([cell.score for cell in means_by("item", pairs)])
 
 
 def _with_agreement(summary: Summary, of_arm: Sequence[Answered], agrees: Sequence[float | None]) -> Summary:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
+
+import cattrs
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,6 @@ class TaskSample:
     def prompt(self) -> str:
         """The prompt as text, with ``<image>`` and ``<video>`` for media."""
         return "".join(map(_write_part, self.parts)) + self.question
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> TaskSample:
-        """The sample whose fields, as JSON values, are ``document``."""
-        values = dict(document)
-        values |= {name: tuple(map(_part, values[name])) for name in ("parts", "others")}
-        before = tuple(map(tuple, values["before"]))
-        return cls(**{**values, "choices": tuple(values["choices"]), "before": before})
 
 
 @dataclass(frozen=True)
@@ -254,8 +250,20 @@ def digest(sample: TaskSample) -> str:
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
 
-def _part(fields: Mapping[str, Any]) -> Part:
+def parse_record(document: Any, kind: type[Record]) -> Record:
+    """The dataclass whose fields, as JSON values, are ``document``. Raises ValueError for anything else."""
+    try:
+        return _RECORDS.structure(document, kind)
+    except (TypeError, KeyError, cattrs.errors.CattrsError) as error:
+        raise ValueError(f"no {kind.__name__}: {error}") from None
+
+
+def _part(fields: Mapping[str, Any], _: object) -> Part:
     return (Passage if "text" in fields else Picture if "caption" in fields else Video)(**fields)
+
+
+_RECORDS = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
+_RECORDS.register_structure_hook(Part, _part)
 
 
 def _write_part(part: Part) -> str:
@@ -275,10 +283,10 @@ def _name(part: Part) -> list[Any]:
 
 
 def interleave(texts: Sequence[str], pictures: Iterable[Picture], live: bool = False) -> list[Part]:
-    """Texts with a picture between each two; of empty texts only the last one stays."""
+    """Texts with a picture between each two; of empty texts only the last one stays, ``live`` ones or not."""
     parts: list[Part] = []
     for text, shown in zip(texts[:-1], pictures, strict=True):
-        parts += [Passage(text, live)] * bool(text) + [replace(shown, live=live)]
+        parts += [*[Passage(text, live)] * bool(text), shown]
     return [*parts, Passage(texts[-1], live)]
 
 

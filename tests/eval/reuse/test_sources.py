@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 
 from kamera.errors import TaskDataError
-from kamera.eval.reuse import draw_items
-from kamera.eval.reuse.scoring import decision, score
+from kamera.eval.reuse import ReuseBench, draw_items
 from kamera.eval.tasks.sample import Picture, Problem
 from kamera.testbed import render_video
 from kamera.testbed.benchmarks import write_mm_niah
+
+score, decision = ReuseBench().score, ReuseBench().decision
 
 
 def picture(path, colour):

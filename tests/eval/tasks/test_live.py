@@ -11,7 +11,7 @@ from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.sample import Passage, TaskSample
+from kamera.eval.tasks.sample import Passage, TaskSample, parse_record
 from kamera.eval.trial import Trial
 from kamera.testbed.benchmarks import write_mm_niah
 
@@ -87,7 +87,7 @@ def run(backbone, data, out, **options):
     results = run_task(backbone, MMNiah(["reasoning-text"], bare=True), data, out, arms=ARMS, **options)
     assert not [p for p in results.problems if p.skipped]
     rows = [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
-    return {(row["item"][-1], row["arm"]): Trial.read(row) for row in rows}
+    return {(row["item"][-1], row["arm"]): parse_record(row, Trial) for row in rows}
 
 
 def test_reused_tokens_are_the_contexts_for_any_last_image(backbone, pictured, tmp_path):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import glob
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def _pages(data: Path, document: str) -> dict[int, Path]:
     stem = re.sub(r"\.pdf$", "", document).split("/")[-1]
     for folder in (data / "pages", data / "tmp", data / "data" / "pages"):
         found = {}
-        for path in folder.glob(f"{_escape(stem)}_*.png"):
+        for path in folder.glob(f"{glob.escape(stem)}_*.png"):
             if match := re.fullmatch(re.escape(stem) + r"_(\d+)", path.stem):
                 found[int(match[1])] = path
         if found:
@@ -62,11 +63,6 @@ def _pages(data: Path, document: str) -> dict[int, Path]:
         f"no pages of {document}: render them to {data / 'pages'}/{stem}_1.png, … (144 dpi in the "
         "benchmark's own run)"
     )
-
-
-def _escape(text: str) -> str:
-    """``text`` as a pattern that only it matches."""
-    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def _around(evidence: list[int], pages: list[int], units: int) -> list[int]:
