@@ -3,10 +3,9 @@
 It needs ``pip install 'kamera[serve]'``.
 """
 
-from kamera.serve.app import Front
+from kamera.serve.app import Front, run, server_of
 from kamera.serve.keys import LOCAL, Keys
 from kamera.serve.refusal import Refusal
-from kamera.serve.run import run, server_of
 from kamera.serve.service import Service, Within
 from kamera.window.view.live import bound
 

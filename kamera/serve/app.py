@@ -1,15 +1,20 @@
-"""The application: routes, keys, limits, and answers that end when nobody listens any more."""
+"""The application: routes, keys, limits, and answers that end when nobody listens; and its server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import uvicorn
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
@@ -23,7 +28,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from kamera.content import Fields, json_object
 from kamera.errors import KameraError, quote
 from kamera.serve.chat import Chat
-from kamera.serve.dialect import Dialect, Said
+from kamera.serve.dialect import Dialect, Events, Said
 from kamera.serve.keys import Keys
 from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
@@ -31,7 +36,7 @@ from kamera.serve.responses import Documents, Responses
 from kamera.serve.service import Answer, Count, Service
 from kamera.serve.worker import AT_ONCE, Job, Worker
 from kamera.window.view import Lives
-from kamera.window.view.live import Page
+from kamera.window.view.live import Page, PageServer
 
 MOST_BYTES, MOST_TOGETHER = 32 << 20, 256 << 20
 """Bytes of a request's body, at most; and of the bodies of all requests that are not answered yet."""
@@ -42,6 +47,9 @@ WAITING = 64
 READING, SENDING = 60, 60
 """Seconds in which a request must have come, and an event have gone to a client that reads slowly."""
 
+STOPPING, CONNECTIONS = 120, 512
+"""Seconds that answers may take after a server was told to stop; connections at once, others get a 503."""
+
 
 class Bodies:
     """Counts the bytes of bodies, each until its request is answered or its client has gone."""
@@ -50,24 +58,27 @@ class Bodies:
         self.bytes = 0
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """The application, in which a body that is one too many ends its own request: Refusal, 503."""
+        """The application, in which a body that is too large, or one too many, ends its own request."""
         return partial(self._run, app)
 
     async def _run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        mine: list[int] = []
+        mine = 0
 
         async def part() -> Message:
+            nonlocal mine
             message = await receive()
-            mine.append(len(message.get("body", b"")))
-            self.bytes += mine[-1]
+            size = len(message.get("body", b""))
+            mine, self.bytes = mine + size, self.bytes + size
             if self.bytes > MOST_TOGETHER:
                 raise Refusal(503, f"{MOST_TOGETHER >> 20} MiB of requests are in work: try later", wait=5)
+            if mine > MOST_BYTES:
+                raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB: send less")
             return message
 
         try:
             await app(scope, part, send)
         finally:
-            self.bytes -= sum(mine)
+            self.bytes -= mine
 
 
 class Front(Page):
@@ -190,16 +201,12 @@ class Front(Page):
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # a page of another origin cannot send it unasked
             raise Refusal(415, f"content-type {quote(kind)}: send application/json")
-        data = bytearray()
         try:
             with anyio.fail_after(READING):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > MOST_BYTES:
-                        raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB: send less")
+                data = await request.body()
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {READING} s: send it faster") from None
-        return tenant, Fields(json_object(bytes(data))), request.headers.get("x-session-id")
+        return tenant, Fields(json_object(data)), request.headers.get("x-session-id")
 
     def _check_model(self, name: str) -> None:
         if name not in self._names:
@@ -231,20 +238,16 @@ class Front(Page):
 
     async def _events(
         self, job: Answer, dialect: Chat | Messages | Responses, heard: str | tuple[Said]
-    ) -> AsyncIterator[ServerSentEvent]:
+    ) -> AsyncIterator[bytes]:
         """The events of an answer, from what was heard first."""
         try:
-            for event in dialect.opening():
-                yield event
+            yield _encode(dialect.opening())
             while isinstance(heard, str):
-                for event in dialect.piece(heard):
-                    yield event
+                yield _encode(dialect.piece(heard))
                 heard = await job.next()
-            for event in dialect.closing(heard[0]):
-                yield event
+            yield _encode(dialect.closing(heard[0]))
         except Refusal as refusal:
-            for event in dialect.failing(refusal):
-                yield event
+            yield _encode(dialect.failing(refusal))
         finally:
             job.cancel()
 
@@ -255,3 +258,31 @@ class Front(Page):
         refusal = refusal_of(error)
         made = refusal.anthropic() if request.url.path.startswith("/v1/messages") else refusal.openai()
         return JSONResponse(made, refusal.status, refusal.headers)
+
+
+def _encode(events: Events) -> bytes:
+    """The events of a dialect as they are sent."""
+    told = ((e, {}) if isinstance(e, str) else (json.dumps(e, ensure_ascii=False), e) for e in events)
+    return b"".join(ServerSentEvent(text, event=data.get("type")).encode() for text, data in told)
+
+
+def server_of(front: Front, on: socket.socket) -> PageServer:
+    """The server of a front on a bound socket. When it stops, what runs and waits is finished and saved."""
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        host, port = on.getsockname()[:2]
+        print(f"kamera serves on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        yield
+        print(front.close(), flush=True)
+
+    limits: dict[str, Any] = {"timeout_graceful_shutdown": STOPPING, "limit_concurrency": CONNECTIONS}
+    config = uvicorn.Config(front.app(life), log_level="warning", server_header=False, **limits)
+    return PageServer(config, front)
+
+
+def run(front: Front, on: socket.socket) -> None:
+    """Serve until the process is told to end."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and sends them once more then
+        signal.signal(number, signal.SIG_IGN)
+    server_of(front, on).run(sockets=[on])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, choose_tools, hint_of
-from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common
 
 
 class Chat(Dialect):
@@ -38,11 +36,15 @@ class Chat(Dialect):
         super().__init__(body, asked)
 
     def whole(self, said: Said) -> dict[str, Any]:
-        calls = [*said.calls]
-        message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
-        message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _logprobs(said)}
-        return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
+        message = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+        message |= {"refusal": None} | ({"tool_calls": [*said.calls]} if said.calls else {})
+        reason = "tool_calls" if said.calls else said.turn.finish_reason
+        noted = None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": noted}
+        prompt, cached, completion = said.turn.usage
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage |= {"total_tokens": prompt + completion, "prompt_tokens_details": {"cached_tokens": cached}}
+        return {**self._head(""), "choices": [choice], "usage": usage, "kamera": said.kamera}
 
     def opening(self) -> Events:
         return [self._chunk({"role": "assistant", "content": ""})]
@@ -52,10 +54,12 @@ class Chat(Dialect):
 
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
+        whole = self.whole(said)
+        (choice,), usage, kamera = whole["choices"], whole["usage"], whole["kamera"]
         calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
-        last = [self._chunk({}, _reason(said), _logprobs(said), kamera=said.kamera)]
-        usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
-        return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
+        last = [self._chunk({}, choice["finish_reason"], choice["logprobs"], kamera=kamera)]
+        last += [self._chunk(None, usage=usage, kamera=kamera)] if self._with_usage else []
+        return [*calls, *last, "[DONE]"]
 
     def _head(self, of: str) -> dict[str, Any]:
         kind = f"chat.completion{of}"
@@ -63,20 +67,6 @@ class Chat(Dialect):
 
     def _chunk(
         self, delta: dict[str, Any] | None, reason: str | None = None, noted: Any = None, **more: Any
-    ) -> ServerSentEvent:
+    ) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": noted, "finish_reason": reason}
-        return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
-
-
-def _reason(said: Said) -> str:
-    return "tool_calls" if said.calls else said.turn.finish_reason
-
-
-def _logprobs(said: Said) -> dict[str, Any] | None:
-    return None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
-
-
-def _usage(said: Said) -> dict[str, Any]:
-    prompt, cached, completion = said.turn.usage
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        return {**self._head(".chunk"), "choices": [] if delta is None else [choice], **more}

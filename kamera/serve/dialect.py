@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from dataclasses import dataclass
 from typing import Any
-
-from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message
 from kamera.edits import Clearing
@@ -16,7 +13,8 @@ from kamera.serve.refusal import Refusal
 from kamera.sessions import Turn
 from kamera.trust import GUARANTEES, Guarantee
 
-Events = list[ServerSentEvent]
+Events = list[dict[str, Any] | str]
+"""Data of server-sent events, each named by its ``type`` if it has one; a text stands for itself."""
 
 _ID = 256  # characters
 
@@ -96,12 +94,7 @@ class Dialect:
 
     def failing(self, refusal: Refusal) -> Events:
         """Events of an error behind the first text."""
-        return [event(refusal.openai())]
-
-
-def event(data: dict[str, Any]) -> ServerSentEvent:
-    """An event, named by its data's type if that has one."""
-    return ServerSentEvent(json.dumps(data, ensure_ascii=False), event=data.get("type"))
+        return [refusal.openai()]
 
 
 def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
@@ -116,7 +109,6 @@ def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
     session = named or body.take("session_id", str) or header
     if session is not None and not (session.isprintable() and len(session) <= _ID):
         raise body.wrong("session_id", session, f"up to {_ID} printable characters")
-    drawn = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
-    stream = body.take("stream", bool, False)
-    found = {"minimum": minimum, "session": session or None, "after": after}
-    return {**found, "stream": stream, **drawn}
+    found = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
+    found |= {"minimum": minimum, "session": session or None, "after": after}
+    return {**found, "stream": body.take("stream", bool, False)}

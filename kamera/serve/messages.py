@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from kamera.content import Fields, anthropic_messages, anthropic_tools, content_of
 from kamera.edits import clearing_of
 from kamera.errors import InvalidRequest
-from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common
 from kamera.serve.refusal import Refusal
 
 
@@ -44,67 +42,57 @@ class Messages(Dialect):
         self._open = False  # the text, which is the first block
 
     def whole(self, said: Said) -> dict[str, Any]:
-        text = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
-        uses = [{**_use(c), "input": json.loads(c["function"]["arguments"])} for c in said.calls]
-        return {**self._head([*text, *uses], _usage(said)), **_end(said), **_edits_and_worth(said)}
+        blocks = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
+        for made in said.calls:
+            use = {"type": "tool_use", "id": made["id"], "name": made["function"]["name"]}
+            blocks.append({**use, "input": json.loads(made["function"]["arguments"])})
+        prompt, cached, completion = said.turn.usage
+        usage = {"input_tokens": prompt - cached, "output_tokens": completion}
+        usage |= {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
+        reason = {"stop": "end_turn", "length": "max_tokens"}[said.turn.finish_reason]
+        reason = "tool_use" if said.calls else "stop_sequence" if said.stopped else reason
+        end = {"stop_reason": reason, "stop_sequence": said.stopped}
+        edits = {"applied_edits": [] if said.cleared is None else [said.cleared]}
+        whole = {**self._head(blocks, usage), **end}
+        return {**whole, "context_management": edits, "kamera": said.kamera}
 
     def opening(self) -> Events:
         """The message without content; its usage comes at the end."""
         head = self._head([], {"input_tokens": 0, "output_tokens": 0})
-        return [_event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})]
+        return [{"type": "message_start", "message": {**head, "stop_reason": None, "stop_sequence": None}}]
 
     def piece(self, text: str) -> Events:
         """A delta, in a block that begins with the first one."""
         opened = [] if self._open else [self._begin({"type": "text", "text": ""})]
         self._open = True
-        return [*opened, _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})]
+        return [*opened, self._block("delta", delta={"type": "text_delta", "text": text})]
 
     def closing(self, said: Said) -> Events:
         """The end of the text, the calls, the reason and the usage."""
         events = self.piece("") if not self._open and not said.calls else []
         if self._open:
-            events.append(_event("content_block_stop", index=0))
-        for made in said.calls:
+            events.append(self._block("stop"))
+        whole = self.whole(said)
+        uses = (block for block in whole["content"] if block["type"] == "tool_use")
+        for use, made in zip(uses, said.calls, strict=True):
             delta = {"type": "input_json_delta", "partial_json": made["function"]["arguments"]}
-            events.append(self._begin({**_use(made), "input": {}}))
-            events.append(_event("content_block_delta", index=self._blocks - 1, delta=delta))
-            events.append(_event("content_block_stop", index=self._blocks - 1))
-        events.append(_event("message_delta", delta=_end(said), usage=_usage(said), **_edits_and_worth(said)))
-        return [*events, _event("message_stop")]
+            events.append(self._begin({**use, "input": {}}))
+            events += [self._block("delta", delta=delta), self._block("stop")]
+        last = {name: whole[name] for name in ("usage", "context_management", "kamera")}
+        delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        return [*events, {"type": "message_delta", "delta": delta, **last}, {"type": "message_stop"}]
 
     def failing(self, refusal: Refusal) -> Events:
-        return [event(refusal.anthropic())]
+        return [refusal.anthropic()]
 
     def _head(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "content": content, "usage": usage}
 
-    def _begin(self, block: dict[str, Any]) -> ServerSentEvent:
+    def _begin(self, block: dict[str, Any]) -> dict[str, Any]:
         self._blocks += 1
-        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+        return self._block("start", content_block=block)
 
-
-def _event(kind: str, **data: Any) -> ServerSentEvent:
-    return event({"type": kind, **data})
-
-
-def _use(made: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": made["id"], "name": made["function"]["name"]}
-
-
-def _end(said: Said) -> dict[str, Any]:
-    reason = {"stop": "end_turn", "length": "max_tokens"}[said.turn.finish_reason]
-    reason = "tool_use" if said.calls else "stop_sequence" if said.stopped else reason
-    return {"stop_reason": reason, "stop_sequence": said.stopped}
-
-
-def _usage(said: Said) -> dict[str, Any]:
-    prompt, cached, completion = said.turn.usage
-    counts = {"input_tokens": prompt - cached, "output_tokens": completion, "cache_read_input_tokens": cached}
-    return {**counts, "cache_creation_input_tokens": 0}
-
-
-def _edits_and_worth(said: Said) -> dict[str, Any]:
-    """What was cleared, and the guarantee."""
-    applied = [] if said.cleared is None else [said.cleared]
-    return {"context_management": {"applied_edits": applied}, "kamera": said.kamera}
+    def _block(self, kind: str, **data: Any) -> dict[str, Any]:
+        """An event of the last block."""
+        return {"type": f"content_block_{kind}", "index": self._blocks - 1, **data}

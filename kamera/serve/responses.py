@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from kamera.content import Fields, Message, choose_tools, hint_of, response_items, response_logprobs, tool_of
 from kamera.errors import InvalidRequest, UnknownTurn, quote
-from kamera.serve.dialect import Asked, Dialect, Events, Said, common, event
+from kamera.serve.dialect import Asked, Dialect, Events, Said, common
 from kamera.serve.refusal import Refusal
 
 KEPT = 4096
@@ -128,9 +126,9 @@ class Responses(Dialect):
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item, "output_index": 0, "content_index": 0}
 
-    def _event(self, kind: str, **data: Any) -> ServerSentEvent:
+    def _event(self, kind: str, **data: Any) -> dict[str, Any]:
         self._sent += 1
-        return event({"type": f"response.{kind}", "sequence_number": self._sent - 1, **data})
+        return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **data}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         made = {"id": self._item, "type": "message", "role": "assistant", "status": "completed"}

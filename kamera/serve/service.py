@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, Fields, Message, fits, json_object, likely
+from kamera.content import Conversations, Fields, fits, json_object, likely
 from kamera.engines import Completes
 from kamera.engines.hf import Backbone, HfEngine, ServedModel
 from kamera.serve.chat import Chat
@@ -77,14 +77,15 @@ class Service:
 
     def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
+        tools = asked.tools or None
+        edit: dict[str, Any] | None = None
         if asked.anew or asked.clearing is not None:
-            asked = self._whole(asked, tenant)
-        (messages, edit), tools = self._clear(asked), asked.tools or None
+            asked, edit = self._whole(asked, tenant)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
-        turn = pool.send(messages, asked.session, tenant, **options)
+        turn = pool.send(asked.messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
         noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
@@ -100,8 +101,8 @@ class Service:
 
     def count(self, asked: Asked, tenant: str) -> int:
         """Tokens of a request's prompt."""
-        messages, _ = self._clear(self._whole(asked, tenant))
-        return self._conversations.render(messages, tools=asked.tools or None).num_tokens
+        asked, _ = self._whole(asked, tenant)
+        return self._conversations.render(asked.messages, tools=asked.tools or None).num_tokens
 
     def counts(self) -> dict[str, int]:
         """Counts of all pools since the start, and their sessions now."""
@@ -130,20 +131,18 @@ class Service:
                 self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
             return self._stores[tenant]
 
-    def _whole(self, asked: Asked, tenant: str) -> Asked:
-        """A request with its whole history, in place of the turn that it goes on from."""
-        if asked.after is None:
-            return asked
-        history, given = self._pools[""].history(asked.after, tenant), asked.messages
-        head = given[: given[0]["role"] == "system"]
-        own = history[0]["role"] == "system" and (asked.anew or bool(head))
-        return replace(asked, messages=[*head, *history[own:], *given[len(head) :]], after=None)
-
-    def _clear(self, asked: Asked) -> tuple[list[Message], dict[str, Any] | None]:
-        """The messages after the request's own edit, and that edit."""
-        if asked.clearing is None:
-            return asked.messages, None
-        return asked.clearing.apply(asked.messages, self._conversations, asked.tools or None)
+    def _whole(self, asked: Asked, tenant: str) -> tuple[Asked, dict[str, Any] | None]:
+        """A request with its whole history, in place of the turn that it goes on from, after its own edit;
+        and that edit."""
+        messages, edit = asked.messages, None
+        if asked.after is not None:
+            history = self._pools[""].history(asked.after, tenant)
+            head = messages[: messages[0]["role"] == "system"]
+            own = history[0]["role"] == "system" and (asked.anew or bool(head))
+            messages = [*head, *history[own:], *messages[len(head) :]]
+        if asked.clearing is not None:
+            messages, edit = asked.clearing.apply(messages, self._conversations, asked.tools or None)
+        return replace(asked, messages=messages, after=None), edit
 
     def _options(self, asked: Asked) -> dict[str, Any]:
         """Options of ``generate``. Each request draws from a seed of its own."""
