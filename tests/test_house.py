@@ -50,7 +50,7 @@ LINES = {
     "reuse": (1_700, 2_000),
     "edits": (1_300, 1_200),
     "sessions": (3_950, 2_200),
-    "certify": (1_500, 1_100),
+    "certify": (1_400, 1_100),
     "compile": (1_250, 1_300),
     "serve": (1_200, 1_200),
     "eval": (4_600, 4_600),
@@ -62,7 +62,7 @@ LINES = {
 SHARED_NAMES = 8
 """Class names that may be defined in more than one file of the product. It only shrinks; the goal is 8."""
 
-CALLBACKS = 86
+CALLBACKS = 85
 """Lines of the product that may hold a `lambda` or a `Callable[`. It only shrinks."""
 
 AIR = 0.25

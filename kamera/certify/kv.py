@@ -190,17 +190,11 @@ def error_of_move(
 
 def _least_worth(patch: Patch) -> float:
     """The energy of the weakest direction that a patch keeps, by the length of its factors."""
-    return min(
-        (
-            float(
-                floats(f.left)[:, -1].double().square().sum() * floats(f.right)[:, -1].double().square().sum()
-            )
-            / (f.left.shape[0] + f.right.shape[0])
-            for layer in patch.layers
-            for f in layer.values()
-        ),
-        default=0.0,
-    )
+    worths = []
+    for f in (f for layer in patch.layers for f in layer.values()):
+        left, right = (floats(side)[:, -1].double().square().sum() for side in (f.left, f.right))
+        worths.append(float(left * right) / (f.left.shape[0] + f.right.shape[0]))
+    return min(worths, default=0.0)
 
 
 def _wrong(kept: _Energies, off: float, served: float, met: float, rounding: float) -> str:

@@ -6,7 +6,7 @@ every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +69,7 @@ class _Template(NamedTuple):
     """A kind of facts: entries have values, and the reader shows each entry beside a handle.
 
     ``says`` is a line of a page that states them, ``asks`` a question about an entry by name, ``reads`` one
-    by its handle; ``shown`` draws the reader's page.
+    by its handle; ``shown`` is the title of the reader's page.
     """
 
     title: str
@@ -79,7 +79,7 @@ class _Template(NamedTuple):
     says: str
     asks: str
     reads: str
-    shown: Callable[[np.random.Generator, Sequence[tuple[str, str]]], Image.Image]
+    shown: str
 
 
 def draw_scene(seed: int, index: int) -> ProbeScene:
@@ -98,7 +98,7 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     pages = []
     for number, facts in enumerate(stated):
         if number == READER:
-            pages.append(template.shown(rng, list(zip(handles, entries, strict=False))))
+            pages.append(_reader(rng, template.shown, list(zip(handles, entries, strict=False))))
             continue
         spare = [v for v in template.values if v not in facts.values()]
         filled = zip(others, _draw_words(rng, spare, _FILLED - len(facts)), strict=False)
@@ -126,23 +126,6 @@ def _statement(stated: Sequence[Mapping[str, str]], entry: str, order: Order) ->
     return next((stated[i][entry] for i in reversed(order) if entry in stated[i]), None)
 
 
-def _badges(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
-    """A painted shape for each colour, with the entry under it."""
-    shapes = [SHAPES[i] for i in rng.integers(len(SHAPES), size=len(shown))]
-    return _gallery("Badges", [(s, c, e) for s, (c, e) in zip(shapes, shown, strict=True)])
-
-
-def _crates(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
-    """Each shape in some colour, with the entry under it."""
-    paints = [list(COLOURS)[i] for i in rng.integers(len(COLOURS), size=len(shown))]
-    return _gallery("Crates", [(s, c, e) for c, (s, e) in zip(paints, shown, strict=True)])
-
-
-def _journeys(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
-    """Sentences that say who goes to which town."""
-    return _text("Journeys", [f"{person} is going to {town}." for person, town in _shuffle(rng, shown)])
-
-
 _TEMPLATES: tuple[_Template, ...] = (
     _Template(
         "Homes: notice",
@@ -152,7 +135,7 @@ _TEMPLATES: tuple[_Template, ...] = (
         "{} lives in {}.",
         "In which town does {} live? Answer in one word.",
         "In which town does the person with the {} badge live? Answer in one word.",
-        _badges,
+        "Badges",
     ),
     _Template(
         "Owners: notice",
@@ -162,7 +145,7 @@ _TEMPLATES: tuple[_Template, ...] = (
         "The {} crate belongs to {}.",
         "Who owns the {} crate? Answer with one name.",
         "Who owns the crate with the {} on it? Answer with one name.",
-        _crates,
+        "Crates",
     ),
     _Template(
         "Flags: notice",
@@ -172,7 +155,7 @@ _TEMPLATES: tuple[_Template, ...] = (
         "The flag of {} is {}.",
         "Which colour is the flag of {}? Answer in one word.",
         "Which colour is the flag of the town that {} is going to? Answer in one word.",
-        _journeys,
+        "Journeys",
     ),
 )
 
@@ -194,14 +177,19 @@ def _text(title: str, lines: Sequence[str]) -> Image.Image:
     return page
 
 
-def _gallery(title: str, cells: Sequence[tuple[str, str, str]]) -> Image.Image:
-    """Three columns of (shape, colour, caption)."""
+def _reader(rng: np.random.Generator, title: str, shown: Sequence[tuple[str, str]]) -> Image.Image:
+    """Each handle beside its entry: a person in a sentence, or a shape or its colour above it."""
+    if title == "Journeys":
+        return _text(title, [f"{person} is going to {town}." for person, town in _shuffle(rng, shown)])
     page = Image.new("RGB", (SIZE, SIZE), _PAPER)
     _write(page, title, (24, 20), scale=3)
-    for i, (shape, colour, caption) in enumerate(cells):
+    free = tuple(COLOURS) if shown[0][0] in SHAPES else SHAPES
+    drawn = rng.integers(len(free), size=len(shown)).tolist()
+    for i, ((handle, entry), other) in enumerate(zip(shown, drawn, strict=True)):
         x, y = 24 + 144 * (i % 3), 84 + 184 * (i // 3)
+        shape, colour = (handle, free[other]) if handle in SHAPES else (free[other], handle)
         _shape(ImageDraw.Draw(page), shape, COLOURS[colour], x + 8, y)
-        _write(page, caption, (x, y + 116))
+        _write(page, entry, (x, y + 116))
     return page
 
 

@@ -15,14 +15,7 @@ from kamera.certify.probe import PROBE_SEED, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, doubt, judge, overrule
-from kamera.engines.hf import (
-    Backbone,
-    HfEngine,
-    OperatorProof,
-    prove_moves,
-    prove_patch,
-    prove_relocation,
-)
+from kamera.engines.hf import Backbone, HfEngine, prove_moves, prove_patch, prove_relocation
 from kamera.trust import Certificate, Finding, Guarantee, ReusePolicy
 from kamera.window import grounds_of
 
@@ -93,19 +86,18 @@ def scenes_of(probe: str) -> Iterator[ProbeScene]:
 
 def _flaw(engine: HfEngine) -> str:
     """The operator's own error on this model, in one line; "" if its proofs hold."""
-    for claim, proof in _proofs(engine):
-        if not proof.holds:
+    proofs = {
+        "relocation": prove_relocation,
+        "a full-rank patch": prove_patch,
+        "a move in the live cache": prove_moves,
+    }
+    for claim, prove in proofs.items():
+        if not (proof := prove(engine)).holds:
             return (
                 f"{claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance of "
                 f"{proof.tolerance:.0e}: the operator itself is wrong here"
             )
     return ""
-
-
-def _proofs(engine: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
-    yield "relocation", prove_relocation(engine)
-    yield "a full-rank patch", prove_patch(engine)
-    yield "a move in the live cache", prove_moves(engine)
 
 
 class _Poll:
@@ -117,7 +109,7 @@ class _Poll:
         self.shown: list[ProbeScene] = []
         self.outcomes: dict[Guarantee, list[QuestionOutcome]] = {g: [] for g in guarantees}
         self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
-        self.compared: dict[Guarantee, KVComparison] = {}
+        self.compared = dict.fromkeys(guarantees, KVComparison())
         self.sabotaged: dict[str, list[QuestionOutcome]] = {name: [] for name in faults}
         self.sabotaged_kv: dict[str, KVComparison] = {}
 
@@ -134,11 +126,10 @@ class _Poll:
             wanted = trials.scene.queries[guarantee][: self.items - len(outcomes)]
             if not wanted:
                 continue
-            outcomes += trials.ask(guarantee, wanted)
+            faults = self._open_faults() if guarantee == "patched" and not self.flaw else []
+            for name, answered in trials.ask(guarantee, wanted, faults).items():
+                (outcomes if name == guarantee else self.sabotaged[name]).extend(answered)
             self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
-            if guarantee == "patched" and not self.flaw:
-                for name, answered in trials.ask_sabotages(wanted, self._open_faults()):
-                    self.sabotaged[name] += answered
             yield len(wanted)
 
     def findings_of(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
@@ -151,8 +142,8 @@ class _Poll:
         }
         findings = {}
         for guarantee, outcomes in self.outcomes.items():
-            found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
-            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or SABOTAGES[n].patch is None}
+            found = judge(outcomes, chance[guarantee], self.compared[guarantee], guarantee)
+            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or not SABOTAGES[n].patch}
             findings[guarantee] = overrule(doubt(found, bears), self.flaw)
         return findings, wrong
 
@@ -161,15 +152,13 @@ class _Poll:
         return [name for name, kv in self.sabotaged_kv.items() if not (kv.flaw and self.sabotaged[name])]
 
     def _compare(self, trials: Trials) -> None:
-        first = not self.compared
-        found: dict[Guarantee, KVComparison] = {"patched": trials.compare()}
+        first = len(self.shown) == 1
+        self.compared["patched"] &= trials.compare()
         if first:
-            found["patched"] &= trials.compare_after_moves()
-        if first and not (self.flaw or found["patched"].flaw):
-            self.sabotaged_kv = {name: trials.compare_sabotage(name) for name in self.sabotaged}
-        if "survivor" in self.outcomes:
-            found["survivor"] = trials.compare_survivors()
-        for guarantee, compared in found.items():
-            self.compared[guarantee] = compared if first else self.compared[guarantee] & compared
+            self.compared["patched"] &= trials.compare_after_moves()
         # every guarantee is served by what serves patched KV
         self.flaw = self.flaw or self.compared["patched"].flaw
+        if first and not self.flaw:
+            self.sabotaged_kv = {name: trials.compare_sabotage(name) for name in self.sabotaged}
+        if "survivor" in self.outcomes:
+            self.compared["survivor"] &= trials.compare_survivors()

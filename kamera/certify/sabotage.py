@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -48,56 +47,37 @@ class Material:
     def under(self, fault: Fault) -> Material:
         """What a build with this fault gives to the kernels."""
         offset = tuple(step * way for step, way in zip(fault.steps, self.offset, strict=False))
-        layout = self.layout
-        if fault.theta != 1.0:
-            layout = tuple(_turn_by(fault.theta, spec) for spec in layout)
-        patch = self.patch if fault.patch is None else _wrong_patch(self, fault.patch)
+        layout = tuple(_turn_by(fault.theta, spec) for spec in self.layout)
+        patch = _wrong_patch(self, fault.patch) if fault.patch else self.patch
         return replace(self, offset=offset, layout=layout, patch=patch)
-
-
-WrongPatch = Literal[
-    "turned back",
-    "free only",
-    "phased only",
-    "exchanged",
-    "dropped",
-    "scaled",
-    "another",
-    "random",
-    "stale",
-]
-"""What is done to a patch, or taken in its place."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """What a build does wrong: factors of the ways along the axes and of the rotation's base, or the patch.
 
-    What concerns the rotation alone (``patch`` None) survivors share: they are served as computed, moved.
+    ``patch`` names what is done to a patch, or taken in its place. What concerns the rotation alone ("")
+    survivors share: they are served as computed, moved.
     """
 
     steps: tuple[int, int, int] = (1, 1, 1)
     theta: float = 1.0
-    patch: WrongPatch | None = None
+    patch: str = ""
 
 
-SABOTAGES: dict[str, Fault] = {
+_OF_PATCH = (
+    *("patch not turned", "K not patched", "V not patched", "layers exchanged", "layer dropped"),
+    *("patch scaled", "another chunk's patch", "random patch", "stale patch"),
+)
+SABOTAGES = {
     "no rotation": Fault(steps=(0, 0, 0)),
     "rotated twice": Fault(steps=(2, 2, 2)),
     "axis t not rotated": Fault(steps=(0, 1, 1)),
     "axis h not rotated": Fault(steps=(1, 0, 1)),
     "axis w not rotated": Fault(steps=(1, 1, 0)),
     "wrong theta": Fault(theta=THETA),
-    "patch not turned": Fault(patch="turned back"),
-    "K not patched": Fault(patch="free only"),
-    "V not patched": Fault(patch="phased only"),
-    "layers exchanged": Fault(patch="exchanged"),
-    "layer dropped": Fault(patch="dropped"),
-    "patch scaled": Fault(patch="scaled"),
-    "another chunk's patch": Fault(patch="another"),
-    "random patch": Fault(patch="random"),
-    "stale patch": Fault(patch="stale"),
 }
+SABOTAGES |= {name: Fault(patch=name) for name in _OF_PATCH}
 """Faults by name. K means the phased channels (k_pe of MLA too), V the free ones."""
 
 
@@ -117,17 +97,17 @@ def _turn_by(theta: float, spec: LayerLayout) -> LayerLayout:
     return replace(spec, channels=tuple(channels))
 
 
-def _wrong_patch(of: Material, kind: WrongPatch) -> Patch:
-    if kind == "another":
+def _wrong_patch(of: Material, kind: str) -> Patch:
+    if kind == "another chunk's patch":
         return fit_rows(of.another, of.patch)
-    if kind == "random":
+    if kind == "random patch":
         return random_like(of.patch, of.seed)
-    if kind == "stale":
+    if kind == "stale patch":
         return of.stale
     layers: list[Mapping[str, LowRank]] = list(of.patch.layers)
-    if kind == "exchanged":
+    if kind == "layers exchanged":
         _exchange(layers, of.layout)
-    elif kind == "dropped":
+    elif kind == "layer dropped":
         _drop(layers)
     else:
         changed = (
@@ -138,13 +118,13 @@ def _wrong_patch(of: Material, kind: WrongPatch) -> Patch:
     return Patch.of(tuple(layers))
 
 
-def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: WrongPatch) -> LowRank | None:
+def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: str) -> LowRank | None:
     """The factors of one channel of a layer; None for none."""
-    if kind == "turned back":  # so that the turn of the sum leaves the patch as it is stored
+    if kind == "patch not turned":  # so that the turn of the sum leaves the patch as it is stored
         return turn_factors(low, channel, [-way for way in of.offset])
-    if kind == "scaled":
+    if kind == "patch scaled":
         return LowRank(floats(low.left) * SCALE, floats(low.right))
-    return low if (channel.rope is None) == (kind == "free only") else None
+    return low if (channel.rope is None) == (kind == "K not patched") else None
 
 
 def _exchange(layers: list[Mapping[str, LowRank]], layout: Layout) -> None:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import torch
 
-from kamera.certify.answers import answers
 from kamera.certify.kv import KVComparison, Truth, error_of_move, spans_of
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.certify.verdict import QuestionOutcome
-from kamera.engines import Span
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, MOST, Patch
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import KameraWindow, former_of, keep_orbit, sequence_of, shown_spans, with_kv
+from kamera.window import (
+    KameraWindow,
+    former_of,
+    keep_orbit,
+    next_token_logits_of,
+    sequence_of,
+    shown_spans,
+    with_kv,
+)
+
+ANSWER_TOKENS = 12
+"""An answer is one word; this leaves room for "The answer is …"."""
 
 DIVERGENCE = 0.5
 """Largest divergence of antecedents served as "near" here: one chunk of three differs."""
-
-Said = list[tuple[str, torch.Tensor]]
-"""The answer to each question, and its next-token logits ``[vocabulary]``."""
 
 
 class Trials:
@@ -37,26 +44,30 @@ class Trials:
         self.store = ChunkStore.open("memory://")
         self.elsewhere = ChunkStore.open("memory://")  # another chunk in the first place
 
-    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[QuestionOutcome]:
-        """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled."""
+    def ask(
+        self, guarantee: Guarantee, queries: Sequence[Query], faults: Sequence[str] = ()
+    ) -> dict[str, list[QuestionOutcome]]:
+        """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled.
+
+        Of patched KV what builds with these ``faults`` would serve instead is asked, too. The outcomes are by
+        guarantee and fault.
+        """
         window = self._window_of(guarantee)
         worth = window.slots[-1].guarantee
         assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"
-        order = TRIALS[guarantee][1]
-        prefilled = answers(self._prefill(order), queries)
-        return _outcomes(queries, prefilled, answers(_blind(window), queries), answers(window, queries))
-
-    def ask_sabotages(
-        self, queries: Sequence[Query], names: Sequence[str]
-    ) -> Iterator[tuple[str, list[QuestionOutcome]]]:
-        """Ask the questions about patched KV of the KV that these sabotaged builds would serve instead."""
-        if not names:
-            return
-        prefilled = answers(self._exact_window, queries)
-        blind = answers(_blind(self._patched_window), queries)
-        for name in names:
-            served = answers(with_kv(self._patched_window, self._sabotaged_kv(name)), queries)
-            yield name, _outcomes(queries, prefilled, blind, served)
+        truths = _answers(self._prefill(TRIALS[guarantee][1]), queries)
+        blind, made = window.fork(), dict[str, list[QuestionOutcome]]()
+        for slot in blind.slots:
+            blind.condition(slot, False)
+        blinds = _answers(blind, queries)
+        wrong = ((name, with_kv(window, self._sabotaged_kv(name))) for name in faults)
+        for name, asked in chain([(guarantee, window)], wrong):
+            rows = zip(queries, truths, blinds, _answers(asked, queries), strict=True)
+            made[name] = [
+                QuestionOutcome(query.answer, ideal, low, high, kl(far, want), kl(near, want))
+                for query, (ideal, want), (low, far), (high, near) in rows
+            ]
+        return made
 
     # -- the KV itself -------------------------------------------------------------------------
 
@@ -91,7 +102,7 @@ class Trials:
     def compare_sabotage(self, name: str) -> KVComparison:
         """The KV that a sabotaged build would show. Faults of a patch are looked for in the patch's effect
         alone: a build may take a wrong patch for the stored one."""
-        return self._truth.compare(self._sabotaged_kv(name), said=SABOTAGES[name].patch is None)
+        return self._truth.compare(self._sabotaged_kv(name), said=not SABOTAGES[name].patch)
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -148,13 +159,9 @@ class Trials:
     # -- sabotage ------------------------------------------------------------------------------
 
     @cached_property
-    def _spans(self) -> list[Span]:
-        return spans_of(self._patched_window, sequence_of(self._exact_window).position_ids)
-
-    @cached_property
     def _truth(self) -> Truth:
-        true = _live_kv(self._exact_window)
-        return Truth(self._spans, true, self.backbone.layout, self.policy.budget)
+        spans = spans_of(self._patched_window, sequence_of(self._exact_window).position_ids)
+        return Truth(spans, _live_kv(self._exact_window), self.backbone.layout, self.policy.budget)
 
     @cached_property
     def stale(self) -> dict[str, Patch]:
@@ -169,10 +176,10 @@ class Trials:
 
     def _sabotaged_kv(self, name: str) -> list[KV]:
         """The KV that a sabotaged build would show for the chunks of the patched window."""
-        shown, layout = [self._spans[0].kv], self.backbone.layout
-        chunk_ids = [slot.chunk_id for slot in self._patched_window.slots]
-        placed = zip(chunk_ids, self._spans, strict=True)
-        patched = [(chunk_id, span, span.patch) for chunk_id, span in placed if span.patch is not None]
+        spans, layout = self._truth.spans, self.backbone.layout
+        placed = zip(self._patched_window.slots, spans, strict=True)
+        patched = [(slot.chunk_id, span, span.patch) for slot, span in placed if span.patch is not None]
+        shown = [spans[0].kv]
         for n, (chunk_id, span, patch) in enumerate(patched):
             another, stale = patched[n - 1][2], self.stale[chunk_id]
             of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
@@ -185,18 +192,15 @@ def _live_kv(window: KameraWindow) -> list[KV]:
     return [span.kv for span in shown_spans(window)[1:]]
 
 
-def _blind(window: KameraWindow) -> KameraWindow:
-    """The same chunks without their conditioning."""
-    blind = window.fork()
-    for slot in blind.slots:
-        blind.condition(slot, False)
-    return blind
+def _answers(window: KameraWindow, queries: Sequence[Query]) -> list[tuple[str, torch.Tensor]]:
+    """The answer to each question ("" for none of its options), and the next-token logits ``[vocabulary]``.
 
-
-def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[QuestionOutcome]:
-    return [
-        QuestionOutcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
-        for query, (ideal, want), (low, far), (high, near) in zip(
-            queries, prefilled, blind, served, strict=True
-        )
-    ]
+    The likeliest next token is the answer if it names an option; else the model generates words.
+    """
+    backbone, made = former_of(window).backbone, []
+    rows = next_token_logits_of(window, [query.text for query in queries])
+    for query, row in zip(queries, rows, strict=True):
+        answer = query.read(backbone.builder.detokenize(row.argmax()[None].cpu()) or "")
+        words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
+        made.append((answer or query.read(str(words)), row))
+    return made

@@ -46,6 +46,8 @@ ETA = 0.5
 
 _Z = 1.959964  # two-sided 95 %
 
+_AS_IT_SHOULD_BE = KVComparison()
+
 FEWEST = math.ceil(_Z / MARGIN) - 2
 """Questions that can show a loss to be below `MARGIN`: as many, and none of them lost."""
 
@@ -68,7 +70,7 @@ class QuestionOutcome:
 def judge(
     outcomes: Sequence[QuestionOutcome],
     chance: float,
-    compared: KVComparison | None = None,
+    compared: KVComparison = _AS_IT_SHOULD_BE,
     name: str = "patched",
 ) -> Finding:
     """Judge served KV by its answers to questions; a guess is right with probability ``chance``.
@@ -77,27 +79,17 @@ def judge(
     """
     if not outcomes:
         raise ValueError("no question was asked: there is nothing to judge")
-    accuracy = {
-        arm: wilson([getattr(o, arm) == o.truth for o in outcomes])
-        for arm in ("reprefill", "blind", "served")
-    }
+    arms = ("reprefill", "blind", "served")
+    accuracies = (wilson([getattr(o, arm) == o.truth for o in outcomes]) for arm in arms)
     flipped = [o for o in outcomes if o.blind != o.reprefill]
     recovered = wilson([o.served == o.reprefill for o in flipped]) if flipped else None
     share = eta_interval([o.served_kl for o in outcomes], [o.blind_kl for o in outcomes])
     eta = None if math.isnan(share.mean) else share
-    verdict, reason = _verdict(outcomes, accuracy["reprefill"], chance, recovered, eta, name)
-    if compared is not None and compared.lack and verdict == "safe":
+    finding = Finding("cannot tell", "", len(outcomes), chance, *accuracies, eta, recovered)
+    verdict, reason = _verdict(finding, *(loss(outcomes, arm) for arm in ("served", "blind")), name)
+    if compared.lack and verdict == "safe":
         verdict, reason = "cannot tell", f"these answers do not show it, but the KV does: {compared.lack}"
-    finding = Finding(
-        verdict,
-        reason,
-        len(outcomes),
-        chance,
-        **accuracy,
-        eta=eta,
-        flip_recover=recovered,
-    )
-    return overrule(finding, "" if compared is None else compared.flaw)
+    return overrule(replace(finding, verdict=verdict, reason=reason), compared.flaw)
 
 
 def overrule(finding: Finding, flaw: str) -> Finding:
@@ -123,22 +115,16 @@ def doubt(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
     return finding
 
 
-def _verdict(
-    outcomes: Sequence[QuestionOutcome],
-    ceiling: Estimate,
-    chance: float,
-    recovered: Estimate | None,
-    eta: Estimate | None,
-    name: str,
-) -> tuple[Verdict, str]:
-    needed, few = chance + SKILL * (1.0 - chance), _few(len(outcomes))
+def _verdict(found: Finding, served: Estimate, blind: Estimate, name: str) -> tuple[Verdict, str]:
+    """From what was measured, and the changes of accuracy by served and by blind KV."""
+    ceiling, chance, recovered, eta = found.reprefill, found.chance, found.flip_recover, found.eta
+    needed, few = chance + SKILL * (1.0 - chance), _few(found.n)
     if ceiling.low < needed:
         unsure = f"{few}: " if needed <= ceiling.high else ""
         return "cannot tell", (
             f"{unsure}re-prefill answers {_show(ceiling)} of the questions, {needed:.2f} is needed to see a "
             f"loss (chance {chance:.2f})"
         )
-    served, blind = (loss(outcomes, arm) for arm in ("served", "blind"))
     if served.mean < -MARGIN:
         return "unsafe", f"{name} KV changes accuracy by {_show(served, sign=True)} against re-prefill"
     if served.low < -MARGIN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kamera import testbed
-from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
+from kamera.certify.probe import ORDERS, READER, TRIALS, ProbeScene, ReaderFact, draw_queries
 
 LAYOUT = "LLLIL"
 """Legends, and the items frame in the reader's place."""
@@ -16,13 +16,11 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     episode = testbed.World(seed).episode(index, layout=LAYOUT)
     tags = list(episode.frames[READER].glyph_of)
 
-    readings: dict[Order, dict[str, ReaderFact]] = {}
-    for behind in ORDERS:
-        questions = [episode.ask("value", tag, behind) for tag in tags]
-        readings[behind] = {
-            question.text: ReaderFact(question.answer, question.bound) for question in questions
-        }
-
+    asked = {behind: [episode.ask("value", tag, behind) for tag in tags] for behind in ORDERS}
+    readings = {
+        behind: {question.text: ReaderFact(question.answer, question.bound) for question in questions}
+        for behind, questions in asked.items()
+    }
     order = TRIALS["patched"][1]
     said: dict[int, set[int]] = {}
     for frame in (episode.frames[i] for i in order):

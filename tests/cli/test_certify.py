@@ -88,7 +88,7 @@ def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("kamera.certify.answers.ANSWER_TOKENS", 1)
+    monkeypatch.setattr("kamera.certify.trials.ANSWER_TOKENS", 1)
     for name in SABOTAGES.keys() - {"no rotation", "stale patch"}:
         monkeypatch.delitem(SABOTAGES, name)
     done = kamera(capsys, "certify", vision_model(), "--items", 1, "--output", tmp_path / "elsewhere")
