@@ -7,12 +7,12 @@ every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw_queries
+from kamera.certify.probe import ORDERS, READER, TRIALS, Order, ProbeScene, ReaderFact, draw, draw_queries
 
 SIZE = 448
 """Side of a page in pixels: 16 tokens of 28 pixels in Qwen2.5-VL."""
@@ -45,9 +45,20 @@ COLOURS = {
     "black": (15, 15, 15),
     "brown": (120, 70, 30),
 }
-SHAPES = ("circle", "square", "triangle", "diamond", "cross", "star")
-
-Content = list[dict[str, Any]]
+_POLYGONS = {
+    "square": [(0, 0), (96, 0), (96, 96), (0, 96)],
+    "triangle": [(48, 0), (96, 96), (0, 96)],
+    "diamond": [(48, 0), (96, 48), (48, 96), (0, 48)],
+    "cross": [
+        *((32, 0), (64, 0), (64, 32), (96, 32), (96, 64), (64, 64)),
+        *((64, 96), (32, 96), (32, 64), (0, 64), (0, 32), (32, 32)),
+    ],
+    "star": [
+        *((48, 0), (59, 34), (96, 34), (66, 56), (78, 92)),
+        *((48, 70), (18, 92), (30, 56), (0, 34), (37, 34)),
+    ],
+}
+SHAPES = ("circle", *_POLYGONS)
 
 UNKNOWN = "unknown"
 
@@ -85,15 +96,15 @@ class _Template(NamedTuple):
 def draw_scene(seed: int, index: int) -> ProbeScene:
     """The scene of number ``index``; templates take turns."""
     rng, template = np.random.default_rng([seed, index]), _TEMPLATES[index % len(_TEMPLATES)]
-    entries = _draw_words(rng, template.entries, ENTRIES + _FILLED)
-    handles = _draw_words(rng, template.handles, ENTRIES)
+    entries = draw(rng, template.entries, ENTRIES + _FILLED)
+    handles = draw(rng, template.handles, ENTRIES)
     others = entries[ENTRIES:]  # no question is about these
     stated: list[dict[str, str]] = []
     for numbers in _STATES:
         named = [entries[i] for i in numbers]
         # other values on every page: two pages that state the same entry disagree
         free = [v for v in template.values if v not in {v for page in stated for v in page.values()}]
-        values = _draw_words(rng, free if len(free) >= len(named) else template.values, len(named))
+        values = draw(rng, free if len(free) >= len(named) else template.values, len(named))
         stated.append(dict(zip(named, values, strict=True)))
     pages = []
     for number, facts in enumerate(stated):
@@ -101,8 +112,9 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
             pages.append(_reader(rng, template.shown, list(zip(handles, entries, strict=False))))
             continue
         spare = [v for v in template.values if v not in facts.values()]
-        filled = zip(others, _draw_words(rng, spare, _FILLED - len(facts)), strict=False)
-        lines = [template.says.format(e, v) for e, v in _shuffle(rng, [*facts.items(), *filled])]
+        filled = zip(others, draw(rng, spare, _FILLED - len(facts)), strict=False)
+        # in random order: the place of a line must not give the answer away
+        lines = [template.says.format(e, v) for e, v in draw(rng, [*facts.items(), *filled])]
         pages.append(_text(template.title, lines))
 
     readings: dict[Order, dict[str, ReaderFact]] = {}
@@ -115,9 +127,7 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     order = TRIALS["patched"][1]
     disputed = [e for e in entries[:ENTRIES] if len({stated[i][e] for i in order if e in stated[i]}) > 1]
     contested = {template.asks.format(e): _statement(stated, e, order) or UNKNOWN for e in disputed}
-    contents: tuple[Content, ...] = tuple(
-        [{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages
-    )
+    contents = tuple([{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages)
     return ProbeScene(SYSTEM, contents, draw_queries(rng, readings, contested, (*template.values, UNKNOWN)))
 
 
@@ -160,15 +170,6 @@ _TEMPLATES: tuple[_Template, ...] = (
 )
 
 
-def _draw_words(rng: np.random.Generator, words: Sequence[str], count: int = ENTRIES) -> list[str]:
-    return [words[i] for i in rng.permutation(len(words))[:count]]
-
-
-def _shuffle(rng: np.random.Generator, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs in random order: the place of a line must not give the answer away."""
-    return [pairs[i] for i in rng.permutation(len(pairs))]
-
-
 def _text(title: str, lines: Sequence[str]) -> Image.Image:
     page = Image.new("RGB", (SIZE, SIZE), _PAPER)
     _write(page, title, (24, 20), scale=3)
@@ -180,7 +181,7 @@ def _text(title: str, lines: Sequence[str]) -> Image.Image:
 def _reader(rng: np.random.Generator, title: str, shown: Sequence[tuple[str, str]]) -> Image.Image:
     """Each handle beside its entry: a person in a sentence, or a shape or its colour above it."""
     if title == "Journeys":
-        return _text(title, [f"{person} is going to {town}." for person, town in _shuffle(rng, shown)])
+        return _text(title, [f"{person} is going to {town}." for person, town in draw(rng, shown)])
     page = Image.new("RGB", (SIZE, SIZE), _PAPER)
     _write(page, title, (24, 20), scale=3)
     free = tuple(COLOURS) if shown[0][0] in SHAPES else SHAPES
@@ -193,25 +194,12 @@ def _reader(rng: np.random.Generator, title: str, shown: Sequence[tuple[str, str
     return page
 
 
-def _shape(draw: ImageDraw.ImageDraw, shape: str, fill: tuple[int, int, int], x: int, y: int) -> None:
+def _shape(on: ImageDraw.ImageDraw, shape: str, fill: tuple[int, int, int], x: int, y: int) -> None:
     """A shape in the square of 96 pixels at (x, y)."""
-    polygons = {
-        "square": [(0, 0), (96, 0), (96, 96), (0, 96)],
-        "triangle": [(48, 0), (96, 96), (0, 96)],
-        "diamond": [(48, 0), (96, 48), (48, 96), (0, 48)],
-        "cross": [
-            *((32, 0), (64, 0), (64, 32), (96, 32), (96, 64), (64, 64)),
-            *((64, 96), (32, 96), (32, 64), (0, 64), (0, 32), (32, 32)),
-        ],
-        "star": [
-            *((48, 0), (59, 34), (96, 34), (66, 56), (78, 92)),
-            *((48, 70), (18, 92), (30, 56), (0, 34), (37, 34)),
-        ],
-    }
     if shape == "circle":
-        draw.ellipse((x, y, x + 96, y + 96), fill=fill)
+        on.ellipse((x, y, x + 96, y + 96), fill=fill)
     else:
-        draw.polygon([(x + dx, y + dy) for dx, dy in polygons[shape]], fill=fill)
+        on.polygon([(x + dx, y + dy) for dx, dy in _POLYGONS[shape]], fill=fill)
 
 
 def _write(page: Image.Image, text: str, at: tuple[int, int], scale: int = _SCALE) -> None:

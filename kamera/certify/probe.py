@@ -13,12 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from kamera.ops import digest
 from kamera.trust import Guarantee
+
+Drawn = TypeVar("Drawn")
 
 PROBE_SEED = 400_000
 """First seed of a probe's scenes; the shipped backbones were trained on seeds from a million on."""
@@ -77,6 +79,11 @@ class ReaderFact(NamedTuple):
     told: bool
 
 
+def draw(rng: np.random.Generator, items: Sequence[Drawn], count: int | None = None) -> list[Drawn]:
+    """``count`` of the items in random order, all by default."""
+    return [items[i] for i in rng.permutation(len(items))[:count]]
+
+
 def draw_queries(
     rng: np.random.Generator,
     readings: Mapping[Order, Mapping[str, ReaderFact]],
@@ -95,8 +102,7 @@ def draw_queries(
         changed = {text: found.answer for text, found in now.items() if found.answer != was[text].answer}
         same = {text: now[text].answer for text in now if text not in changed and now[text].told}
         hard = dict(contested) if guarantee == "patched" else changed
-        mixed = [[list(group)[i] for i in rng.permutation(len(group))] for group in (hard, same)]
-        pairs = zip(*(group[: PER_TRIAL // 2] for group in mixed), strict=False)
+        pairs = zip(*(draw(rng, [*group], PER_TRIAL // 2) for group in (hard, same)), strict=False)
         answers = hard | same
         queries[guarantee] = tuple(Query(text, answers[text], options) for pair in pairs for text in pair)
     return queries
