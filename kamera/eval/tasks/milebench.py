@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.milebench_score import (
-    Metric,
-    decide,
-    extract_choice,
-    metric_of,
-    process,
-    score_response,
-)
+from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
 from kamera.eval.tasks.sample import (
     Answered,
     Cell,
@@ -117,8 +110,11 @@ class MileBench(Task):
                 "eval_score.json": [_item_score(a) for a in items],
             }
             if items[0].sample.meta["metric"] == "choice":
-                extracted = [{**_prediction(a, folder.name), **_extract(a)} for a in items]
-                documents["pred_with_extracted.json"] = extracted
+                documents["pred_with_extracted.json"] = [
+                    _prediction(a, folder.name)
+                    | {"extracted": self.decision(a.response, a.sample), "result": a.score}
+                    for a in items
+                ]
             for file, document in documents.items():
                 write_json(folder / name / file, document)
 
@@ -248,11 +244,6 @@ def _prediction(a: Answered, model: str) -> dict[str, Any]:
         "pred_response": a.response,
         "gen_kwargs": {"do_sample": False, "max_new_tokens": 512},
     }
-
-
-def _extract(a: Answered) -> Mapping[str, Any]:
-    options = [process(choice) for choice in a.sample.choices]
-    return {"extracted": extract_choice(process(a.response), options), "result": a.score}
 
 
 def _item_score(a: Answered) -> dict[str, str | None]:

@@ -109,8 +109,9 @@ class MMNiah(Task):
     def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> TaskSample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
         context, first = (record["context"] + "\n").split(IMAGE), record["context"].count(IMAGE)
-        named = enumerate(_pictures(record)) if images is not None else ()
-        pictures = [Picture(images / name, live=n >= first) for n, name in named]
+        pictures: list[Picture] = []
+        if images is not None:
+            pictures = [Picture(images / i, live=n >= first) for n, i in enumerate(_pictures(record))]
         live = interleave(self._question(record).split(IMAGE), pictures[first:], live=True)
         *parts, question = [*interleave(context, pictures[:first]), *live]
         return TaskSample(

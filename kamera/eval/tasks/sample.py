@@ -254,7 +254,7 @@ def parse_record(document: Any, kind: type[Record]) -> Record:
     """The dataclass whose fields, as JSON values, are ``document``. Raises ValueError for anything else."""
     try:
         return _RECORDS.structure(document, kind)
-    except (TypeError, KeyError, cattrs.errors.CattrsError) as error:
+    except (TypeError, KeyError, AttributeError, cattrs.errors.CattrsError) as error:
         raise ValueError(f"no {kind.__name__}: {error}") from None
 
 

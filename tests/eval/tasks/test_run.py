@@ -12,11 +12,13 @@ from kamera.content.media import load_image
 from kamera.engines.hf import HfEngine
 from kamera.errors import TaskDataError
 from kamera.eval.arms import arms_named
-from kamera.eval.tasks.journal import Journal
+from kamera.eval.first_token import FirstToken
+from kamera.eval.tasks.journal import Journal, SampleRow
 from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.sample import Picture
+from kamera.eval.tasks.sample import Picture, TaskSample
+from kamera.eval.trial import Trial
 from kamera.testbed.benchmarks import write_milebench, write_mm_niah
 
 ARMS = ("reprefill", "blind", "patch@16")
@@ -205,6 +207,31 @@ def test_another_model_is_refused(tmp_path):
         Journal(tmp_path, {"backbone": "b"})
     with pytest.raises(ValueError, match="already holds a run"):
         Journal(tmp_path, {"backbone": "a"}, resume=False)
+
+
+@pytest.mark.parametrize("name", ["items.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize(
+    "line", ['"x"', "5", "null", "[]", "{}", '{"first_token": []}', '{"more": 1}', '{"sample": 5}']
+)
+def test_a_line_of_another_kind_is_damaged(tmp_path, name, line):
+    Journal(tmp_path, {})
+    (tmp_path / name).write_text(f"{line}\n" * 2)
+    with pytest.raises(TaskDataError, match=f"{name}:1: damaged"):
+        Journal(tmp_path, {})
+
+
+def test_records_come_back_as_they_went(tmp_path):
+    first = Trial("s", "reprefill", "B", FirstToken((3, 1), (-0.5, -1.25), None), recomputed_tokens=2.5)
+    sample = TaskSample("s", "t", (), "q", [1, "x"], ("A", "B"), {"metric": "choice"}, "f:1", 1)
+    journal = Journal(tmp_path, {})
+    journal.add(first)
+    journal.add_row(SampleRow.of(sample, 4))
+    again = Journal(tmp_path, {})
+    assert again.trials == journal.trials and again.rows == journal.rows
+    longer = '{"more": 1, ' + (tmp_path / "items.jsonl").read_text()[1:]
+    (tmp_path / "items.jsonl").write_text(longer * 2)
+    with pytest.raises(TaskDataError, match="1: damaged"):
+        Journal(tmp_path, {})
 
 
 def test_changed_data_are_refused(backbone, data, finished, tmp_path):
