@@ -38,8 +38,7 @@ class Clearing:
         removed = before - conversations.render(left, tools=tools).num_tokens
         if not uses or removed < self.at_least:
             return messages, None
-        counts = {"cleared_tool_uses": uses, "cleared_input_tokens": removed}
-        return left, {"type": CLEAR, **counts}
+        return left, {"type": CLEAR, "cleared_tool_uses": uses, "cleared_input_tokens": removed}
 
 
 def clearing_of(management: Fields) -> Clearing | None:

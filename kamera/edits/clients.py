@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 from kamera.content import Message, text_of, texts_of
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
 from kamera.edits.policies.calls import is_result
-from kamera.edits.policies.images import Counted, Removed, count_images
+from kamera.edits.policies.images import Counted, Removed, pictures_of
 from kamera.edits.policy import PLAIN, EditPolicy, apply_policy, same
 from kamera.errors import EditPolicyFailed
 
@@ -47,7 +47,7 @@ class Client:
     unedited: tuple[Message, ...] = ()
     given: tuple[Message, ...] = ()
     rule: EditPolicy | None = None
-    media: Mapping[_Medium, Any] = field(default_factory=dict)
+    media: dict[_Medium, Any] = field(default_factory=dict)
     repeats: bool = False
 
     def learn(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
@@ -56,7 +56,7 @@ class Client:
         A turn that no rule explains begins anew, with what was given.
         """
         sent = tuple(_without_pixels(message) for message in given)
-        start = _answer(given)
+        start = max((i for i, m in enumerate(given) if m.get("role") == "assistant"), default=None)
         anew = Client(sent, sent, None, _media(sent, given) or {})
         if start is None or not self.given or _media(self.given, before[:-1]) is None:
             return anew
@@ -82,17 +82,11 @@ class Client:
         known = len(ruled) - len(coming)
         if known < 0 or [m.get("role") for m in ruled[known:]] != [m.get("role") for m in coming]:
             return None
-        seen = dict(self.media)
-        if any(medium not in seen for medium in _media_in(ruled[:known])):
+        there = _media(ruled[:known], ruled[:known])  # all that it has
+        if there is None or there.keys() - self.media.keys():
             return None
-        shown = next(reversed(seen.values()), None)  # in place of pictures that are not known yet
-        return Foreseen([_with_pixels(message, seen, shown) for message in ruled], known)
-
-
-def _answer(given: Sequence[Message]) -> int | None:
-    """The index of the last answer, which the client's new messages follow."""
-    found = (i for i in range(len(given) - 1, -1, -1) if given[i].get("role") == "assistant")
-    return next(found, None)
+        shown = next(reversed(self.media.values()), None)  # in place of pictures that are not known yet
+        return Foreseen([_with_pixels(message, self.media, shown) for message in ruled], known)
 
 
 def _media_if_made(
@@ -111,9 +105,9 @@ def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client
     written -= Counter(text for message in unedited for text in texts_of(message))
     placeholders = [text for text, _ in written.most_common(_PLACEHOLDERS)]
     for of in get_args(Counted):
-        stay = count_images(given, of)
-        left = count_images(unedited, of) - stay
-        earlier = count_images(before.unedited, of) - count_images(before.given, of)
+        stay = len(pictures_of(given, of))
+        left = len(pictures_of(unedited, of)) - stay
+        earlier = len(pictures_of(before.unedited, of)) - len(pictures_of(before.given, of))
         for batch, removes in product(sorted({1, left, left - earlier}), get_args(Removed)):
             for placeholder in (None, *placeholders) if removes == "picture" else (None,):
                 if batch > 0:
@@ -134,9 +128,8 @@ def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client
 
 
 def _is_medium(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.startswith("data:")
-    return not isinstance(value, (*PLAIN, dict, list, tuple))
+    named = isinstance(value, str) and value.startswith("data:")
+    return named or not isinstance(value, (*PLAIN, dict, list, tuple))
 
 
 def _without_pixels(value: Any) -> Any:
@@ -155,13 +148,6 @@ def _with_pixels(value: Any, media: Mapping[_Medium, Any], otherwise: Any) -> An
     return media.get(value, otherwise) if isinstance(value, _Medium) else value
 
 
-def _media_in(value: Any) -> Iterator[_Medium]:
-    if isinstance(value, _Medium):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _media_in(inner)
-
-
 def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium, Any] | None:
     """The media of ``given`` by those in their places; None if the two differ in anything else."""
     found: dict[_Medium, Any] = {}
@@ -170,13 +156,11 @@ def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium
 
 def _join(content: Any) -> Any:
     """Content that is texts alone as one: a server reads it so, once a picture has left it."""
-    if isinstance(content, list) and content and all(_is_text(item) for item in content):
-        return "".join(item["text"] for item in content)
-    return content
-
-
-def _is_text(item: Any) -> bool:
-    return isinstance(item, dict) and item.keys() == {"type", "text"} and isinstance(item["text"], str)
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        return content
+    texts = [item["text"] for item in content if item.keys() == {"type", "text"}]
+    whole = bool(texts) and len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if whole else content
 
 
 def _equal(pattern: Any, given: Any, found: dict[_Medium, Any]) -> bool:

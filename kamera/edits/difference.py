@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,14 +34,10 @@ def difference(before: Rendered, after: Rendered) -> Difference:
     kept = [*[(i, i) for i in range(same)], *[(same + i, same + j) for i, j in rest]]
     old = set(range(len(before.segments))) - {i for i, _ in kept}
     new = set(range(len(after.segments))) - {j for _, j in kept}
-    moved = []
     waiting: dict[str, list[int]] = defaultdict(list)
     for j in sorted(new, reverse=True):
         waiting[after.segments[j].id].append(j)
-    for i in sorted(old):
-        here = waiting[before.segments[i].id]
-        if here:
-            moved.append((i, here.pop()))
+    moved = [(i, here.pop()) for i in sorted(old) if (here := waiting[before.segments[i].id])]
     return Difference(
         tuple(kept),
         tuple(moved),
@@ -60,19 +56,13 @@ def _heaviest(before: Sequence[Segment], after: Sequence[Segment]) -> list[tuple
     weights: list[int] = []
     chains: list[tuple[tuple[int, int], object]] = []
     for i, segment in enumerate(before):
-        found = []
-        for j in places[segment.id]:
-            at = bisect_right(ends, j - 1)
-            weight = (weights[at - 1] if at else 0) + segment.num_tokens
-            found.append((j, weight, ((i, j), chains[at - 1] if at else None)))
-        for j, weight, chain in found:  # all looked up before any is entered, so that a segment is used once
-            at = bisect_right(ends, j)
-            if at and weights[at - 1] >= weight:
+        for j in reversed(places[segment.id]):  # the last first, so that no chain has a segment twice
+            first, after = bisect_left(ends, j), bisect_right(ends, j)
+            weight = (weights[first - 1] if first else 0) + segment.num_tokens
+            if after and weights[after - 1] >= weight:
                 continue
-            last = at
-            while last < len(ends) and weights[last] <= weight:
-                last += 1
-            first = at - 1 if at and ends[at - 1] == j else at
+            last = bisect_right(weights, weight, first)
+            chain = ((i, j), chains[first - 1] if first else None)
             ends[first:last], weights[first:last], chains[first:last] = [j], [weight], [chain]
     out: list[tuple[int, int]] = []
     node: object = chains[-1] if chains else None

@@ -79,7 +79,25 @@ def resolve(
     """
     if snap not in get_args(Snap):
         raise ValueError(f"snap {quote(snap)} is none of {', '.join(get_args(Snap))}")
-    edits = [_resolve_one(d, rendered, tokenize, snap) for d in directives]
+    edits = []
+    for directive in directives:
+        start, stop = _token_span(directive, rendered)
+        if stop > rendered.stable:
+            raise InvalidDirective(
+                f"span {directive.start}:{directive.end} ({directive.unit}) ends after the prompt's "
+                f"{rendered.stable} tokens: end it there"
+            )
+        given = directive.replacement
+        new = tuple(tokenize(given) if isinstance(given, str) else given or ())
+        if any(not isinstance(i, int) or i < 0 for i in new):
+            raise InvalidDirective(f"replacement {quote(given)} holds a value that is not a token id")
+        grown = _whole(rendered, start, stop)
+        if grown != (start, stop) and snap == "refuse":
+            raise InvalidDirective(
+                f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
+                'snap="widen"'
+            )
+        edits.append(Edit(*grown, new, directive))
     edits.sort(key=attrgetter("start", "stop"))
     for one, other in pairwise(edits):
         if other.start < one.stop or one.start == other.start:
@@ -90,37 +108,13 @@ def resolve(
     return tuple(edits)
 
 
-def _resolve_one(
-    directive: Directive,
-    rendered: Rendered,
-    tokenize: Callable[[str], Sequence[int]],
-    snap: Snap,
-) -> Edit:
-    start, stop = _token_span(directive, rendered)
-    if stop > rendered.stable:
-        raise InvalidDirective(
-            f"span {directive.start}:{directive.end} ({directive.unit}) ends after the prompt's "
-            f"{rendered.stable} tokens: end it there"
-        )
-    given = directive.replacement
-    new = tuple(tokenize(given) if isinstance(given, str) else given or ())
-    if any(not isinstance(i, int) or i < 0 for i in new):
-        raise InvalidDirective(f"replacement {quote(given)} holds a value that is not a token id")
-    grown = _whole(rendered, start, stop)
-    if grown != (start, stop) and snap == "refuse":
-        raise InvalidDirective(
-            f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
-            'snap="widen"'
-        )
-    return Edit(*grown, new, directive)
-
-
 def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
-    if directive.unit == "tokens":
-        return directive.start, directive.end
     first, last = directive.start, directive.end
+    if directive.unit == "tokens":
+        return first, last
+    segments = rendered.segments
     if directive.unit == "messages":
-        count = max((s.messages[1] for s in rendered.segments), default=0)
+        count = max((s.messages[1] for s in segments), default=0)
         if last > count:
             raise InvalidDirective(f"messages {first}:{last} of a conversation of {count}: end at {count}")
         if first < last:
@@ -129,14 +123,10 @@ def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
             except ValueError as error:
                 raise InvalidDirective(str(error)) from None
         else:
-            first = last = next(
-                (i for i, s in enumerate(rendered.segments) if s.messages[1] > first), len(rendered.segments)
-            )
-    elif last > len(rendered.segments):
-        raise InvalidDirective(
-            f"segments {first}:{last} of a prompt of {len(rendered.segments)}: end at its last one"
-        )
-    borders = [s.start for s in rendered.segments] + [rendered.stable]
+            first = last = next((i for i, s in enumerate(segments) if s.messages[1] > first), len(segments))
+    elif last > len(segments):
+        raise InvalidDirective(f"segments {first}:{last} of a prompt of {len(segments)}: end at its last one")
+    borders = [s.start for s in segments] + [rendered.stable]
     return borders[first], borders[last]
 
 

@@ -69,9 +69,10 @@ def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversa
     touched = [s for s in rendered.segments if s.start < edit.stop and edit.start < s.stop]
     if not touched:  # an insertion goes to the end of the text before it
         touched = [s for s in rendered.segments if s.start <= edit.start <= s.stop][:1]
-    whole = [span for span in _owners(touched) if _covers(edit, rendered, span)]
-    for span in whole:
-        out[span[0] : span[1]] = [None] * (span[1] - span[0])
+    cut = {s.messages for s in rendered.segments if not edit.start <= s.start <= s.stop <= edit.stop}
+    whole = {s.messages for s in touched if s.messages[0] < s.messages[1]} - cut
+    for first, end in whole:
+        out[first:end] = [None] * (end - first)
     places: list[tuple[Segment, int, int]] = []
     for segment in touched:
         if segment.messages in whole:
@@ -88,93 +89,61 @@ def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversa
             'give unit="messages"'
         )
     for number, (segment, start, stop) in reversed(list(enumerate(places))):
-        new = text if number == 0 else None
-        if segment.media is not None and start < stop:
-            _replace_media(out, rendered, segment, new)
-        else:
-            _replace_text(out, rendered, segment, (start, stop), new or "", conversations)
+        _replace_part(out, rendered, segment, (start, stop), text if number == 0 else None, conversations)
 
 
-def _owners(segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    return [span for span in dict.fromkeys(s.messages for s in segments) if span[0] < span[1]]
-
-
-def _covers(edit: Edit, rendered: Rendered, span: tuple[int, int]) -> bool:
-    """True if the edit covers every token of the messages ``span``."""
-    own = [s for s in rendered.segments if s.messages == span]
-    return edit.start <= own[0].start and own[-1].stop <= edit.stop
-
-
-def _replace_media(out: _Messages, rendered: Rendered, segment: Segment, text: str | None) -> None:
-    index = _owner(segment)
-    order = [s for s in rendered.segments if s.media is not None and s.messages == segment.messages]
-    nth = order.index(segment)
-    message = out[index]
-    assert message is not None
-    items = list(message["content"])
-    # pictures after it may be removed already, those before it are not
-    where = [i for i, item in enumerate(items) if kind_of(item) != "text"]
-    items[where[nth] : where[nth] + 1] = [] if text is None else [{"type": "text", "text": text}]
-    out[index] = {**message, "content": items}
-
-
-def _replace_text(
+def _replace_part(
     out: _Messages,
     rendered: Rendered,
     segment: Segment,
     span: tuple[int, int],
-    text: str,
+    text: str | None,
     conversations: Conversations,
 ) -> None:
-    index = _owner(segment)
+    """Replace a picture, or the tokens ``span`` of the texts around ``segment``, in the message it is of."""
+    index, end = segment.messages
+    if end - index != 1:
+        raise InvalidDirective(
+            f"tokens {segment.start}:{segment.stop} are of messages {index}:{end}, which the template "
+            "renders in one piece: edit those messages"
+        )
     message = out[index]
     assert message is not None
-    begin = next(s.start for s in rendered.segments if s.messages == segment.messages)
-    ids = rendered.ids.tolist()
-    gone = conversations.decode(ids[span[0] : span[1]])
-    before = conversations.decode(ids[begin : span[0]])
+    own = [s for s in rendered.segments if s.messages == segment.messages]
     content = message.get("content")
     items = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
-    pictures = sum(
-        s.media is not None and s.messages == segment.messages and s.start < span[0]
-        for s in rendered.segments
-    )
-    run = _texts_after(items, pictures)
-    joined = "".join(items[i]["text"] for i in run)
-    # the tokens before the span: a picture or the template's opening, then these texts up to a position
-    places = [at for at in range(len(joined) + 1) if joined.startswith(gone, at)]
-    found = [at for at in places if before.endswith(joined[:at].lstrip())]
-    if not found or not run:
-        raise InvalidDirective(
-            f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: the "
-            "template wrote it; edit the whole message"
-        )
-    start, stop = found[-1], found[-1] + len(gone)
-    begun = 0
-    for i in run:  # a span may reach over several items
-        old: str = items[i]["text"]
-        ended = begun + len(old)
-        here = begun <= start < ended or (i == run[-1] and start == ended)
-        kept = old[: max(0, start - begun)] + (text if here else "") + old[max(0, stop - begun) :]
-        items[i] = {**items[i], "text": kept}
-        begun = ended
+    # pictures after it may be removed already, those before it are not
+    pictures = sum(s.media is not None and s.start < span[0] for s in own)
+    borders = [-1, *(i for i, item in enumerate(items) if kind_of(item) != "text"), len(items)]
+    first, last = borders[pictures] + 1, borders[pictures + 1]
+    if segment.media is not None and span[0] < span[1]:
+        items[last : last + 1] = [] if text is None else [{"type": "text", "text": text}]
+    else:
+        ids = rendered.ids.tolist()
+        before, gone = (conversations.decode(ids[a:b]) for a, b in ((own[0].start, span[0]), span))
+        joined = "".join(item["text"] for item in items[first:last])
+        # the tokens before the span: a picture or the template's opening, then these texts up to a position
+        places = [at for at in range(len(joined) + 1) if joined.startswith(gone, at)]
+        found = [at for at in places if before.endswith(joined[:at].lstrip())]
+        if not found or first == last:
+            raise InvalidDirective(
+                f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: "
+                "the template wrote it; edit the whole message"
+            )
+        items[first:last] = _without_text(items[first:last], found[-1], found[-1] + len(gone), text or "")
     out[index] = {**message, "content": items[0]["text"] if isinstance(content, str) else items}
 
 
-def _texts_after(items: Sequence[Any], pictures: int) -> list[int]:
-    """Indices of the texts between the ``pictures``-th picture and the next."""
-    borders = [-1, *(i for i, item in enumerate(items) if kind_of(item) != "text"), len(items)]
-    return list(range(borders[pictures] + 1, borders[pictures + 1]))
-
-
-def _owner(segment: Segment) -> int:
-    first, last = segment.messages
-    if last - first != 1:
-        raise InvalidDirective(
-            f"tokens {segment.start}:{segment.stop} are of messages {first}:{last}, which the template "
-            "renders in one piece: edit those messages"
-        )
-    return first
+def _without_text(items: Sequence[Any], start: int, stop: int, text: str) -> list[Any]:
+    """Text items with ``text`` in place of the characters ``start:stop`` of all of them."""
+    left, begun = [], 0
+    for i, item in enumerate(items):
+        ended = begun + len(item["text"])
+        here = begun <= start < ended or (i == len(items) - 1 and start == ended)
+        kept = item["text"][: max(0, start - begun)] + (text if here else "")
+        left.append({**item, "text": kept + item["text"][max(0, stop - begun) :]})
+        begun = ended
+    return left
 
 
 def _check(

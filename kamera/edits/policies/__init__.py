@@ -1,10 +1,9 @@
-"""Edit policies of common agents, one file each. Any callable with this signature is a policy too."""
+"""Edit policies of common agents. Any callable with this signature is a policy too."""
 
 from kamera.edits.policies.images import keep_last_images
-from kamera.edits.policies.keep import keep_all
 from kamera.edits.policies.thinking import strip_thinking
 from kamera.edits.policies.tools import clear_tool_results, drop_failed_tool_calls, truncate_tool_results
-from kamera.edits.policies.turns import keep_ends, summarise
+from kamera.edits.policies.turns import keep_all, keep_ends, summarise
 
 __all__ = [
     "clear_tool_results",

@@ -21,7 +21,7 @@ def without_calls(
     dead = _calls_of(messages, gone)
     lost = set(gone)
     if reasoning:
-        before = {i - 1 for i in dead if i > 0 and is_call(messages[i])}
+        before = {i - 1 for i in dead if i > 0 and _is_call(messages[i])}
         lost |= {i for i in before if messages[i].get("type") == "reasoning"}
     out: list[dict[str, Any]] = []
     text: dict[str, Any] | None = None  # what stays of a message whose calls have left
@@ -58,14 +58,16 @@ def is_result(message: Message) -> bool:
     return message.get("role") in ("tool", "function") or str(message.get("type")).endswith("_call_output")
 
 
-def is_call(message: Message) -> bool:
+def _is_call(message: Message) -> bool:
     """True for a Responses item that is a call."""
     return str(message.get("type")).endswith("_call")
 
 
-def result_blocks(message: Message) -> list[tuple[int, Mapping[str, Any]]]:
-    """Anthropic's ``tool_result`` blocks of a message, with their indices."""
-    return _blocks(message, "tool_result")
+def blocks_of(message: Message, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Anthropic's blocks of this kind (``tool_use``, ``tool_result``) of a message, with their indices."""
+    content = message.get("content")
+    items = enumerate(content if isinstance(content, list | tuple) else [])
+    return [(k, item) for k, item in items if isinstance(item, Mapping) and item.get("type") == kind]
 
 
 def _calls_of(messages: Sequence[Message], results: Collection[int]) -> dict[int, set[Any]]:
@@ -83,21 +85,21 @@ def _calls_of(messages: Sequence[Message], results: Collection[int]) -> dict[int
 
 def _call_ids(message: Message) -> list[Any]:
     """The ids of the calls that a message makes."""
-    own = [message.get("call_id")] if is_call(message) else []
+    own = [message.get("call_id")] if _is_call(message) else []
     calls = [call.get("id") for call in message.get("tool_calls") or []]
-    return [*own, *calls, *(block.get("id") for _, block in _blocks(message, "tool_use"))]
+    return [*own, *calls, *(block.get("id") for _, block in blocks_of(message, "tool_use"))]
 
 
 def _result_ids(message: Message) -> list[Any]:
     """The ids of the calls whose results a message holds."""
     own = message.get("tool_call_id", message.get("call_id")) if is_result(message) else None
-    blocks = [block.get("tool_use_id") for _, block in result_blocks(message)]
+    blocks = [block.get("tool_use_id") for _, block in blocks_of(message, "tool_result")]
     return [name for name in (own, *blocks) if name is not None]
 
 
 def _without(message: Message, calls: Collection[Any], reasoning: bool) -> dict[str, Any] | None:
     """A message without these calls; None if nothing of it is left."""
-    if is_call(message):
+    if _is_call(message):
         return None
     out = dict(message)
     staying = [call for call in message.get("tool_calls") or [] if call.get("id") not in calls]
@@ -105,14 +107,8 @@ def _without(message: Message, calls: Collection[Any], reasoning: bool) -> dict[
         out["tool_calls"] = staying
     else:
         out.pop("tool_calls", None)
-    gone = {k for k, block in _blocks(message, "tool_use") if block.get("id") in calls}
+    gone = {k for k, block in blocks_of(message, "tool_use") if block.get("id") in calls}
     if gone:
         out["content"] = [item for k, item in enumerate(message["content"]) if k not in gone]
-    busy = bool(staying) or bool(_blocks(out, "tool_use"))
+    busy = bool(staying) or bool(blocks_of(out, "tool_use"))
     return out if busy or (text_of(out) and not reasoning) else None
-
-
-def _blocks(message: Message, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
-    content = message.get("content")
-    items = enumerate(content if isinstance(content, list | tuple) else [])
-    return [(k, item) for k, item in items if isinstance(item, Mapping) and item.get("type") == kind]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kamera.content import Message
-from kamera.edits.policies.calls import is_result, result_blocks, without_calls
+from kamera.edits.policies.calls import blocks_of, is_result, without_calls
 from kamera.edits.policy import EditPolicy
 from kamera.errors import quote
 
@@ -51,7 +51,7 @@ def keep_last_images(
         raise ValueError(f"placeholder {quote(placeholder)} where removes={removes!r}: give one of the two")
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        counted = [p for p in _pictures(messages) if of == "all" or p.result is not None]
+        counted = pictures_of(messages, of)
         first = max(0, len(counted) - n) // batch * batch
         leaving, staying = counted[:first], counted[first:]
         if removes == "picture":
@@ -63,13 +63,8 @@ def keep_last_images(
     return keep_last_images
 
 
-def count_images(messages: Sequence[Message], of: Counted) -> int:
-    """The pictures that `keep_last_images` counts."""
-    return sum(of == "all" or picture.result is not None for picture in _pictures(messages))
-
-
 @dataclass(frozen=True)
-class _PicturePlace:
+class PicturePlace:
     """A picture's place: the index of its message, and of its item, its inner item in a ``tool_result``.
 
     ``result`` is the message of the tool's result that it belongs to.
@@ -80,47 +75,39 @@ class _PicturePlace:
     result: int | None
 
 
-def _pictures(messages: Sequence[Message]) -> list[_PicturePlace]:
+def pictures_of(messages: Sequence[Message], of: Counted) -> list[PicturePlace]:
+    """The pictures that `keep_last_images` counts, in order."""
     found = []
     for i, message in enumerate(messages):
         result = i if is_result(message) else i - 1 if _shows_result(messages, i) else None
         if _is_image(message.get("output")):
-            found.append(_PicturePlace(i, (), i))
-        blocks = dict(result_blocks(message))
+            found.append(PicturePlace(i, (), i))
+        blocks = dict(blocks_of(message, "tool_result"))
         for k, item in enumerate(_items(message)):
             if _is_image(item):
-                found.append(_PicturePlace(i, (k,), result))
+                found.append(PicturePlace(i, (k,), result))
             elif k in blocks:
                 inner = enumerate(_items(item))
-                found += [_PicturePlace(i, (k, m), i) for m, one in inner if _is_image(one)]
-    return found
+                found += [PicturePlace(i, (k, m), i) for m, one in inner if _is_image(one)]
+    return [picture for picture in found if of == "all" or picture.result is not None]
 
 
 def _shows_result(messages: Sequence[Message], i: int) -> bool:
     """True for a user's message of pictures only, after a tool's result: APIs that take none there."""
     items = _items(messages[i])
-    return (
-        i > 0
-        and messages[i].get("role") == "user"
-        and bool(items)
-        and all(map(_is_image, items))
-        and is_result(messages[i - 1])
-    )
+    shows = messages[i].get("role") == "user" and bool(items) and all(map(_is_image, items))
+    return shows and i > 0 and is_result(messages[i - 1])
 
 
 def _empty(
-    messages: Sequence[Message], leaving: Collection[_PicturePlace], placeholder: str | None
+    messages: Sequence[Message], leaving: Collection[PicturePlace], placeholder: str | None
 ) -> list[dict[str, Any]]:
     """Messages without these pictures; those of nothing else are removed, unless they are results."""
     places: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for picture in leaving:
         places[picture.message].add(picture.path)
-    out = []
-    for i, message in enumerate(messages):
-        left = dict(message) if i not in places else _replace(message, places[i], placeholder)
-        if left is not None:
-            out.append(left)
-    return out
+    out = (_replace(m, places[i], placeholder) if i in places else dict(m) for i, m in enumerate(messages))
+    return [message for message in out if message is not None]
 
 
 def _replace(
@@ -132,7 +119,8 @@ def _replace(
     for k, item in enumerate(_items(message)):
         inner = {path[1:] for path in places if path[0] == k}
         if () in inner:
-            kept += _stand_in(item, placeholder)
+            kind = "input_text" if item.get("type") == "input_image" else "text"
+            kept += [] if placeholder is None else [{"type": kind, "text": placeholder}]
         elif inner:
             kept.append(_replace(item, inner, placeholder))
         else:
@@ -140,11 +128,6 @@ def _replace(
     if not kept and not is_result(message) and message.get("type") != "tool_result":
         return None
     return {**message, _field(message): kept}
-
-
-def _stand_in(picture: dict[str, Any], placeholder: str | None) -> list[dict[str, Any]]:
-    kind = "input_text" if picture.get("type") == "input_image" else "text"
-    return [] if placeholder is None else [{"type": kind, "text": placeholder}]
 
 
 def _items(message: Message) -> list[Any]:

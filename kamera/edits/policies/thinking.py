@@ -23,8 +23,8 @@ def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> EditPolicy:
 
     def strip_thinking(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         own = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
-        spared = set(own[len(own) - keep_last :]) if keep_last else set()
-        return [_strip(m, block) if i in own and i not in spared else dict(m) for i, m in enumerate(messages)]
+        old = own[: max(0, len(own) - keep_last)]
+        return [_strip(m, block) if i in old else dict(m) for i, m in enumerate(messages)]
 
     return strip_thinking
 

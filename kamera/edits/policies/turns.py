@@ -1,4 +1,4 @@
-"""Whole turns: keep head and tail (Agent-S on vLLM drops turns), or replace the middle by a summary."""
+"""Whole turns: keep all, keep head and tail (Agent-S on vLLM), or replace the middle by a summary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any
 
 from kamera.content import Message
 from kamera.edits.policy import EditPolicy
+
+
+def keep_all() -> EditPolicy:
+    """Keep every message unchanged: Anthropic's computer-use demo, which never breaks a prefix cache."""
+
+    def keep_all(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+        return [dict(message) for message in messages]
+
+    return keep_all
 
 
 def keep_ends(head: int, tail: int) -> EditPolicy:
