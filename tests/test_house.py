@@ -41,7 +41,7 @@ shrinks; the goal of `KameraWindow` is 24, and of every other class 15. vLLM cal
 
 LINES = {
     "ops": (3_700, 3_400),
-    "trust": (1_000, 800),
+    "trust": (950, 800),
     "content": (3_500, 2_500),
     "store": (8_100, 7_200),
     "engines": (8_800, 4_600),

@@ -1,12 +1,15 @@
 """Guarantees, policies, certificates, proofs: values, and decisions that run no model."""
 
-from kamera.trust.audit import FAR, LOSSY, AuditFinding, lacking_bound
 from kamera.trust.certificate import Certificate, Estimate, Finding, Grounds, Verdict
 from kamera.trust.guarantee import (
+    FAR,
     GUARANTEES,
+    LOSSY,
+    AuditFinding,
     Guarantee,
     at_least,
     guarantee_named,
+    lacking_bound,
     outranks,
     prefilled_behind,
     weakest,

@@ -89,18 +89,15 @@ class Certificate:
 
     def difference(self, grounds: Grounds) -> str | None:
         """The first difference from the measured grounds, in one line; None if none."""
-        ours, theirs = self.grounds, grounds.versions
+        ours, was, wanted = self.grounds, self.grounds.budget, grounds.budget
+        settings = "this one has other weights, adapters, module, rotary or processor settings:"
+        both = grounds.versions | ours.versions
         pairs: list[tuple[str, object, str, object]] = [
             ("in", ours.dtype, "this model is in", grounds.dtype),
             ("with vocabulary", ours.vocabulary, "this tokenizer's is", grounds.vocabulary),
             ("with positions up to", ours.position_limit, "this model's end at", grounds.position_limit),
-        ]
-        settings = "this one has other weights, adapters, module, rotary or processor settings:"
-        pairs.append(("on backbone", ours.fingerprint, settings, grounds.fingerprint))
-        for name in theirs | ours.versions:
-            pairs.append((f"with {name}", ours.versions.get(name), f"this is {name}", theirs.get(name)))
-        was, wanted = ours.budget, grounds.budget
-        pairs += [
+            ("on backbone", ours.fingerprint, settings, grounds.fingerprint),
+            *((f"with {n}", ours.versions.get(n), f"this is {n}", grounds.versions.get(n)) for n in both),
             ("with patches of rank", was.rank, "the policy's rank is", wanted.rank),
             ("with patch_bytes", was.share, "the policy's is", wanted.share),
             ("with patches of", _layers(was), "the policy corrects", _layers(wanted)),
@@ -123,6 +120,11 @@ class Certificate:
         if found.verdict != "safe":
             return f'its verdict on "{guarantee}" is "{found.verdict}": {found.reason}'
         return None
+
+    @property
+    def unsafe(self) -> dict[Guarantee, str]:
+        """The guarantees found unsafe, each with its `refusal`."""
+        return {g: str(self.refusal(g)) for g, found in self.findings.items() if found.verdict == "unsafe"}
 
     def unusable(self, grounds: Grounds) -> str | None:
         """The reason why it permits nothing on these grounds, in one line; None if it permits anything."""

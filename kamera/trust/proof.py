@@ -110,13 +110,10 @@ class Proof:
         told = info.get("proof")
         if not isinstance(told, Mapping) or told.keys() != {"kl", "flips", "tokens", "kv", "asked"}:
             return None
-        numbers, counts = (told["kl"], told["kv"]), (told["flips"], told["tokens"])
-        if any(type(x) not in (int, float) or not 0.0 <= x < math.inf for x in numbers):
-            return None
-        if any(type(n) is not int or n < 0 for n in counts):
-            return None
-        asked = told["asked"]
-        if not isinstance(asked, list | tuple) or not all(map(is_sketch, asked)):
+        numbers, counts, asked = (told["kl"], told["kv"]), (told["flips"], told["tokens"]), told["asked"]
+        valid = all(type(x) in (int, float) and 0.0 <= x < math.inf for x in numbers)
+        valid = valid and all(type(n) is int and n >= 0 for n in counts)
+        if not valid or not isinstance(asked, list | tuple) or not all(map(is_sketch, asked)):
             return None
         return cls(float(told["kl"]), told["flips"], told["tokens"], float(told["kv"]), tuple(asked))
 
@@ -130,7 +127,8 @@ def compare(
     """
     kl, flips, tokens = 0.0, 0, 0
     for want, got in zip(true, patched, strict=True):
-        for p, q in zip(_parts(want), _parts(got), strict=True):
+        share = max(1, _SHARE // want.shape[-1])
+        for p, q in zip(want.split(share), got.split(share), strict=True):
             p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
             each = (p.exp() * (p - q)).sum(-1)
             # a NaN must not be lost in a maximum, nor be written to a header; rounding goes below zero
@@ -171,7 +169,3 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 def _rms(rows: torch.Tensor) -> torch.Tensor:
     """Root mean square of the norms of rows ``[layers, tokens, features]``, by layer; float64."""
     return rows.square().sum(2).mean(1).sqrt().double()
-
-
-def _parts(logits: torch.Tensor) -> Sequence[torch.Tensor]:
-    return logits.split(max(1, _SHARE // logits.shape[-1]))

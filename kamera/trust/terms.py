@@ -33,9 +33,9 @@ class Terms:
 
 @dataclass(frozen=True)
 class Permit:
-    """The result of a search of directories: a certificate, or the reason for none in one line.
+    """A certificate that is given or found in directories, or the reason for none in one line.
 
-    ``denied`` are guarantees that another certificate, of the same backbone, found unsafe.
+    ``denied`` are guarantees that it, or another certificate of the same backbone, found unsafe.
     """
 
     certificate: Certificate | None
@@ -62,10 +62,10 @@ def permit_of(
             matching.append((name, read))
     denied: dict[Guarantee, str] = {}
     for name, certificate in matching:
-        for guarantee, finding in certificate.findings.items():
-            if finding.verdict == "unsafe":
-                denied.setdefault(guarantee, f"{name}: {certificate.refusal(guarantee)}")
-    permits = [_permits(one, denied) for _, one in matching]
+        for guarantee, why in certificate.unsafe.items():
+            denied.setdefault(guarantee, f"{name}: {why}")
+    # what each permits below exact, the strongest first
+    permits = [[one.refusal(g) is None and g not in denied for g in GUARANTEES[1:]] for _, one in matching]
     best = max(range(len(matching)), key=permits.__getitem__, default=None)
     if best is not None and any(permits[best]):
         return Permit(matching[best][1], "", denied)
@@ -78,16 +78,9 @@ def terms_of(policy: ReusePolicy, permit: Permit, kind: str, command: str) -> Te
     """The terms of a policy under a permit; the warning names the model's ``kind`` and the ``command`` that
     certifies it.
     """
-    certificate, wanted = permit.certificate, _wanted_guarantees(policy)
-    reasons: dict[Guarantee, str] = {}
-    for guarantee in wanted:
-        why: str | None = permit.refusal
-        if certificate is not None:
-            why = permit.denied.get(guarantee) or certificate.refusal(guarantee)
-            why = why or _too_far(policy, certificate, guarantee)
-        if why:
-            reasons[guarantee] = why
-    proving = policy.tolerance is not None and "patched" in reasons and not _unsafe(permit, "patched")
+    wanted = _wanted_guarantees(policy)
+    reasons = {g: why for g in wanted if (why := _refusal(policy, permit, g))}
+    proving = policy.tolerance is not None and "patched" in reasons and "patched" not in permit.denied
     if proving:
         del reasons["patched"]
     if wanted and len(reasons) == len(wanted):
@@ -97,38 +90,19 @@ def terms_of(policy: ReusePolicy, permit: Permit, kind: str, command: str) -> Te
             f"without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"
         )
         return Terms(policy, policy.as_exact(), None, reasons, warning)
-    warning = _warning(certificate, reasons, proving, kind, command) if reasons else ""
     served = policy.without(reasons) if reasons else policy
     served = served if proving else replace(served, tolerance=None)
-    return Terms(policy, served, certificate, reasons, warning)
-
-
-def _warning(
-    certificate: Certificate | None,
-    reasons: Mapping[Guarantee, str],
-    proving: bool,
-    kind: str,
-    command: str,
-) -> str:
+    if not reasons:
+        return Terms(policy, served, permit.certificate)
     told = "; ".join(f"{guarantee} KV ({why})" for guarantee, why in reasons.items())
     by = "a proved patch" if proving else "a stored patch"
     instead = f"; survivors are repaired, by {by} or a forward" if "survivor" in reasons else ""
-    who, verb = ("the", "withholds") if certificate is not None else ("no", "permits")
-    return (
+    who, verb = ("no", "permits") if permit.certificate is None else ("the", "withholds")
+    warning = (
         f"{who} certificate of {kind} {verb} {told}{instead}. Serve it all the same with "
         f"ReusePolicy(certified=False), or ask again: `{command}`"
     )
-
-
-def _permits(certificate: Certificate, denied: Mapping[Guarantee, str]) -> list[bool]:
-    """True for each guarantee below exact that is permitted, the strongest first."""
-    return [certificate.refusal(g) is None and g not in denied for g in GUARANTEES[1:]]
-
-
-def _unsafe(permit: Permit, guarantee: Guarantee) -> bool:
-    """True if a certificate of this backbone found the guarantee unsafe, not merely untested."""
-    findings = {} if permit.certificate is None else permit.certificate.findings
-    return guarantee in permit.denied or (guarantee in findings and findings[guarantee].verdict == "unsafe")
+    return Terms(policy, served, permit.certificate, reasons, warning)
 
 
 def _wanted_guarantees(policy: ReusePolicy) -> tuple[Guarantee, ...]:
@@ -141,11 +115,16 @@ def _wanted_guarantees(policy: ReusePolicy) -> tuple[Guarantee, ...]:
     return tuple(g for g in GUARANTEES if g in asked)
 
 
-def _too_far(policy: ReusePolicy, certificate: Certificate, guarantee: Guarantee) -> str | None:
+def _refusal(policy: ReusePolicy, permit: Permit, guarantee: Guarantee) -> str | None:
+    """The reason not to serve a guarantee that is asked for; None if it is permitted."""
+    certificate, limit = permit.certificate, policy.max_divergence
+    if certificate is None:
+        return permit.refusal
+    if why := permit.denied.get(guarantee) or certificate.refusal(guarantee):
+        return why
     if guarantee == "sampled" and policy.max_error > ReusePolicy.max_error:
         measured = ReusePolicy.max_error
         return f"it was measured up to an error of {measured:g}, the policy takes {policy.max_error:g}"
-    limit = policy.max_divergence
     if guarantee == "near" and limit is not None and limit > certificate.divergence:
         return f"it was measured up to a divergence of {certificate.divergence:g}, the policy takes {limit:g}"
     return None

@@ -40,7 +40,7 @@ def choose_terms(
                 f"the certificate of {given.model} does not serve here: {why}; run kamera certify again, or "
                 "leave it out"
             )
-        permit = Permit(given, "")
+        permit = Permit(given, "", given.unsafe)
     elif not policy.certified or policy.minimum == "exact":
         return Terms(policy, replace(policy, tolerance=None))
     else:
