@@ -10,7 +10,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import Worth, later_of
+from kamera.patches.later import pay_later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, pay, waiting_in
 from kamera.store import CanonicalRecord, ChunkStore
@@ -90,16 +90,9 @@ def anchor_of(
     anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
-    if not later:
+    if later:
+        waiting_in(store).anchors[context, digest] = anchor
+        pay_later(backbone, owed, kv_tensors(kv))
+    else:
         pay([owed])
-        return anchor
-    waiting, queue = waiting_in(store).anchors, later_of(backbone)
-
-    def dropped(why: str) -> None:
-        waiting.pop((context, digest), None)
-        losses.leave(f"{owed.what}: {why}")
-
-    waiting[context, digest] = anchor
-    store.awaited[id(queue)] = queue.flush
-    queue.add(lambda: [owed], Worth.CHUNK, kv_tensors(kv), dropped, reads=())
     return anchor

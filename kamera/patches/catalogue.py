@@ -247,12 +247,11 @@ def worth_harvesting(
     """
     if not (antecedents or leading) or not at_least(formed, "survivor"):
         return False
-    for i, patch in enumerate(stored):
-        if patch is None:
-            continue
-        if (i == 0 and outranks(patch.formed, formed)) or (patch.serves and at_least(patch.formed, formed)):
-            return False
-    return True
+    return not any(
+        (i == 0 and outranks(patch.formed, formed)) or (patch.serves and at_least(patch.formed, formed))
+        for i, patch in enumerate(stored)
+        if patch is not None
+    )
 
 
 def names_of(antecedents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

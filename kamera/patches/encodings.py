@@ -9,7 +9,7 @@ from kamera.engines import Engine
 from kamera.errors import UnknownChunk
 from kamera.patches.chunks import Facts
 from kamera.patches.identity import StoredIdentity
-from kamera.patches.later import Worth, later_of
+from kamera.patches.later import pay_later
 from kamera.patches.losses import Losses
 from kamera.patches.owed import Owed, pay, waiting_in
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
@@ -56,21 +56,12 @@ class Encodings:
         if not facts.encoded.tensors:
             return facts
         what = f"the encoding of chunk {chunk.id[:12]} was not kept"
-
-        def owed() -> list[Owed]:
-            return [Owed(self._store, self.records(facts), self._losses, what)]
-
-        def dropped(why: str) -> None:
-            self._waiting.pop(name, None)
-            self._losses.leave(f"{what}: {why}")
-
+        owed = Owed(self._store, self.records(facts), self._losses, what)
         if later:
-            queue, name = later_of(self._backbone), (self.context, chunk.id)
-            self._waiting[name] = facts
-            self._store.awaited[id(queue)] = queue.flush
-            queue.add(owed, Worth.CHUNK, facts.encoded.tensors.values(), dropped, reads=())
+            self._waiting[self.context, chunk.id] = facts
+            pay_later(self._backbone, owed, facts.encoded.tensors.values())
         else:
-            pay(owed())
+            pay([owed])
         return facts
 
     def records(self, facts: Facts) -> list[EncodingRecord]:

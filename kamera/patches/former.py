@@ -18,7 +18,7 @@ from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.heads import continue_behind, find_head
+from kamera.patches.heads import continue_behind, head_of
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, pay, waiting_in
@@ -140,24 +140,25 @@ class Former:
 
     # -- canonicals ----------------------------------------------------------------------------
 
-    def canonical(self, facts: Facts) -> Copy:
+    def canonical(self, facts: Facts, *, leading: bool = False) -> Copy:
         """The chunk's KV behind the anchor alone, in the form the store keeps; prefilled if not stored yet.
 
         Patches are formed against this form and applied to it, so that they match: in a store of codes they
-        also make up for the loss of the coding.
+        also make up for the loss of the coding. ``leading``: it is served right behind the anchor, so one
+        prefilled just now comes as the model computed it, exact in any store.
         """
-        copy, owed = self.canonical_and_owed(facts)
+        copy, owed = self.canonical_and_owed(facts, leading=leading)
         pay(owed)
-        return self._remember(facts.chunk_id, copy)
+        return copy if leading else self._remember(facts.chunk_id, copy)
 
-    def canonical_and_owed(self, facts: Facts) -> tuple[Copy, list[Owed]]:
+    def canonical_and_owed(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
         held = self.find_canonical(facts)
         if held is not None:
             return held, []
         copy = self._prefill(facts)
         record, owed = self.records_to_put(facts, copy)
-        return copy if record.loss is None else self._out_of(record), [owed]
+        return copy if record.loss is None or leading else self._out_of(record), [owed]
 
     def find_canonical(self, facts: Facts) -> Copy | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
@@ -165,15 +166,6 @@ class Former:
         if held is None and (record := self._record(facts.chunk_id)) is not None:
             held = self._remember(facts.chunk_id, self._out_of(record))
         return held
-
-    def leading(self, facts: Facts) -> Copy:
-        """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
-        held = self.find_canonical(facts)
-        if held is not None:
-            return held
-        copy = self._prefill(facts)
-        pay([self.records_to_put(facts, copy)[1]])
-        return copy
 
     def base_copy(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
@@ -263,7 +255,13 @@ class Former:
     def _prefill(self, facts: Facts) -> Copy:
         """The chunk prefilled behind the anchor alone."""
         positions = self.canonical_positions(facts)
-        head = None if self.context.lossy else find_head(self.backbone, facts, positions, self._record)
+        head = None
+        for chunk_id, tokens in () if self.context.lossy else facts.heads:
+            record = self._record(chunk_id)
+            if record is not None:  # the first counts
+                ids, there = facts.encoded.input_ids, self.backbone.place(record.kv)
+                head = head_of(ids, positions, record.input_ids, record.positions, there, tokens)
+                break
         kv = continue_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine, Span
 from kamera.ops import KV, kv_concat, kv_copy, kv_slice, kv_tokens
-from kamera.patches.chunks import Facts
-from kamera.store import CanonicalRecord
 
 
 def head_of(
@@ -24,24 +20,6 @@ def head_of(
     same = torch.equal(ids[:tokens], others[:tokens]) and len(others) >= tokens
     placed = torch.equal(positions[:, :tokens], there[:, :tokens])
     return kv_slice(kv, 0, tokens) if same and placed else None
-
-
-def find_head(
-    engine: Engine,
-    facts: Facts,
-    positions: torch.Tensor,
-    read: Callable[[str], CanonicalRecord | None],
-) -> KV | None:
-    """KV of a chunk's first tokens behind the anchor, cut out of a stored canonical; None without one.
-
-    ``positions`` are those of the chunk there, ``read`` finds a canonical, the first of `Facts.heads` counts.
-    """
-    for chunk_id, tokens in facts.heads:
-        record = read(chunk_id)
-        if record is not None:
-            ids, kv = facts.encoded.input_ids, engine.place(record.kv)
-            return head_of(ids, positions, record.input_ids, record.positions, kv, tokens)
-    return None
 
 
 def continue_behind(

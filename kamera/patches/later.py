@@ -168,7 +168,14 @@ class Later:
         """Wait for the pieces of this name, which go first. Within later work nothing is waited for."""
         if self.mine or not self.busy(name):
             return
-        self._hasten(name)
+        with self._changed:  # they go first, and what they make is put at once
+            first = [piece for piece in self._waiting if piece.name == name]
+            rest = [piece for piece in self._waiting if piece.name != name]
+            self._waiting = deque([*first, *rest])
+            self._hurried = True
+            owed = any(piece.name == name for piece, _ in self._owed)
+        if owed:
+            self._pay()
         with self.awaited(), self._changed:
             self._changed.wait_for(lambda: not self.busy(name))
 
@@ -197,17 +204,6 @@ class Later:
             yield
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _hasten(self, name: Hashable) -> None:
-        """Do the waiting pieces of this name first, and put at once what they make."""
-        with self._changed:
-            first = [piece for piece in self._waiting if piece.name == name]
-            rest = [piece for piece in self._waiting if piece.name != name]
-            self._waiting = deque([*first, *rest])
-            self._hurried = True
-            owed = any(piece.name == name for piece, _ in self._owed)
-        if owed:
-            self._pay()
 
     def _next(self) -> None:
         self._worker = threading.get_ident()
@@ -358,3 +354,10 @@ def later_of(backbone: Engine) -> Later:
         if queue is None:
             queue = _queues[backbone] = Later(backbone)
         return queue
+
+
+def pay_later(backbone: Engine, owed: Owed, holds: Iterable[torch.Tensor]) -> None:
+    """Put records as later work, which keeps the tensors ``holds``. A store that is closed waits for it."""
+    queue = later_of(backbone)
+    owed.store.awaited[id(queue)] = queue.flush
+    queue.add(lambda: [owed], Worth.CHUNK, holds, owed.drop, reads=())

@@ -60,9 +60,18 @@ class Owed:
                 self.losses.leave(f"{self.what}: {type(unborne).__name__}: {unborne}")
             raise
         finally:
-            if not isinstance(main, PatchRecord):
-                key, waiting = (main.context, main.chunk_id), waiting_in(self.store)
-                (waiting.anchors if main.kind == "anchor" else waiting.chunks).pop(key, None)
+            self._stop_waiting()
+
+    def drop(self, why: str) -> None:
+        """Leave a note that the records will not be put, and why."""
+        self._stop_waiting()
+        self.losses.leave(f"{self.what}: {why}")
+
+    def _stop_waiting(self) -> None:
+        main, waiting = self.records[-1], waiting_in(self.store)
+        if not isinstance(main, PatchRecord):
+            there = waiting.anchors if main.kind == "anchor" else waiting.chunks
+            there.pop((main.context, main.chunk_id), None)
 
 
 def pay(owed: Sequence[Owed]) -> None:

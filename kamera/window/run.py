@@ -202,7 +202,7 @@ class _PlanRun:
                 raise RowLied
             canonical = based
         else:
-            canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
+            canonical = self.former.canonical(facts, leading=leading)
         self.put(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 

@@ -57,11 +57,19 @@ def test_another_model_or_anchor_computes_its_own(engine, store, former):
 def test_a_canonical_in_codes_is_patched_and_what_was_just_computed_is_exact(engine):
     with ChunkStore.open("memory://", kv="int8") as store:
         former = former_of(engine, store)
-        fresh = former.leading(A)
-        coded = former.leading(A)
+        fresh = former.canonical(A, leading=True)
+        coded = former.canonical(A, leading=True)
     assert not fresh.lossy
     assert coded.lossy
     assert worst(fresh.kv, behind_all(engine, A)) <= 1e-5
+
+
+def test_patches_are_formed_against_codes_even_where_the_chunk_has_just_led(engine):
+    with ChunkStore.open("memory://", kv="int8") as store:
+        former = former_of(engine, store)
+        with former.operation():
+            assert not former.canonical(A, leading=True).lossy
+            assert former.canonical(A).lossy
 
 
 def test_an_operation_reads_the_canonical_it_works_on_once(store, former, monkeypatch):

@@ -9,11 +9,21 @@ import torch
 
 from kamera.errors import StoreError
 from kamera.ops import kv_copy, kv_of, kv_slice
-from kamera.patches import Facts, Losses, anchor_of, continue_behind, head_of, later_of, prefill_anchor
-from kamera.patches.heads import find_head
+from kamera.patches import (
+    Facts,
+    Losses,
+    Worth,
+    anchor_of,
+    continue_behind,
+    head_of,
+    later_of,
+    prefill_anchor,
+)
+from kamera.patches.owed import waiting_in
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
 from tests.patches.engine import ANCHOR, behind_all, conditioned, former_of, text
+from tests.patches.test_later import Gate
 
 LONG = text(1, tokens=9)
 START = Facts("start", replace(LONG.encoded, input_ids=LONG.encoded.input_ids[:5]), "")
@@ -88,9 +98,10 @@ def test_the_first_stored_head_counts_even_if_it_does_not_fit(engine, store):
     former.canonical(START)
     former.canonical(text(7))
     facts = replace(LONG, heads=((text(7).chunk_id, 5), (START.chunk_id, 5)))
-    read = [former._record]
-    assert find_head(engine, facts, former.canonical_positions(facts), *read) is None
-    assert worst(former.canonical(facts).kv, behind_all(engine, LONG)) <= 1e-5
+    with engine.measure() as work:
+        got = former.canonical(facts)
+    assert work.tokens == LONG.length
+    assert worst(got.kv, behind_all(engine, LONG)) <= 1e-5
 
 
 # -- anchors -----------------------------------------------------------------------------------
@@ -162,3 +173,18 @@ def test_whatever_an_anchor_fails_on_in_later_work_is_noted(engine, store, monke
         pass
     assert notes == [f"the system prompt was not kept: {why}"]
     assert losses.unkept == set(), "it is no chunk"
+
+
+def test_an_anchor_that_later_work_drops_waits_no_more_and_is_noted(engine, store):
+    queue, losses, notes = later_of(engine), Losses(), list[str]()
+    gate = Gate(queue)
+    anchor_of(engine, ANCHOR, "", "", store, losses, later=True)
+    assert len(waiting_in(store).anchors) == 1
+    queue.limit = 1
+    queue.add(lambda: None, Worth.PROBE, [torch.zeros(9)])
+    gate.open()
+    queue.flush()
+    assert waiting_in(store).anchors == {}
+    with losses.note_in(notes):
+        pass
+    assert notes == ["the system prompt was not kept: later work held more than its 1 bytes"]
