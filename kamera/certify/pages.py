@@ -7,7 +7,7 @@ every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -127,7 +127,8 @@ def draw_scene(seed: int, index: int) -> ProbeScene:
     order = TRIALS["patched"][1]
     disputed = [e for e in entries[:ENTRIES] if len({stated[i][e] for i in order if e in stated[i]}) > 1]
     contested = {template.asks.format(e): _statement(stated, e, order) or UNKNOWN for e in disputed}
-    contents = tuple([{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages)
+    end: dict[str, Any] = {"type": "text", "text": "\n"}
+    contents = tuple([{"type": "image", "image": page}, end] for page in pages)
     return ProbeScene(SYSTEM, contents, draw_queries(rng, readings, contested, (*template.values, UNKNOWN)))
 
 

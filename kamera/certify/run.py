@@ -15,7 +15,14 @@ from kamera.certify.probe import PROBE_SEED, TRIALS, ProbeScene, digest_of
 from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
 from kamera.certify.verdict import QuestionOutcome, doubt, judge, overrule
-from kamera.engines.hf import Backbone, HfEngine, prove_moves, prove_patch, prove_relocation
+from kamera.engines.hf import (
+    Backbone,
+    HfEngine,
+    OperatorProof,
+    prove_moves,
+    prove_patch,
+    prove_relocation,
+)
 from kamera.trust import Certificate, Finding, Guarantee, ReusePolicy
 from kamera.window import grounds_of
 
@@ -86,18 +93,19 @@ def scenes_of(probe: str) -> Iterator[ProbeScene]:
 
 def _flaw(engine: HfEngine) -> str:
     """The operator's own error on this model, in one line; "" if its proofs hold."""
-    proofs = {
-        "relocation": prove_relocation,
-        "a full-rank patch": prove_patch,
-        "a move in the live cache": prove_moves,
-    }
-    for claim, prove in proofs.items():
-        if not (proof := prove(engine)).holds:
+    for claim, proof in _proofs(engine):
+        if not proof.holds:
             return (
                 f"{claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance of "
                 f"{proof.tolerance:.0e}: the operator itself is wrong here"
             )
     return ""
+
+
+def _proofs(engine: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
+    yield "relocation", prove_relocation(engine)
+    yield "a full-rank patch", prove_patch(engine)
+    yield "a move in the live cache", prove_moves(engine)
 
 
 class _Poll:

@@ -79,14 +79,17 @@ def judge(
     """
     if not outcomes:
         raise ValueError("no question was asked: there is nothing to judge")
-    arms = ("reprefill", "blind", "served")
-    accuracies = (wilson([getattr(o, arm) == o.truth for o in outcomes]) for arm in arms)
+    prefilled, blind, served = (
+        wilson([getattr(o, arm) == o.truth for o in outcomes]) for arm in ("reprefill", "blind", "served")
+    )
     flipped = [o for o in outcomes if o.blind != o.reprefill]
     recovered = wilson([o.served == o.reprefill for o in flipped]) if flipped else None
     share = eta_interval([o.served_kl for o in outcomes], [o.blind_kl for o in outcomes])
     eta = None if math.isnan(share.mean) else share
-    finding = Finding("cannot tell", "", len(outcomes), chance, *accuracies, eta, recovered)
-    verdict, reason = _verdict(finding, *(loss(outcomes, arm) for arm in ("served", "blind")), name)
+    finding = Finding(
+        "cannot tell", "", len(outcomes), chance, prefilled, blind, served, eta, flip_recover=recovered
+    )
+    verdict, reason = _verdict(finding, loss(outcomes, "served"), loss(outcomes, "blind"), name)
     if compared.lack and verdict == "safe":
         verdict, reason = "cannot tell", f"these answers do not show it, but the KV does: {compared.lack}"
     return overrule(replace(finding, verdict=verdict, reason=reason), compared.flaw)

@@ -57,9 +57,9 @@ def _heaviest(before: Sequence[Segment], after: Sequence[Segment]) -> list[tuple
     chains: list[tuple[tuple[int, int], object]] = []
     for i, segment in enumerate(before):
         for j in reversed(places[segment.id]):  # the last first, so that no chain has a segment twice
-            first, after = bisect_left(ends, j), bisect_right(ends, j)
+            first, beyond = bisect_left(ends, j), bisect_right(ends, j)
             weight = (weights[first - 1] if first else 0) + segment.num_tokens
-            if after and weights[after - 1] >= weight:
+            if beyond and weights[beyond - 1] >= weight:
                 continue
             last = bisect_right(weights, weight, first)
             chain = ((i, j), chains[first - 1] if first else None)

@@ -36,8 +36,9 @@ class Chat(Dialect):
         super().__init__(body, asked)
 
     def whole(self, said: Said) -> dict[str, Any]:
-        message = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-        message |= {"refusal": None} | ({"tool_calls": [*said.calls]} if said.calls else {})
+        text = said.content or (None if said.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message |= {"tool_calls": [*said.calls]} if said.calls else {}
         reason = "tool_calls" if said.calls else said.turn.finish_reason
         noted = None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": noted}
@@ -62,8 +63,7 @@ class Chat(Dialect):
         return [*calls, *last, "[DONE]"]
 
     def _head(self, of: str) -> dict[str, Any]:
-        kind = f"chat.completion{of}"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.id, "object": f"chat.completion{of}", "created": self.created, "model": self.model}
 
     def _chunk(
         self, delta: dict[str, Any] | None, reason: str | None = None, noted: Any = None, **more: Any

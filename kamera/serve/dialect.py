@@ -109,6 +109,6 @@ def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
     session = named or body.take("session_id", str) or header
     if session is not None and not (session.isprintable() and len(session) <= _ID):
         raise body.wrong("session_id", session, f"up to {_ID} printable characters")
-    found = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
-    found |= {"minimum": minimum, "session": session or None, "after": after}
-    return {**found, "stream": body.take("stream", bool, False)}
+    options = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
+    where = {"minimum": minimum, "session": session or None, "after": after}
+    return {**options, **where, "stream": body.take("stream", bool, False)}
