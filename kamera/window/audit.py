@@ -71,25 +71,25 @@ class Auditor:
         """Indices of those of the ``candidates`` that are due; each is one more served slot."""
         if share == 1.0:
             return [candidate.slot for candidate in candidates]
-        found = []
+        indices = []
         with self._lock:
             self._slots += share * len(candidates)
             self._tokens += share * sum(candidate.tokens for candidate in candidates)
             for index, _, price in self._random.sample(list(candidates), len(candidates)):
                 if self._slots + _ROUNDING >= 1.0 and self._tokens + _ROUNDING >= price:
-                    found.append(index)
+                    indices.append(index)
                     self._slots -= 1.0
                     self._tokens -= price
-        return sorted(found)
+        return sorted(indices)
 
 
 _auditors: weakref.WeakKeyDictionary[Engine, Auditor] = weakref.WeakKeyDictionary()
-_making = forks.Lock()
+_auditors_lock = forks.Lock()
 
 
 def auditor_of(backbone: Engine) -> Auditor:
     """The auditor of all windows of a backbone in this process."""
-    with _making:
+    with _auditors_lock:
         return _auditors.setdefault(backbone, Auditor())
 
 
@@ -111,11 +111,11 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     candidates = [_candidate(stage, state, index) for index in auditable]
     queue = later_of(stage.former.backbone)
     for index in auditor_of(stage.former.backbone).choose(candidates, share):
-        kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
+        slot = Served(state, index, kv_copy(stage.live.read(index + 1)))
         spans = stage.spans(state)[: index + 1]
-        holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
+        holds = [*kv_tensors(slot.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(run, stage, kept), Worth.AUDIT, holds, note_drop)
+        queue.add(partial(run, stage, slot), Worth.AUDIT, holds, note_drop)
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
@@ -127,8 +127,8 @@ def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
 
 def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
     """Indices of the slots that an operation placed, prefilled or moved."""
-    there = {seat.number: seat for seat in plan.before.seats}
-    return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
+    old_seats = {seat.number: seat for seat in plan.before.seats}
+    return [i for i, seat in enumerate(state.seats.seats) if old_seats.get(seat.number) is not seat]
 
 
 def run(stage: Stage, served: Served) -> None:
@@ -153,29 +153,29 @@ def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
     former, index, state = stage.former, served.index, served.state
     seat, resident, worth = state.seats.seats[index], state.residents[index], state.seats.worths[index]
-    rounding, shown = former.backbone.identity.tolerance, seat.shown
+    rounding, source = former.backbone.identity.tolerance, seat.shown
     finding = partial(AuditFinding, seat.chunk_id, worth)
-    found = [finding("system prompt", _anchor_error(former), rounding)] if index == 0 else []
-    if shown.canonical:
+    findings = [finding("system prompt", _anchor_error(former), rounding)] if index == 0 else []
+    if source.canonical:
         error = _canonical_error(former, resident)
         lossy = resident.shown.lossy or isinstance(resident.shown.kv, CodedKV)
-        found += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
+        findings += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
     live = former.backbone.live()
     live.show(stage.spans(state)[: index + 1], room=seat.length)
     true = former.backbone.prefill([resident.facts.encoded], [state.positions[index]], live)[0]
-    whole = kv_distance(served.kv, true)
+    kv_error = kv_distance(served.kv, true)
     if worth == "exact":
-        return [*found, finding("KV", whole, rounding)]
-    if shown.sample is not None:
+        return [*findings, finding("KV", kv_error, rounding)]
+    if source.sample is not None:
         first = LOSSY if former.context.lossy else rounding
-        found += [finding("first layer", _first_layer_error(served.kv, true), first)]
-        found += [finding("KV", whole, FAR)]
-    if shown.canonical:
-        lacking = _lacking(former, span_of(seat, resident), served.kv, true)
+        findings += [finding("first layer", _first_layer_error(served.kv, true), first)]
+        findings += [finding("KV", kv_error, FAR)]
+    if source.canonical:
+        missing_share = _lacking(former, span_of(seat, resident), served.kv, true)
         bound = lacking_bound(worth, _energy(former, seat, resident.shown) if worth == "patched" else None)
-        if bound is not None and lacking is not None:
-            found.append(finding("patch", lacking, bound))
-    return found
+        if bound is not None and missing_share is not None:
+            findings.append(finding("patch", missing_share, bound))
+    return findings
 
 
 def _anchor_error(former: Former) -> float:
@@ -207,15 +207,15 @@ def _first_layer_error(served: KV, true: KV) -> float:
 def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | None:
     """Share of the deficit's energy that ``served`` lacks of ``true``; None if there was no deficit."""
     blind = relocate_kv(kv_copy(canonical.kv), former.backbone.layout, canonical.offset)
-    deficit, left, size = 0.0, 0.0, 0.0
-    for want, got, without in zip(true.parts, served.parts, blind.parts, strict=True):
-        for name, tensor in want.items():
-            deficit += float((without[name].double() - tensor.double()).square().sum())
-            left += float((got[name].double() - tensor.double()).square().sum())
+    deficit, remainder, size = 0.0, 0.0, 0.0
+    for true_part, served_part, blind_part in zip(true.parts, served.parts, blind.parts, strict=True):
+        for name, tensor in true_part.items():
+            deficit += float((blind_part[name].double() - tensor.double()).square().sum())
+            remainder += float((served_part[name].double() - tensor.double()).square().sum())
             size += float(tensor.double().square().sum())
     # a deficit of rounding size says nothing about a patch
     floor = former.backbone.identity.tolerance**2 * size
-    return None if deficit <= floor else max(0.0, left - floor) / deficit
+    return None if deficit <= floor else max(0.0, remainder - floor) / deficit
 
 
 def _energy(former: Former, seat: Seat, copy: Copy) -> float | None:

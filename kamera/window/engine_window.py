@@ -102,10 +102,10 @@ class EngineWindow:
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
         self._places = RowPlaces(len(self._anchor), {}, {})
-        self._prefilled: set[str] = set()  # of all forks: the engine was asked for their canonicals
+        self._prefilled_ids: set[str] = set()  # of all forks: the engine was asked for their canonicals
         self._seats = Seats((), (0,))
-        said = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
-        self._head = Dialogue(torch.empty(0, dtype=torch.int64), said)  # what later prompts begin with
+        messages = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
+        self._head = Dialogue(torch.empty(0, dtype=torch.int64), messages)  # what later prompts begin with
         _check_certified(self.policy)
 
     # -- operations ----------------------------------------------------------------------------
@@ -140,10 +140,10 @@ class EngineWindow:
 
     def reorder(self, permutation: Sequence[int]) -> tuple[EngineSlot, ...]:
         """The chunks in another order."""
-        here = self._seats.chunk_ids
-        if sorted(permutation) != list(range(len(here))):
-            raise InvalidPermutation(f"{quote(permutation)} is no order of {len(here)} chunks")
-        return self._arrange([here[i] for i in permutation])
+        chunk_ids = self._seats.chunk_ids
+        if sorted(permutation) != list(range(len(chunk_ids))):
+            raise InvalidPermutation(f"{quote(permutation)} is no order of {len(chunk_ids)} chunks")
+        return self._arrange([chunk_ids[i] for i in permutation])
 
     def arrange(
         self,
@@ -160,15 +160,15 @@ class EngineWindow:
         _check_certified(policy)
         pairs = zip(self.slots, self._seats.seats, strict=True)
         seats = {(slot.start, slot.chunk_id): seat for slot, seat in pairs}
-        if gone := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
-            raise UnknownSlot(f"{quote(gone[0])} is not in this window any more: give one of its slots")
+        if old := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
+            raise UnknownSlot(f"{quote(old[0])} is not in this window any more: give one of its slots")
         new = [item for item in order if isinstance(item, Chunk)]
-        known = {**self._places.chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
-        wanted = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
-        check_room(self._limits, [known[w].newcomer if isinstance(w, str) else w for w in wanted])
-        self._places, self.policy = replace(self._places, chunks=known), policy
-        self._arrange(wanted)
-        self._places = replace(self._places, chunks={name: known[name] for name in self._seats.chunk_ids})
+        chunks = {**self._places.chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
+        items = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
+        check_room(self._limits, [chunks[w].newcomer if isinstance(w, str) else w for w in items])
+        self._places, self.policy = replace(self._places, chunks=chunks), policy
+        self._arrange(items)
+        self._places = replace(self._places, chunks={name: chunks[name] for name in self._seats.chunk_ids})
         return self.slots
 
     def look(self) -> tuple[EngineSlot, ...]:
@@ -183,10 +183,10 @@ class EngineWindow:
         user = message("user", *parts, *([question] if question else []))
         messages = (*self._head.messages, user)
         prompt = self._prompt(self._seats, Dialogue(ids, messages), max_new_tokens)
-        done = join_pieces(self.engine.stream(prompt))
-        computed = done.prompt_tokens - done.cached_tokens
-        self._account.add(done.cost)
-        return EngineAnswer(done.text, done.token_ids, slots, done.cached_tokens, computed)
+        answer = join_pieces(self.engine.stream(prompt))
+        count = answer.prompt_tokens - answer.cached_tokens
+        self._account.add(answer.cost)
+        return EngineAnswer(answer.text, answer.token_ids, slots, answer.cached_tokens, count)
 
     def prompt(self, dialogue: Dialogue, tokens: int, sampling: EngineSampling) -> EnginePrompt:
         """The prompt of a dialogue, for an answer of ``tokens`` tokens."""
@@ -209,14 +209,14 @@ class EngineWindow:
         each, and again if the store has lost it. Returns the number of prompts, which no answer waits for:
         they have a low priority, and are counted as later work.
         """
-        here = set(self._seats.chunk_ids)
-        stored = {chunk_id for chunk_id in here if self._rows.has_canonical(chunk_id)}
-        self._prefilled -= stored
-        missing = sorted(here - stored - self._prefilled)
-        for chunk_id in missing:
+        chunk_ids = set(self._seats.chunk_ids)
+        stored_ids = {chunk_id for chunk_id in chunk_ids if self._rows.has_canonical(chunk_id)}
+        self._prefilled_ids -= stored_ids
+        missing_ids = sorted(chunk_ids - stored_ids - self._prefilled_ids)
+        for chunk_id in missing_ids:
             self._run_later(Seats((self._place_computed(chunk_id, Seats((), (0,))),), (0,)))
-            self._prefilled.add(chunk_id)
-        return len(missing)
+            self._prefilled_ids.add(chunk_id)
+        return len(missing_ids)
 
     def anticipate(self, leaving: int = 1) -> int:
         """Have the engine prefill the chunks as they will stand once the ``leaving`` oldest have left.
@@ -233,12 +233,12 @@ class EngineWindow:
     @property
     def slots(self) -> tuple[EngineSlot, ...]:
         """The chunks in order, as the last operation placed them."""
-        start, found = len(self._anchor), []
+        start, slots = len(self._anchor), []
         for seat, worth in zip(self._seats.seats, self._seats.worths, strict=True):
-            named = seat.source.antecedent_ids
-            found.append(EngineSlot(seat.chunk_id, start, seat.length, worth, named, _origin(seat)))
+            antecedent_ids = seat.source.antecedent_ids
+            slots.append(EngineSlot(seat.chunk_id, start, seat.length, worth, antecedent_ids, _origin(seat)))
             start += seat.length
-        return tuple(found)
+        return tuple(slots)
 
     def usage(self) -> Usage:
         """What the engine ran, as it says: for answers (``now``, a forward a token), and for the store.
@@ -261,70 +261,70 @@ class EngineWindow:
     def _bring(self, chunk: PromptChunk) -> tuple[EngineSlot, ...]:
         if chunk.chunk_id in self._seats.chunk_ids:
             return self._arrange(self._seats.seats)
-        leaving = overflow(self._limits, self._seats, chunk.newcomer)
+        count = overflow(self._limits, self._seats, chunk.newcomer)
         self._places = replace(self._places, chunks={**self._places.chunks, chunk.chunk_id: chunk})
-        return self._arrange([*self._seats.seats[leaving:], chunk.chunk_id])
+        return self._arrange([*self._seats.seats[count:], chunk.chunk_id])
 
-    def _arrange(self, wanted: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
-        self._seats = self._place(wanted)
+    def _arrange(self, items: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
+        self._seats = self._place(items)
         return self.slots
 
-    def _place(self, wanted: Sequence[Seat | str]) -> Seats:
+    def _place(self, items: Sequence[Seat | str]) -> Seats:
         """Chunks one after another: on what is stored, up to the first that has to be computed."""
         before = Seats((), (0,))
         with self._rows.operation():
-            supplied = not self._anchor or has_anchor(self._rows)
-            for item in wanted:
-                was = item if isinstance(item, Seat) else None
+            is_supplied = not self._anchor or has_anchor(self._rows)
+            for item in items:
+                old = item if isinstance(item, Seat) else None
                 chunk_id = item.chunk_id if isinstance(item, Seat) else item
-                seat = self._place_stored(chunk_id, was, before) if supplied else None
-                supplied = seat is not None
+                seat = self._place_stored(chunk_id, old, before) if is_supplied else None
+                is_supplied = seat is not None
                 before = before.with_seat(seat or self._place_computed(chunk_id, before))
         return before
 
     def _run_later(self, seats: Seats) -> None:
         """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""
-        shown = self._prompt_chunks(seats)
-        user = message("user", *(part for one in shown for part in one.parts))
-        messages = (*self._head.messages, user) if any(one.images for one in shown) else ()
+        chunks = self._prompt_chunks(seats)
+        user = message("user", *(part for one in chunks for part in one.parts))
+        messages = (*self._head.messages, user) if any(one.images for one in chunks) else ()
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
-        done = join_pieces(self.engine.stream(replace(prompt, later=True)))
+        answer = join_pieces(self.engine.stream(replace(prompt, later=True)))
         for account in {self._account, *open_accounts()}:
-            account.owe(done.cost)
+            account.owe(answer.cost)
 
-    def _place_stored(self, chunk_id: str, was: Seat | None, before: Seats) -> Seat | None:
+    def _place_stored(self, chunk_id: str, old: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
         row = self._rows.canonical(chunk_id)
         if row is None or row.outline is None or not row.outline.advance:
             return None  # it is not stored, or positions behind it are no sum
         self._places.outlines[chunk_id] = row.outline
-        self._prefilled.discard(chunk_id)  # asked for again once the store has lost it
+        self._prefilled_ids.discard(chunk_id)  # asked for again once the store has lost it
         limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
         placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
         source, spot = placer.best_source(newcomer, before), self._spot(chunk_id, before)
-        if (source is None or source.guarantee == "blind") and was is not None and before.seats:
-            survivor = self._survivor(was, canonical_at(limits, chunk_id), before)
+        if (source is None or source.guarantee == "blind") and old is not None and before.seats:
+            survivor = self._survivor(old, canonical_at(limits, chunk_id), before)
             if survivor is not None:
                 return survivor.at(spot)
         if source is None:
             return None
         return Seat(chunk_id, newcomer.length, spot, source, source.guarantee)
 
-    def _survivor(self, was: Seat, clean: Source, before: Seats) -> Seat | None:
+    def _survivor(self, old: Seat, clean: Source, before: Seats) -> Seat | None:
         """A chunk that stays, on the patch of what stood before it; None without one, or for less."""
-        source, policy = was.source, self.policy
+        source, policy = old.source, self.policy
         if policy.on_leave != "keep":
             return None
         if not source.canonical:  # the engine computed it, and has stored its patch since
-            behind = source.antecedents
-            row = self._rows.patch_within(was.chunk_id, was.length, behind, "exact", policy.budget)
+            antecedents = source.antecedents
+            row = self._rows.patch_within(old.chunk_id, old.length, antecedents, "exact", policy.budget)
             if row is None:
                 return None
-            patch = Offer("patched", behind, "exact", row.formed, created=row.created)
+            patch = Offer("patched", antecedents, "exact", row.formed, created=row.created)
             source = clean.with_patch(patch)
         elif not source.patch:
             return None
-        seat = staying_behind(replace(was, source=source, guarantee=source.guarantee), before)
+        seat = staying_behind(replace(old, source=source, guarantee=source.guarantee), before)
         return seat if at_least(seat.guarantee, "survivor") and policy.keeps(seat.guarantee) else None
 
     def _place_computed(self, chunk_id: str, before: Seats) -> Seat:
@@ -343,15 +343,15 @@ class EngineWindow:
     def _recipe(self, seats: Seats) -> Recipe:
         ids = {one.chunk_id: one.ids for one in self._prompt_chunks(seats)}
         remedy = "an engine that harvests stores its patch"
-        told = RecipeFacts(self._context, self._anchor, ids, self.policy.budget.rank, {}, remedy)
-        return recipe(seats, self._rows, told)
+        facts = RecipeFacts(self._context, self._anchor, ids, self.policy.budget.rank, {}, remedy)
+        return recipe(seats, self._rows, facts)
 
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:
         """The prompt of a dialogue behind chunks, for an answer of ``tokens`` tokens."""
-        shown, ids = self._recipe(seats), tuple(dialogue.question.tolist())
+        window_recipe, ids = self._recipe(seats), tuple(dialogue.question.tolist())
         pictures = tuple(picture for one in self._prompt_chunks(seats) for picture in one.pictures)
-        made = EnginePrompt((*shown.ids, *ids), dialogue.messages, pictures, shown, tokens)
-        return replace(made, tools=dialogue.tools)
+        prompt = EnginePrompt((*window_recipe.ids, *ids), dialogue.messages, pictures, window_recipe, tokens)
+        return replace(prompt, tools=dialogue.tools)
 
 
 def _origin(seat: Seat) -> Origin:

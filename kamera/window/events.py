@@ -94,18 +94,18 @@ class Event:
         """
         before, after = self.before, self.report.slots
         if self.operation in ("append", "recall"):
-            here = {slot.number for slot in before}
-            return len(after) - (after[-1].number not in here)  # a recall of a chunk in view moves nothing
+            numbers = {slot.number for slot in before}
+            return len(after) - (after[-1].number not in numbers)  # a recall of a chunk in view moves nothing
         if self.operation == "reorder":
-            stayed = (old.number == new.number for old, new in zip(before, after, strict=False))
-            return next((i for i, same in enumerate(stayed) if not same), min(len(before), len(after)))
+            matches = (old.number == new.number for old, new in zip(before, after, strict=False))
+            return next((i for i, same in enumerate(matches) if not same), min(len(before), len(after)))
         return len(after)
 
     def without_content(self) -> Event:
         """The same event without texts, pictures, and sketches of questions: ids, numbers and times."""
-        told, before = self.report, tuple(map(_bare, self.before))
-        slots, evicted = tuple(map(_bare, told.slots)), tuple(map(_bare, told.evicted))
-        report = replace(told, slot=told.slot and _bare(told.slot), slots=slots, evicted=evicted)
+        old, before = self.report, tuple(map(_bare, self.before))
+        slots, evicted = tuple(map(_bare, old.slots)), tuple(map(_bare, old.evicted))
+        report = replace(old, slot=old.slot and _bare(old.slot), slots=slots, evicted=evicted)
         return replace(self, report=report, before=before, pictures={}, texts={})
 
     def to_json(self) -> str:
@@ -129,7 +129,7 @@ class Event:
         document["times"] = list(report.times)
         document["notes"] = report.notes
         document["later"] = list(asdict(self.later).values())
-        document["usage"] = [list(spent) for spent in self.usage]
+        document["usage"] = [list(counts) for counts in self.usage]
         document["memory"] = asdict(self.memory)
         if self.pictures:
             document["pictures"] = {k: base64.b64encode(v).decode() for k, v in self.pictures.items()}
@@ -168,22 +168,22 @@ def outcomes(
     """What a plan did with each slot of ``after``, whose tensors are ``chunks``."""
     steps = {s.seat.number: s for s in plan.steps if isinstance(s, Place | Prefill | Sample)}
     places = {slot.number: slot.position for slot in before}
-    found: list[Outcome] = []
+    out: list[Outcome] = []
     for slot, chunk in zip(after, chunks, strict=True):
-        seen, factors = bool(chunk.facts.encoded.tensors), chunk.copy.patch
+        has_media, factors = bool(chunk.facts.encoded.tensors), chunk.copy.patch
         match steps.get(slot.number):
             case Place(Seat(source=Source(patch=patch)), tokens):
                 how: How = "patched" if patch else "prefilled" if tokens else "stored"
                 why: Reason = "no canonical" if tokens else ""
-                found.append(Outcome(how, tokens, why, factors.nbytes if factors else 0, seen))
+                out.append(Outcome(how, tokens, why, factors.nbytes if factors else 0, has_media))
             case Prefill() as step:
-                found.append(Outcome("prefilled", step.tokens, step.reason, media=seen))
+                out.append(Outcome("prefilled", step.tokens, step.reason, media=has_media))
             case Sample() as step:
-                found.append(Outcome("sampled", step.tokens, step.reason, media=seen))
+                out.append(Outcome("sampled", step.tokens, step.reason, media=has_media))
             case _:
                 stays = places.get(slot.number) == slot.position
-                found.append(Outcome("kept" if stays else "moved", media=seen))
-    return tuple(found)
+                out.append(Outcome("kept" if stays else "moved", media=has_media))
+    return tuple(out)
 
 
 def _bare(slot: Slot) -> Slot:
@@ -199,10 +199,10 @@ def thumbnails(
     pictures: Mapping[str, Image.Image], after: Sequence[Slot], before: Sequence[Slot]
 ) -> dict[str, bytes]:
     """JPEG files of those ``pictures``, by chunk id, whose chunks came between ``before`` and ``after``."""
-    known = {slot.chunk_id for slot in before}
-    wanted = {slot.chunk_id for slot in after} - known
-    made = {name: thumbnail(picture) for name, picture in pictures.items() if name in wanted}
-    return {name: data for name, data in made.items() if data}
+    old_ids = {slot.chunk_id for slot in before}
+    new_ids = {slot.chunk_id for slot in after} - old_ids
+    files = {name: thumbnail(picture) for name, picture in pictures.items() if name in new_ids}
+    return {name: data for name, data in files.items() if data}
 
 
 def thumbnail(picture: Image.Image) -> bytes:
@@ -225,10 +225,10 @@ _COSTS = (
 _DEFAULTS = {f.name: f.default for f in fields(Slot)}
 
 
-def _row(slot: Slot, chunk: int, behind: Sequence[int]) -> dict[str, Any]:
+def _row(slot: Slot, chunk: int, antecedents: Sequence[int]) -> dict[str, Any]:
     """A slot; fields at their defaults are left out."""
     row = {name: getattr(slot, name) for name in _DEFAULTS if getattr(slot, name) != _DEFAULTS[name]}
-    row |= {"chunk_id": chunk, "antecedents": behind}
+    row |= {"chunk_id": chunk, "antecedents": antecedents}
     if slot.proof is not None:
         row["proof"] = asdict(slot.proof)
     return row
@@ -236,12 +236,12 @@ def _row(slot: Slot, chunk: int, behind: Sequence[int]) -> dict[str, Any]:
 
 def _slot(row: Mapping[str, Any], ids: Sequence[str]) -> Slot:
     proof = row.get("proof")
-    made = {
+    values = {
         "chunk_id": ids[row["chunk_id"]],
         "antecedents": tuple(ids[i] for i in row["antecedents"]),
         "proof": None if proof is None else Proof(**{**proof, "asked": tuple(proof["asked"])}),
     }
-    slot = Slot(**{**row, **made})
+    slot = Slot(**{**row, **values})
     if not all(type(n) is int and n >= 0 for n in (slot.start, slot.length, slot.number)):
         raise ValueError("a slot's numbers are no whole numbers")
     return slot
@@ -260,7 +260,7 @@ def _event(document: Mapping[str, Any]) -> Event:
     head: dict[str, Any] = {"operation": document["operation"], "slots": after, "evicted": evicted}
     at = document["slot"]
     report = Report(slot=None, **head, **rest) if at is None else SlotReport(slot=slots[at], **head, **rest)
-    now, later = (Spent(*spent) for spent in document["usage"])
+    now, later = (Spent(*counts) for counts in document["usage"])
     return Event(
         plan=None,
         report=report,
@@ -313,12 +313,12 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[Event]:
 
 def read_events(data: bytes, where: str) -> Iterator[Event]:
     """The events of a trace's ``data``, as `read_trace`; ``where`` names it in errors."""
-    *whole, last = data.split(b"\n")
-    for number, line in enumerate([*whole, last], start=1):
+    *lines, last = data.split(b"\n")
+    for number, line in enumerate([*lines, last], start=1):
         try:
             event = Event.from_json(line)
         except ValueError as error:
-            if number > len(whole):
+            if number > len(lines):
                 continue
             raise TraceError(
                 f"{where}:{number}: not a window's operation ({error}): give a file that "

@@ -41,13 +41,13 @@ Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
 
 def texts(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
     """The chunks whose KV depends on their token ids and positions alone."""
-    held = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
-    held |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
-    found: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
-    for name, tokens in held.items():
+    chunks = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
+    chunks |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
+    groups: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
+    for name, tokens in chunks.items():
         ids = tokens.tolist()
-        found.setdefault(tuple(ids[:SHORTEST_HEAD]), []).append((name, ids))
-    return found
+        groups.setdefault(tuple(ids[:SHORTEST_HEAD]), []).append((name, ids))
+    return groups
 
 
 def heads_of(chunk: Chunk, among: Texts) -> Heads:
@@ -56,17 +56,17 @@ def heads_of(chunk: Chunk, among: Texts) -> Heads:
         return ()
     ids = chunk.input_ids.tolist()
     others = among.get(tuple(ids[:SHORTEST_HEAD]), ())
-    found = [(other, common_prefix(ids, theirs)) for other, theirs in others if other != chunk.id]
-    return tuple(sorted(sorted(found), key=itemgetter(1), reverse=True))
+    heads = [(other, common_prefix(ids, theirs)) for other, theirs in others if other != chunk.id]
+    return tuple(sorted(sorted(heads), key=itemgetter(1), reverse=True))
 
 
 def head_at(chunk: Chunk, state: WindowState, index: int) -> Heads:
     """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
-    there = state.said if index == len(state.residents) else state.residents[index]
-    if there is None or there.facts.encoded.tensors or there.facts.position_inputs:
+    resident = state.said if index == len(state.residents) else state.residents[index]
+    if resident is None or resident.facts.encoded.tensors or resident.facts.position_inputs:
         return ()
-    equal = common_prefix(chunk.input_ids.tolist(), there.facts.encoded.input_ids.tolist())
-    return ((there.facts.chunk_id, equal),) if equal else ()
+    equal = common_prefix(chunk.input_ids.tolist(), resident.facts.encoded.input_ids.tolist())
+    return ((resident.facts.chunk_id, equal),) if equal else ()
 
 
 class Gaps:
@@ -77,14 +77,14 @@ class Gaps:
     """
 
     def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
-        said = () if state.said is None else (state.said.facts,)
-        self._texts = [_text_of(facts) for facts in (*state.facts, *said)]
-        self._staying = list(staying)
+        answer_facts = () if state.said is None else (state.said.facts,)
+        self._texts = [_text_of(facts) for facts in (*state.facts, *answer_facts)]
+        self._staying_indices = list(staying)
         self._at = 0
 
     def advance(self) -> None:
         """The order goes on with the next one that stays."""
-        self._at = max(self._at, self._staying.pop(0) + 1)  # one that was moved back opens no gap
+        self._at = max(self._at, self._staying_indices.pop(0) + 1)  # one that was moved back opens no gap
 
     def takes(self, chunk: Chunk) -> Takes:
         """What the next newcomer takes over: whole texts in the gap, the last one as far as it is equal.
@@ -95,32 +95,32 @@ class Gaps:
         if chunk.inputs:
             return ()
         ids = chunk.input_ids.tolist()
-        end = next((i for i in self._staying if i >= self._at), len(self._texts))
+        end = next((i for i in self._staying_indices if i >= self._at), len(self._texts))
         # from each text on: one that only begins alike (an earlier answer) may stand before the right one
-        tried = [self._equal(ids, start, end) for start in range(self._at, end)]
-        found = max(tried, key=_tokens, default=[])
-        if _tokens(found) < len(ids):
-            whole = self._equal(ids, self._at, len(self._texts), parts=False)
-            found = whole if _tokens(whole) > max(_tokens(found), (len(ids) - 1) // 2) else found
-        self._at = found[-1][0] + 1 if found else self._at
-        return tuple(found)
+        candidates = [self._equal(ids, start, end) for start in range(self._at, end)]
+        takes = max(candidates, key=_tokens, default=[])
+        if _tokens(takes) < len(ids):
+            whole_texts = self._equal(ids, self._at, len(self._texts), parts=False)
+            takes = whole_texts if _tokens(whole_texts) > max(_tokens(takes), (len(ids) - 1) // 2) else takes
+        self._at = takes[-1][0] + 1 if takes else self._at
+        return tuple(takes)
 
     def _equal(self, ids: list[int], start: int, end: int, parts: bool = True) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        done = 0
+        takes: list[tuple[int, int]] = []
+        count = 0
         for at in range(start, end):
             text = self._texts[at]
-            equal = common_prefix(ids[done:], text)
+            equal = common_prefix(ids[count:], text)
             if equal and (parts or equal == len(text)):
-                found.append((at, equal))
-                done += equal
-            if done == len(ids) or (parts and 0 < equal < len(text)):
+                takes.append((at, equal))
+                count += equal
+            if count == len(ids) or (parts and 0 < equal < len(text)):
                 break
-        return found
+        return takes
 
 
-def _tokens(taken: Iterable[tuple[int, int]]) -> int:
-    return sum(tokens for _, tokens in taken)
+def _tokens(takes: Iterable[tuple[int, int]]) -> int:
+    return sum(tokens for _, tokens in takes)
 
 
 def _text_of(facts: Facts) -> list[int]:
@@ -138,23 +138,23 @@ def take_over(
     It is never harvested: what is taken over is no prefill behind its antecedents.
     None if as much has exact KV at hand, as `head_in` finds it.
     """
-    there: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
+    seats: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
     heads: list[TextHead] = []
     worths: list[Guarantee] = ["survivor"]
-    done, source = 0, None
+    head_tokens, source = 0, None
     for index, tokens in chunk.takes:
-        seat = there[index]
+        seat = seats[index]
         source = seat.source
         if source.patch or source.lossy or source.home.shape or spot.shape:
             return None
-        offset = tuple(to + done - at for to, at in zip(spot.low, source.home.low, strict=True))
+        offset = tuple(to + head_tokens - at for to, at in zip(spot.low, source.home.low, strict=True))
         heads.append(TextHead(seat.number, tokens, offset))
         worths.append(staying_behind(seat, before).guarantee)
-        done += tokens
+        head_tokens += tokens
     exact = head_in(window, chunk.heads, before, spot)
-    if source is None or (exact is not None and exact.tokens >= done):
+    if source is None or (exact is not None and exact.tokens >= head_tokens):
         return None
-    worth = weakest([*worths, *((prefilled_behind(footing(before)),) if done < chunk.length else ())])
+    worth = weakest([*worths, *((prefilled_behind(footing(before)),) if head_tokens < chunk.length else ())])
     if not policy.keeps(worth):
         return None
     source = Source(spot, source.antecedents, worth, canonical=False)
@@ -167,20 +167,20 @@ def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> TextHead 
 
     What was said behind the window's chunks stands there whatever these are worth, until they change.
     """
-    tokens, said, found = dict(heads), window.said, list[TextHead]()
-    if said is not None and said.chunk_id in tokens:
-        here = said.spot.low == spot.low and not (said.spot.shape or spot.shape)
-        if here and before.frame == window.frame and before.seats == window.seats:
-            return TextHead(said.number, tokens[said.chunk_id])
+    tokens, answer, matches = dict(heads), window.said, list[TextHead]()
+    if answer is not None and answer.chunk_id in tokens:
+        is_home = answer.spot.low == spot.low and not (answer.spot.shape or spot.shape)
+        if is_home and before.frame == window.frame and before.seats == window.seats:
+            return TextHead(answer.number, tokens[answer.chunk_id])
     if footing(before) != "exact":
         return None
     for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
-        held = seat.source
-        here = held.antecedents == before.lineage and held.home.low == spot.low
-        plain = held.guarantee == "exact" and not (held.patch or held.home.shape or spot.shape)
-        if here and plain:
-            found.append(TextHead(seat.number, tokens[seat.chunk_id]))
-    return max(found, key=attrgetter("tokens"), default=None)
+        source = seat.source
+        is_home = source.antecedents == before.lineage and source.home.low == spot.low
+        plain = source.guarantee == "exact" and not (source.patch or source.home.shape or spot.shape)
+        if is_home and plain:
+            matches.append(TextHead(seat.number, tokens[seat.chunk_id]))
+    return max(matches, key=attrgetter("tokens"), default=None)
 
 
 def kv_of_heads(
@@ -191,16 +191,16 @@ def kv_of_heads(
     layout: Layout,
 ) -> tuple[KV | None, Written]:
     """KV of a text's first tokens, taken over from its ``heads``, and what of it is rotated; None without."""
-    found, written, done = list[KV](), Written(), 0
+    parts, byte_counts, count = list[KV](), Written(), 0
     for head in heads:
         whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
-        ids, there = facts.encoded.input_ids[done:], shift(copy.positions, head.offset)
-        part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
+        ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
+        part = head_of(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
         if part is None:
-            return None, written
+            return None, byte_counts
         if any(head.offset):
             part = relocate_kv(part, layout, head.offset)
-            written += Written(bytes_turned=rotated_bytes(part, layout))
-        found.append(part)
-        done += head.tokens
-    return kv_concat(found) if len(found) > 1 else found[0], written
+            byte_counts += Written(bytes_turned=rotated_bytes(part, layout))
+        parts.append(part)
+        count += head.tokens
+    return kv_concat(parts) if len(parts) > 1 else parts[0], byte_counts

@@ -39,11 +39,11 @@ class Placer:
     limits: Limits
     patches: bool  # whether any is formed
     steps: list[Step] = field(default_factory=list)
-    owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
-    left: list[int] = field(default_factory=list)
-    owing: dict[str, Seat] = field(default_factory=dict)  # chunks whose canonicals later work computes
+    late_steps: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
+    left_numbers: list[int] = field(default_factory=list)
+    late_seats: dict[str, Seat] = field(default_factory=dict)  # chunks whose canonicals later work computes
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    _made: set[str] = field(default_factory=set)
+    _new_ids: set[str] = field(default_factory=set)
     _handed_over: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
     _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class Placer:
 
     def owe(self, seat: Seat) -> None:
         """Leave the canonical of a chunk to later work."""
-        self.owed.append(Archive(seat.number, later=True))
-        self.owing[seat.chunk_id] = seat
+        self.late_steps.append(Archive(seat.number, later=True))
+        self.late_seats[seat.chunk_id] = seat
 
     def archive(self, seat: Seat) -> Seat:
         """Archive a chunk: its canonical, and the patch of its prefill."""
@@ -87,32 +87,32 @@ class Placer:
         Of one of the window, KV prefilled behind the very same exact antecedents is reused as it is, and a
         clean view stays one. ``archived``: what is known of a newcomer.
         """
-        found, was = self.best_source(chunk, before), chunk if isinstance(chunk, Seat) else None
-        number = new_number() if was is None else was.number
-        if found is not None and self._needs_missing_canonical(chunk, found):
-            found = None  # a few of its tokens cost less than its canonical
-        if was is not None and found is was.source:
-            seat = replace(was, spot=spot, guarantee=found.guarantee, formed="exact", clean=None)
-        elif found is not None and self._leads(chunk, before, spot, found):
-            home = None if any(before.frame) else found
-            why: Reason = "new" if was is None else "no canonical"
+        source, old = self.best_source(chunk, before), chunk if isinstance(chunk, Seat) else None
+        number = new_number() if old is None else old.number
+        if source is not None and self._needs_missing_canonical(chunk, source):
+            source = None  # a few of its tokens cost less than its canonical
+        if old is not None and source is old.source:
+            seat = replace(old, spot=spot, guarantee=source.guarantee, formed="exact", clean=None)
+        elif source is not None and self._leads(chunk, before, spot, source):
+            home = None if any(before.frame) else source
+            why: Reason = "new" if old is None else "no canonical"
             seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
-                self.owed.append(Archive(seat.number, later=True))
+                self.late_steps.append(Archive(seat.number, later=True))
                 self._handed_over.add(seat.chunk_id)
                 seat = replace(seat, archived=True)
-        elif found is not None:
-            seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
-            self.steps.append(Place(seat, 0 if found.patch and found.patch.base else self._compute(chunk)))
+        elif source is not None:
+            seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
+            self.steps.append(Place(seat, 0 if source.patch and source.patch.base else self._compute(chunk)))
         else:
-            archived, reason = archived if was is None else was.archived, self._reason(chunk, before)
+            archived, reason = archived if old is None else old.archived, self._reason(chunk, before)
             sampled = self._sample(chunk, before, spot, archived, number, reason)
             seat = sampled or self._prefill(
                 chunk, before, spot, archived=archived, number=number, reason=reason
             )
             if sampled or self.policy.on_miss == "form":
                 self._miss(seat)
-        return seat if was is None or was.clean is None else self.switch(seat, False)
+        return seat if old is None or old.clean is None else self.switch(seat, False)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -127,13 +127,13 @@ class Placer:
             self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
         )
         if not before.seats and base is None and not glue:
-            there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-            source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and there)
+            has_canonical = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._new_ids
+            source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and has_canonical)
             return source if self.policy.admits(source.guarantee) else None
-        now = footing(before)
-        held = chunk.source if isinstance(chunk, Seat) and not chunk.source.canonical else None
-        if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
-            return held
+        state = footing(before)
+        own = chunk.source if isinstance(chunk, Seat) and not chunk.source.canonical else None
+        if own and own.antecedents == before.lineage and own.guarantee == state == "exact":
+            return own
         if glue:
             return None  # nothing of it is stored
         if self.policy.minimum != "exact":
@@ -152,18 +152,18 @@ class Placer:
             return "policy"
         if chunk.chunk_id in self.limits.glue:
             return "glue"
-        there = self.base(chunk.chunk_id)
-        anchor = "" if there is None else there.context.anchor
-        if there is None and not rows.has_canonical(chunk.chunk_id):
+        base = self.base(chunk.chunk_id)
+        anchor = "" if base is None else base.context.anchor
+        if base is None and not rows.has_canonical(chunk.chunk_id):
             return "no canonical"
-        behind = before.chunk_ids
-        if rows.has_refused(chunk.chunk_id, behind, "exact", anchor):
+        antecedents = before.chunk_ids
+        if rows.has_refused(chunk.chunk_id, antecedents, "exact", anchor):
             return "refused"
-        row = rows.patch(chunk.chunk_id, behind, "exact", anchor)
+        row = rows.patch(chunk.chunk_id, antecedents, "exact", anchor)
         if row is None:
             return "no patch"
-        proved = row.proof is not None and policy.keeps_patch(row.proof)
-        return "budget" if proved or policy.tolerance is None else "unproved"
+        is_proved = row.proof is not None and policy.keeps_patch(row.proof)
+        return "budget" if is_proved or policy.tolerance is None else "unproved"
 
     def _prefill(
         self,
@@ -191,11 +191,11 @@ class Placer:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        known = self.heads.get(chunk.chunk_id)
-        head = head_in(self.before, known, before, spot) if known else None
-        joined = head is None and self._shares_forward_behind(before)
+        text_heads = self.heads.get(chunk.chunk_id)
+        head = head_in(self.before, text_heads, before, spot) if text_heads else None
+        is_joined = head is None and self._shares_forward_behind(before)
         heads = () if head is None else (head,)
-        self.steps.append(Prefill(seat, before, new, heads, joined, reason))
+        self.steps.append(Prefill(seat, before, new, heads, is_joined, reason))
         return seat
 
     def _sample(
@@ -241,11 +241,11 @@ class Placer:
         self.steps.append(Sample(seat, before, size, base, own, self._joins_sample(), reason))
         return seat
 
-    def _needs_missing_canonical(self, chunk: Newcomer | Seat, found: Source) -> bool:
+    def _needs_missing_canonical(self, chunk: Newcomer | Seat, source: Source) -> bool:
         """True if a chunk of the window would be served from a canonical that is not there yet."""
-        if not self.policy.samples or isinstance(chunk, Newcomer) or found is chunk.source or found.patch:
+        if not self.policy.samples or isinstance(chunk, Newcomer) or source is chunk.source or source.patch:
             return False
-        return not (chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id))
+        return not (chunk.chunk_id in self._new_ids or self.rows.has_canonical(chunk.chunk_id))
 
     def _joins_sample(self) -> bool:
         """True if the next sample shares a forward with what runs before it; prefills in between do, too."""
@@ -263,23 +263,23 @@ class Placer:
 
     def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
         """A text on the KV of texts that left in its place, unless it is stored."""
-        taken = take_over(self.before, chunk, before, spot, self.policy)
-        stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-        if taken is None or (stored and self.best_source(chunk, before) is not None):
+        step = take_over(self.before, chunk, before, spot, self.policy)
+        is_stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._new_ids
+        if step is None or (is_stored and self.best_source(chunk, before) is not None):
             return None
-        self.steps.append(taken)
-        return taken.seat
+        self.steps.append(step)
+        return step.seat
 
-    def _leads(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: Source) -> bool:
+    def _leads(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, source: Source) -> bool:
         """True for a leading chunk that is prefilled in place: without a frame that is its canonical."""
-        if self.policy.forms != "returning" or found.patch or before.seats or self.limits.lossy:
+        if self.policy.forms != "returning" or source.patch or before.seats or self.limits.lossy:
             return False
-        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
+        if chunk.chunk_id in self._new_ids or self.rows.has_canonical(chunk.chunk_id):
             return False
         heads = self.heads.get(chunk.chunk_id, ())
-        held = head_in(self.before, heads, before, spot) if heads else None
-        stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
-        return stored <= (0 if held is None else held.tokens)
+        head = head_in(self.before, heads, before, spot) if heads else None
+        stored_tokens = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
+        return stored_tokens <= (0 if head is None else head.tokens)
 
     def _shares_forward_behind(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
@@ -294,30 +294,30 @@ class Placer:
 
     def _miss(self, seat: Seat) -> None:
         """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
-        now, met = self.policy.forms == "always", (seat.chunk_id, seat.source.antecedents)
-        if now or (self.policy.minimum != "exact" and met in self.rows.prefilled):
-            self._harvest(seat, later=not now)
+        forms_now, key = self.policy.forms == "always", (seat.chunk_id, seat.source.antecedents)
+        if forms_now or (self.policy.minimum != "exact" and key in self.rows.prefilled):
+            self._harvest(seat, later=not forms_now)
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
         if seat.source.canonical or seat.chunk_id in self.limits.glue or not self.patches:
             return  # nothing was prefilled, or nothing is kept of it
-        behind, formed = seat.source.antecedents, seat.formed
+        antecedents, formed = seat.source.antecedents, seat.formed
         if seat.source.sample is not None:
             return self._harvest_sample(seat, later)
-        there = self.base(seat.chunk_id)
-        base = "" if there is None else there.context.anchor
+        base_row = self.base(seat.chunk_id)
+        base = "" if base_row is None else base_row.context.anchor
         offers = self._offers
-        stored = (offers.find(seat, names, base) for names in names_of(behind))
-        if worth_harvesting(stored, behind, formed, leading=bool(base)):
+        stored_patches = (offers.find(seat, names, base) for names in names_of(antecedents))
+        if worth_harvesting(stored_patches, antecedents, formed, leading=bool(base)):
             if later:
-                self.owed.append(Harvest(seat.number, base, later=True))
+                self.late_steps.append(Harvest(seat.number, base, later=True))
                 if not (base or self.rows.has_canonical(seat.chunk_id)):
-                    self.owing[seat.chunk_id] = seat
+                    self.late_seats[seat.chunk_id] = seat
                 return  # it is not there yet for the rest of this plan
             # a patch is formed against the canonical, which is made if missing
             self.steps.append(Harvest(seat.number, base, 0 if base else self._compute(seat)))
-            self._formed[seat.chunk_id, behind, base] = formed
+            self._formed[seat.chunk_id, antecedents, base] = formed
 
     def _harvest_sample(self, seat: Seat, later: bool) -> None:
         """Store the patch of a chunk sampled from its canonical, unless one is stored.
@@ -330,36 +330,36 @@ class Placer:
         row = self.rows.patch(seat.chunk_id, seat.source.antecedents, "sampled")
         if row is None and seat.source.antecedents and self.rows.has_canonical(seat.chunk_id):
             step = Harvest(seat.number, later=later)
-            (self.owed if later else self.steps).append(step)
+            (self.late_steps if later else self.steps).append(step)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The canonical behind another anchor to which patches of this window are added.
 
         None if the window has one of its own, or serves exact KV only.
         """
-        if self.policy.minimum == "exact" or chunk_id in self._made or self.rows.has_canonical(chunk_id):
+        if self.policy.minimum == "exact" or chunk_id in self._new_ids or self.rows.has_canonical(chunk_id):
             return None
         return self.rows.base(chunk_id)
 
     def _compute(self, chunk: Newcomer | Seat) -> int:
         """Tokens that run for the canonical, if it is missing; from now on it counts as stored."""
-        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
+        if chunk.chunk_id in self._new_ids or self.rows.has_canonical(chunk.chunk_id):
             return 0
-        tokens = chunk.length - self._stored_head_tokens(chunk, self._made)
-        self._made.add(chunk.chunk_id)
+        tokens = chunk.length - self._stored_head_tokens(chunk, self._new_ids)
+        self._new_ids.add(chunk.chunk_id)
         return tokens
 
     def later_cost(self) -> Cost:
         """The cost of the canonicals that are left to later work: those of one form run in one forward."""
-        made = self._made | self.limits.pending
-        owing = [seat for seat in self.owing.values() if seat.chunk_id not in made]
-        tokens = [s.length - self._stored_head_tokens(s, made | self._handed_over) for s in owing]
-        running = [seat for seat, count in zip(owing, tokens, strict=True) if count]
+        canonical_ids = self._new_ids | self.limits.pending
+        seats = [seat for seat in self.late_seats.values() if seat.chunk_id not in canonical_ids]
+        tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._handed_over) for s in seats]
+        run_seats = [seat for seat, count in zip(seats, tokens, strict=True) if count]
         form = self.limits.places.form
-        groups = in_groups((form(s.chunk_id), s.length, s) for s in running) if running[1:] else running
+        groups = in_groups((form(s.chunk_id), s.length, s) for s in run_seats) if run_seats[1:] else run_seats
         return Cost(len(groups), sum(tokens))
 
-    def _stored_head_tokens(self, chunk: Newcomer | Seat, made: Collection[str]) -> int:
-        """First tokens of a canonical that are taken over from another one, stored or ``made`` before it."""
+    def _stored_head_tokens(self, chunk: Newcomer | Seat, canonical_ids: Collection[str]) -> int:
+        """First tokens of a canonical that are taken over from another one, stored or made before it."""
         heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
-        return next((n for other, n in heads if other in made or self.rows.has_canonical(other)), 0)
+        return next((n for other, n in heads if other in canonical_ids or self.rows.has_canonical(other)), 0)

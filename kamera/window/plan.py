@@ -40,14 +40,14 @@ def plan(request: Request, view: View) -> Plan:
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
-            based = planner.base(chunk.chunk_id) is not None
-            stored = planner.rows.has_canonical(chunk.chunk_id) or based
-            done = (
+            has_base = planner.base(chunk.chunk_id) is not None
+            is_stored = planner.rows.has_canonical(chunk.chunk_id) or has_base
+            arrival = (
                 planner.arrive_stored(seats, chunk)
-                if stored
+                if is_stored
                 else planner.arrive_new(seats, chunk, request.archive)
             )
-            return planner.finish("append", *done, chunk.encodes)
+            return planner.finish("append", *arrival, chunk.encodes)
         case Recall(chunk=Newcomer() as chunk):
             return _recall(planner, seats, chunk, request.move)
         case Slide(n):
@@ -63,8 +63,8 @@ def plan(request: Request, view: View) -> Plan:
         case Condition(int(index), on):
             return _condition(planner, seats, index, on)
         case Without(index):
-            staying = [s for i, s in enumerate(seats.seats) if i != index]
-            return planner.finish("without", planner.arrange(seats, staying, index))
+            others = [s for i, s in enumerate(seats.seats) if i != index]
+            return planner.finish("without", planner.arrange(seats, others, index))
         case Restore():
             return _restore(planner, seats)
         case _:
@@ -78,19 +78,19 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
         return planner.finish("recall", *planner.arrive_stored(seats, chunk))
     index = len(ids) - 1 - ids[::-1].index(chunk.chunk_id)
     if move and index < len(ids) - 1:
-        gone = planner.leave(seats, [index])
-        return planner.finish("recall", *planner.arrive_stored(gone, chunk))
+        rest = planner.leave(seats, [index])
+        return planner.finish("recall", *planner.arrive_stored(rest, chunk))
     note = f"chunk {chunk.chunk_id[:12]} is in view at slot {index}, where it stays"
     note = note if move else f"{note}: move=True brings it to the tail"
     return planner.finish("recall", seats, seats.seats[index].number, note=note)
 
 
 def _name(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
-    wanted: list[Seat | Newcomer] = []
+    items: list[Seat | Newcomer] = []
     for item in order:
         assert isinstance(item, int | Newcomer), "a request is planned with names alone"
-        wanted.append(seats.seats[item] if isinstance(item, int) else item)
-    return wanted
+        items.append(seats.seats[item] if isinstance(item, int) else item)
+    return items
 
 
 def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
@@ -99,10 +99,10 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     Chunks in front of the first change stay as they are. Those behind it are kept as they are ("keep"), or
     placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
-    wanted = _name(seats, request.order)
-    after = planner.rearrange(seats, wanted, request.on_leave)
+    items = _name(seats, request.order)
+    after = planner.rearrange(seats, items, request.on_leave)
     _owe_canonicals(planner, request.recurring)
-    encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
+    encodes = sum(item.encodes for item in items if isinstance(item, Newcomer))
     return planner.finish(request.operation, after, encodes=encodes)
 
 
@@ -112,8 +112,8 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
         return
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
         short = seat.chunk_id in planner.limits.glue and seat.length < SHORTEST_KEPT
-        known = seat.chunk_id in planner.owing or short or seat.source.canonical
-        if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
+        is_settled = seat.chunk_id in planner.late_seats or short or seat.source.canonical
+        if seat.chunk_id not in recurring or is_settled or planner.base(seat.chunk_id) is not None:
             continue
         if not planner.rows.has_canonical(seat.chunk_id):
             planner.owe(seat)
@@ -124,8 +124,8 @@ def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
     seat = seats.seats[index]
     if on != (seat.clean is None):
         seat = planner.switch(seat if on else planner.archive(seat), on)
-    now = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
-    return planner.finish("condition", replace(seats, seats=now), seat.number)
+    row = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
+    return planner.finish("condition", replace(seats, seats=row), seat.number)
 
 
 def _restore(planner: Planner, seats: Seats) -> Plan:
@@ -133,8 +133,8 @@ def _restore(planner: Planner, seats: Seats) -> Plan:
     policy = planner.policy
 
     def stays(seat: Seat) -> bool:
-        proved = not seat.source.patch or policy.keeps_patch(seat.source.proof)
-        return policy.keeps(seat.guarantee) and proved
+        is_proved = not seat.source.patch or policy.keeps_patch(seat.source.proof)
+        return policy.keeps(seat.guarantee) and is_proved
 
     first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
     after = seats if first is None else planner.arrange(seats, seats.seats, first)
@@ -149,9 +149,9 @@ class Planner(Placer):
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
         """The plan that leads to ``after``. Raises NotRelocatable for a chunk that cannot move there."""
-        stood = set(map(id, self.before.seats))
+        old_ids = set(map(id, self.before.seats))
         for seat in after.seats:
-            if id(seat) not in stood:
+            if id(seat) not in old_ids:
                 check_stands(self.limits, seat)
         return Plan(
             self.request,
@@ -159,10 +159,10 @@ class Planner(Placer):
             operation,
             self.before,
             after.saying(None),
-            (*self.steps, *self.owed),
+            (*self.steps, *self.late_steps),
             cost_of(self.steps, encodes),
             arrived,
-            tuple(self.left),
+            tuple(self.left_numbers),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
             self.later_cost(),
         )
@@ -197,19 +197,19 @@ class Planner(Placer):
         Under another ``on_leave`` of the policy than to keep them they are placed anew instead. The frame
         moves with the larger part of the remaining chunks, so that its keys are not rotated.
         """
-        gone = set(indices)
+        leavers = set(indices)
         for i in indices:
-            self.left.append(self.archive_leaving(state.seats[i]).number)
+            self.left_numbers.append(self.archive_leaving(state.seats[i]).number)
         first = min(indices)
-        staying = [s for i, s in enumerate(state.seats) if i not in gone]
+        others = [s for i, s in enumerate(state.seats) if i not in leavers]
         on_leave = self._on_leave(self.policy.on_leave)
         if on_leave == "repair":
-            return self.arrange(state, staying, first, self.policy.as_repairing())
+            return self.arrange(state, others, first, self.policy.as_repairing())
         if on_leave == "exact":
-            first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
-            return self.arrange(state, staying, first, self.policy.as_exact())
+            first = next((i for i, s in enumerate(others[:first]) if s.guarantee != "exact"), first)
+            return self.arrange(state, others, first, self.policy.as_exact())
         frame, seats = choose_frame(
-            self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
+            self.limits, state, others, self.limits.places.compact([c.chunk_id for c in others])
         )
         return Seats((*seats[:first], *map(survivor_of, seats[first:])), frame)
 
@@ -227,20 +227,20 @@ class Planner(Placer):
 
         ``own``: the policy for chunks of the window, which ``keep`` keeps as they are.
         """
-        spots, asked = self.limits.places.compact([c.chunk_id for c in wanted]), self.policy
-        staying = {i: s for i, s in enumerate(wanted) if isinstance(s, Seat) and (keep or i < same)}
-        others = [spot for i, spot in enumerate(spots) if i not in staying]
-        compact = [*(spots[i] for i in staying), *others]
-        frame, seats = choose_frame(self.limits, state, list(staying.values()), compact)
-        there = dict(zip(staying, seats, strict=True))
+        spots, policy = self.limits.places.compact([c.chunk_id for c in wanted]), self.policy
+        old_seats = {i: s for i, s in enumerate(wanted) if isinstance(s, Seat) and (keep or i < same)}
+        others = [spot for i, spot in enumerate(spots) if i not in old_seats]
+        compact = [*(spots[i] for i in old_seats), *others]
+        frame, seats = choose_frame(self.limits, state, list(old_seats.values()), compact)
+        new_seats = dict(zip(old_seats, seats, strict=True))
         new = Seats(tuple(seats[:same]), frame)
         if new.frame == state.frame and same == len(state.seats):
             new = state  # what it knows of its seats is known
         for i, item in enumerate(wanted[same:], same):
-            self.policy = own if own is not None and isinstance(item, Seat) else asked
-            stays = staying_behind(self._spend(there[i]), new) if i in there else None
+            self.policy = own if own is not None and isinstance(item, Seat) else policy
+            stays = staying_behind(self._spend(new_seats[i]), new) if i in new_seats else None
             new = new.with_seat(stays or self.anew(item, new, spots[i].shift(frame)))
-        self.policy = asked
+        self.policy = policy
         return new
 
     def rearrange(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
@@ -248,16 +248,16 @@ class Planner(Placer):
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
-        on_leave, asked = self._on_leave(on_leave), self.policy
+        on_leave, policy = self._on_leave(on_leave), self.policy
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
         self.heads |= {c.chunk_id: c.heads for c in wanted if isinstance(c, Newcomer) and c.heads}
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
-        self.left += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
+        self.left_numbers += [self.archive_leaving(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
         after = self.arrange(state, wanted, same, self.policy.as_repairing(), on_leave == "keep")
-        self.policy = asked
+        self.policy = policy
         return after
 
     def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
@@ -267,14 +267,14 @@ class Planner(Placer):
             return self.bring(item, before, spot)
         return self._take(item, before, spot) or self.bring(item, before, spot, archived=False)
 
-    def _on_leave(self, asked: OnLeave) -> OnLeave:
+    def _on_leave(self, on_leave: OnLeave) -> OnLeave:
         """The treatment of chunks that stay: a window that serves no survivors keeps none."""
         if self.policy.minimum == "exact":
             return "exact"
-        return "repair" if asked == "keep" and not self.policy.keeps("survivor") else asked
+        return "repair" if on_leave == "keep" and not self.policy.keeps("survivor") else on_leave
 
     # -- inside --------------------------------------------------------------------------------
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
-        leaving = range(overflow(self.limits, state, chunk))
-        return self.leave(state, leaving) if leaving else state
+        indices = range(overflow(self.limits, state, chunk))
+        return self.leave(state, indices) if indices else state

@@ -80,12 +80,12 @@ class Tally:
 
     forwards: int = 0
     tokens: int = 0
-    held: int = 0
+    tokens_held: int = 0
     vision_encodes: int = 0
     bytes_rotated: int = 0
     bytes_patched: int = 0
     seconds: float = 0.0
-    ended: float | None = None
+    end: float | None = None
     notes: list[str] = field(default_factory=list)
     times: Times = field(default_factory=Times)
     _at: float = field(default_factory=time.perf_counter)
@@ -93,7 +93,7 @@ class Tally:
     def count_time(self, part: str) -> None:
         """Count the time since the last call, or since the beginning, to a part of `Times`."""
         now = time.perf_counter()
-        end = now if self.ended is None else min(self.ended, now)
+        end = now if self.end is None else min(self.end, now)
         self.times = self.times._replace(**{part: getattr(self.times, part) + max(0.0, end - self._at)})
         self._at = now
 
@@ -109,14 +109,14 @@ class Tally:
         """
         self.forwards -= work.forwards - forwards
         self.tokens -= work.tokens - tokens
-        self.ended = at
+        self.end = at
 
     def report(
         self, operation: str, slot: Slot | None, slots: tuple[Slot, ...], evicted: tuple[Slot, ...] = ()
     ) -> Report:
         """The finished report."""
         counts = (self.forwards, self.tokens, self.vision_encodes, self.bytes_rotated, self.bytes_patched)
-        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.held, self.times)
+        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.tokens_held, self.times)
         return Report(operation, None, *rest) if slot is None else SlotReport(operation, slot, *rest)
 
 
@@ -124,10 +124,10 @@ class Tally:
 def counting(backbone: Engine) -> Iterator[Tally]:
     """Count one operation's model work and time into a tally."""
     tally = Tally()
-    started = time.perf_counter()
+    start = time.perf_counter()
     with backbone.measure() as work:
         yield tally
     tally.forwards += work.forwards
     tally.tokens += work.tokens
     tally.vision_encodes = work.vision_encodes
-    tally.seconds = (tally.ended or time.perf_counter()) - started
+    tally.seconds = (tally.end or time.perf_counter()) - start

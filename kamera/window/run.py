@@ -68,9 +68,9 @@ def carry_out(
     tally.count_time("encode")
     while True:
         try:
-            done = _PlanRun(before, stage, plan, facts, tally, inquiry).act()
+            outcome = _PlanRun(before, stage, plan, facts, tally, inquiry).act()
             tally.count_time("run")
-            return done
+            return outcome
         except RowLied:
             plan = stage.plan(named, before, policy)
 
@@ -83,7 +83,7 @@ class RowLied(Exception):
 class _PlanRun:
     """``tensors`` are those of chunks by the number of their seat, ``rows`` what these were computed behind.
 
-    ``stood`` are the seats before those that ran. Chunks that are ``unarchived`` cannot be archived.
+    ``fronts`` are the seats before those that ran. Chunks that are ``unarchived`` cannot be archived.
     """
 
     before: WindowState
@@ -96,7 +96,7 @@ class _PlanRun:
     unarchived: set[int] = field(default_factory=set)
     tensors: dict[int, Resident] = field(init=False)
     rows: dict[int, Seat] = field(init=False)
-    stood: dict[int, Seats] = field(default_factory=dict)
+    fronts: dict[int, Seats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tensors = dict(self.before.tensors)
@@ -108,32 +108,32 @@ class _PlanRun:
 
     def act(self) -> Done:
         last = None if self.inquiry is None else last_run(self.plan)
-        owed: list[Archive | Harvest] = []
-        self.tally.held = 0  # a run that met a wrong row before this one counts no more
+        late_steps: list[Archive | Harvest] = []
+        self.tally.tokens_held = 0  # a run that met a wrong row before this one counts no more
         for group in runs_of(self.plan.steps):
-            step, running = group[0], [step for step in group if isinstance(step, Prefill | Sample)]
-            for placed in group:
-                if isinstance(placed, Place):
-                    self._place(placed)
-            if any(isinstance(each, Sample) for each in running):
-                self._sample(running)
+            step, run_steps = group[0], [step for step in group if isinstance(step, Prefill | Sample)]
+            for member in group:
+                if isinstance(member, Place):
+                    self._place(member)
+            if any(isinstance(each, Sample) for each in run_steps):
+                self._sample(run_steps)
                 continue
             match step:
                 case Prefill():
-                    run = [each for each in running if isinstance(each, Prefill)]
+                    run = [each for each in run_steps if isinstance(each, Prefill)]
                     self._prefill(run, self.inquiry if step is last else None)
                 case Archive(later=True) | Harvest(later=True):
-                    owed.append(step)
+                    late_steps.append(step)
                 case Archive(number):
                     self.archive(number)
                 case Harvest(number, base):
                     self.harvest(number, base)
                 case Clean(number):
-                    kept = self.tensors[number]
-                    clean = self.former.canonical(kept.facts)
-                    self.tensors[number] = replace(kept, clean=clean)
-        if owed:
-            self.hand_over(owed)
+                    resident = self.tensors[number]
+                    clean = self.former.canonical(resident.facts)
+                    self.tensors[number] = replace(resident, clean=clean)
+        if late_steps:
+            self.hand_over(late_steps)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
             return Done(self.plan, self.state_of(self.plan.after))
@@ -145,12 +145,12 @@ class _PlanRun:
 
     def _sample(self, group: Sequence[Prefill | Sample]) -> None:
         """Run some tokens of chunks, and all of others, in one forward."""
-        last, running = group[-1], {step.seat.number: step for step in group}
+        last, steps = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
         heads: dict[int, KV | None] = {}
         for seat in (*last.before.seats, last.seat):
-            step, facts = running.get(seat.number), self.facts[seat.chunk_id]
+            step, facts = steps.get(seat.number), self.facts[seat.chunk_id]
             if step is None:
                 spans.append(span_of(seat, self.tensors[seat.number]))
                 continue
@@ -167,11 +167,11 @@ class _PlanRun:
                 spans.append(Span(base.kv, base.patch, step.base.home.distance(seat.spot)))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
-        made = iter(engine.sample(parts, live))
+        kvs = iter(engine.sample(parts, live))
         for step in group:
             seat, facts = step.seat, self.facts[step.seat.chunk_id]
             head = heads.get(seat.number)
-            rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(made)
+            rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(kvs)
             positions = self.stage.spots.positions(facts, seat.spot)
             self._ran_at(step, facts, Copy(_join(head, rest), positions))
 
@@ -180,7 +180,7 @@ class _PlanRun:
         seat = step.seat
         self.put(seat, facts, copy)
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
-        self.stood[seat.number] = step.before
+        self.fronts[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
         self.former.store.metrics.served(seat.guarantee, computed=True, new=new)
 
@@ -195,14 +195,14 @@ class _PlanRun:
             if patch is None:
                 raise RowLied
             self.tally.notes += [offer.note] if offer.note else []
-        leading = patch is None and source.guarantee != "blind"
+        is_leading = patch is None and source.guarantee != "blind"
         if offer is not None and offer.base:
-            based = self.former.base_copy(facts, offer.base)
-            if based is None:
+            base_copy = self.former.base_copy(facts, offer.base)
+            if base_copy is None:
                 raise RowLied
-            canonical = based
+            canonical = base_copy
         else:
-            canonical = self.former.canonical(facts, leading=leading)
+            canonical = self.former.canonical(facts, leading=is_leading)
         self.put(seat, facts, replace(canonical, patch=patch))
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
@@ -212,7 +212,7 @@ class _PlanRun:
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans = self.stage.spans(before)
-        head, rest, there = self._begin(run[0], facts[0], places[0], spans)
+        head, rest, rest_positions = self._begin(run[0], facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
         tokens = sum(e.num_tokens for e in encoded)
         kvs: tuple[KV, ...] = (NO_KV,)
@@ -220,7 +220,7 @@ class _PlanRun:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         elif tokens:
             self.tally.add(self.stage.live.show(spans, room=tokens))
-            kvs = self.former.backbone.prefill(encoded, [there, *places[1:]], self.stage.live)
+            kvs = self.former.backbone.prefill(encoded, [rest_positions, *places[1:]], self.stage.live)
         kvs = (_join(head, kvs[0]), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
@@ -235,16 +235,16 @@ class _PlanRun:
         encoded: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
         """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
-        live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
+        live, engine, start = self.stage.live, self.former.backbone, time.perf_counter()
         sequence = sequence_behind(self.stage, before, inquiry.ids, facts, places)
-        coming = [e for e in encoded if e.num_tokens]
-        room = inquiry.room + sum(e.num_tokens for e in coming)
+        inputs = [e for e in encoded if e.num_tokens]
+        room = inquiry.room + sum(e.num_tokens for e in inputs)
         self.tally.add(live.show(spans or self.stage.spans(before), room=room))
         with engine.measure() as work:
-            answer = engine.decode(*sequence, live, coming, **inquiry.options)
+            answer = engine.decode(*sequence, live, inputs, **inquiry.options)
         self.answer = answer
-        self.tally.leave_out(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
-        return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
+        self.tally.leave_out(work, answer.forwards, room - inquiry.room, answer.first if inputs else start)
+        return answer.kvs if len(inputs) == len(encoded) else (NO_KV, *answer.kvs)
 
     def _begin(
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
@@ -252,16 +252,16 @@ class _PlanRun:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
         head = None
         if step.heads:
-            head, written = kv_of_heads(
+            head, byte_counts = kv_of_heads(
                 step.heads, self.tensors, facts, positions, self.former.backbone.layout
             )
-            self.tally.add(written)
+            self.tally.add(byte_counts)
         if head is None:
             return None, facts.encoded, positions
-        done = kv_tokens(head)
-        self.tally.held += done
+        head_tokens = kv_tokens(head)
+        self.tally.tokens_held += head_tokens
         spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-        return head, Encoded(facts.encoded.input_ids[done:], {}, {}), positions[:, done:]
+        return head, Encoded(facts.encoded.input_ids[head_tokens:], {}, {}), positions[:, head_tokens:]
 
     # -- what is kept --------------------------------------------------------------------------
 
@@ -269,22 +269,22 @@ class _PlanRun:
         """Form and store the patch of a chunk's prefill. Raises RowLied if that is not possible."""
         if number in self.unarchived:
             return
-        kept, sample = self.tensors[number], self.rows[number].source.sample
-        if not keep_patch(self.former, kept.facts, kept.copy, self._before_of(number), base, sample):
+        resident, sample = self.tensors[number], self.rows[number].source.sample
+        if not keep_patch(self.former, resident.facts, resident.copy, self._before_of(number), base, sample):
             raise RowLied
 
-    def hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
+    def hand_over(self, steps: Sequence[Archive | Harvest]) -> None:
         """Leave steps to later work: first all canonicals that they need, together."""
-        leaving, needed, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
-        for step in owed:
+        archives, bases, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
+        for step in steps:
             facts = self.tensors[step.number].facts
             if isinstance(step, Archive):
-                leaving.append((facts, self._canonical(step.number)))
+                archives.append((facts, self._canonical(step.number)))
                 continue
             harvests.append(step)
             if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
-                needed.append(facts)
-        archive_later(self.former, leaving, needed)
+                bases.append(facts)
+        archive_later(self.former, archives, bases)
         for step in harvests:
             self._harvest_later(step.number, step.base)
 
@@ -303,12 +303,12 @@ class _PlanRun:
 
     def _before_of(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
-        there, seat, row = self.stood.get(number), self.rows[number], self.before.seats
-        if there is None:
+        seats, seat, row = self.fronts.get(number), self.rows[number], self.before.seats
+        if seats is None:
             at = next(i for i, each in enumerate(row.seats) if each.number == number)
             front = replace(self.before, seats=Seats(row.seats[:at], row.frame))
         else:
-            front = self.state_of(there)
+            front = self.state_of(seats)
         return self.stage.before(front, seat)
 
     def archive(self, number: int) -> None:
@@ -334,20 +334,20 @@ class _PlanRun:
     def state_of(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""
         if not self.unarchived.isdisjoint([seat.number for seat in seats.seats]):
-            told = [
+            row = [
                 replace(seat, archived=False) if seat.number in self.unarchived else seat
                 for seat in seats.seats
             ]
-            seats = Seats(tuple(told), seats.frame)
-        kept = dict[int, Resident]()
+            seats = Seats(tuple(row), seats.frame)
+        tensors = dict[int, Resident]()
         for seat in seats.seats:
             resident = self.tensors[seat.number]
             if resident.facts.heads:  # the others may leave
                 resident = replace(resident, facts=replace(resident.facts, heads=()))
             if resident.clean is not None and seat.clean is None:
                 resident = replace(resident, clean=None)
-            kept[seat.number] = resident
-        return WindowState(seats.saying(None), kept)
+            tensors[seat.number] = resident
+        return WindowState(seats.saying(None), tensors)
 
 
 def _join(head: KV | None, rest: KV) -> KV:

@@ -101,7 +101,7 @@ class Deed:
 class Life:
     """All operations on one window, or on the windows of one session.
 
-    It goes on: ``told`` is the number of the event that it took last, among those of all lives.
+    It goes on: ``last_event`` is the number of the event that it took last, among those of all lives.
     """
 
     name: str
@@ -110,37 +110,37 @@ class Life:
     lanes: list[Lane] = field(default_factory=list)
     deeds: list[Deed] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    told: int = 0
-    _ended: list[Stay] = field(default_factory=list)
-    _open: dict[int, Stay] = field(default_factory=dict)
+    last_event: int = 0
+    _past_stays: list[Stay] = field(default_factory=list)
+    _open_stays: dict[int, Stay] = field(default_factory=dict)
     _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
     _patches: dict[int, int] = field(default_factory=dict)
-    _later: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _later_work: dict[str, tuple[int, int]] = field(default_factory=dict)
     _prompts: dict[tuple[str | int, str], int] = field(default_factory=dict)
 
     def add(self, event: Event, number: int) -> None:
         """Take the event of a number."""
         report, at = event.report, len(self.deeds)
-        after = report.slots
-        order = self._order(after, event)
-        outcomes = event.outcomes or tuple(Outcome("kept") for _ in after)
-        now: dict[int, Stay] = {}
+        slots = report.slots
+        order = self._order(slots, event)
+        outcomes = event.outcomes or tuple(Outcome("kept") for _ in slots)
+        stays: dict[int, Stay] = {}
         front: set[str] = set()
-        for lane, slot, outcome in zip(order, after, outcomes, strict=True):
+        for lane, slot, outcome in zip(order, slots, outcomes, strict=True):
             if outcome.how not in ("kept", "moved"):
                 self._patches[lane] = outcome.patch_bytes
-            now[lane] = self._span(lane, slot, at, front)
+            stays[lane] = self._span(lane, slot, at, front)
             front.add(slot.chunk_id)
             if outcome.how != "kept":
                 self.marks.append(Mark(at, lane, outcome.how, outcome.tokens, outcome.reason))
-        for lane, old in self._open.items():
-            if lane in now and now[lane][3:] == old[3:]:  # all behind lane, first and last
-                now[lane] = old._replace(last=at)
+        for lane, old in self._open_stays.items():
+            if lane in stays and stays[lane][3:] == old[3:]:  # all behind lane, first and last
+                stays[lane] = old._replace(last=at)
             else:
-                self._ended.append(old)
-        self._open = now
-        spent = event.usage.later
-        self._later[event.window] = spent.forwards, spent.tokens
+                self._past_stays.append(old)
+        self._open_stays = stays
+        later_work = event.usage.later
+        self._later_work[event.window] = later_work.forwards, later_work.tokens
         self.deeds.append(
             Deed(
                 event.operation,
@@ -152,7 +152,7 @@ class Life:
                 report.vision_encodes,
                 report.tokens_held,
                 *self._rivals(event, outcomes),
-                sum(tokens for _, tokens in self._later.values()),
+                sum(tokens for _, tokens in self._later_work.values()),
                 report.seconds,
                 tuple(report.times),
                 report.bytes_rotated,
@@ -161,17 +161,17 @@ class Life:
                 report.notes,
             )
         )
-        self.told, self.anchor_tokens, self.max_tokens = number, event.anchor_tokens, event.max_tokens
+        self.last_event, self.anchor_tokens, self.max_tokens = number, event.anchor_tokens, event.max_tokens
 
     @property
     def spans(self) -> list[Stay]:
         """Those of all lanes, in the order in which they begin."""
-        return sorted([*self._ended, *self._open.values()], key=attrgetter("first", "lane"))
+        return sorted([*self._past_stays, *self._open_stays.values()], key=attrgetter("first", "lane"))
 
     @property
     def later(self) -> tuple[int, int]:
         """Forwards and tokens of the later work of its windows."""
-        forwards, tokens = (sum(part) for part in zip(*self._later.values(), strict=True))
+        forwards, tokens = (sum(part) for part in zip(*self._later_work.values(), strict=True))
         return forwards, tokens
 
     def to_document(self) -> dict[str, Any]:
@@ -199,47 +199,47 @@ class Life:
         return tuple(order)
 
     def _lane(self, slot: Slot, nth: int, event: Event) -> int:
-        known = self._numbers.get((slot.chunk_id, nth))
-        if known is None:
-            known = self._numbers[slot.chunk_id, nth] = len(self.lanes)
+        number = self._numbers.get((slot.chunk_id, nth))
+        if number is None:
+            number = self._numbers[slot.chunk_id, nth] = len(self.lanes)
             self.lanes.append(Lane(slot.chunk_id, _label(slot, event), slot.length, ""))
-        data, lane = event.pictures.get(slot.chunk_id), self.lanes[known]
-        if data is not None and not lane.picture and known < MOST_PICTURES:
-            self.lanes[known] = lane._replace(picture=base64.b64encode(data).decode())
-        return known
+        data, lane = event.pictures.get(slot.chunk_id), self.lanes[number]
+        if data is not None and not lane.picture and number < MOST_PICTURES:
+            self.lanes[number] = lane._replace(picture=base64.b64encode(data).decode())
+        return number
 
     def _span(self, lane: int, slot: Slot, at: int, front: Collection[str]) -> Stay:
-        gone = [name for name in slot.antecedents if name not in front]
-        patched = slot.rank is not None and slot.rank > 0
+        missing_ids = [name for name in slot.antecedents if name not in front]
+        has_patch = slot.rank is not None and slot.rank > 0
         return Stay(
             lane,
             at,
             at,
             slot.guarantee,
-            slot.rank if patched else None,
-            self._patches.get(lane, 0) if patched else 0,
+            slot.rank if has_patch else None,
+            self._patches.get(lane, 0) if has_patch else 0,
             slot.bytes,
             slot.share,
             slot.error,
             None if slot.proof is None else slot.proof.kl,
-            tuple(self._numbers[name, 0] for name in gone if (name, 0) in self._numbers),
+            tuple(self._numbers[name, 0] for name in missing_ids if (name, 0) in self._numbers),
             not slot.conditioned,
         )
 
     def _rivals(self, event: Event, outcomes: Sequence[Outcome]) -> tuple[Rival, Rival]:
         """What a prefix cache and a prefill of everything run; nothing where the window holds the same."""
-        after = event.report.slots
-        ids = [slot.chunk_id for slot in after]
-        here = [slot.chunk_id for slot in event.before]
+        slots = event.report.slots
+        ids = [slot.chunk_id for slot in slots]
+        old_ids = [slot.chunk_id for slot in event.before]
         if not self.deeds:  # a fork begins with what its window held
-            self._count_known(event.anchor, here)
+            self._count_known(event.anchor, old_ids)
 
         def of(first: int, extra: int) -> Rival:
-            tokens = sum(slot.length for slot in after[first:])
+            tokens = sum(slot.length for slot in slots[first:])
             return Rival(extra + tokens, sum(outcome.media for outcome in outcomes[first:]))
 
         prefix = of(self._count_known(event.anchor, ids), 0)
-        return prefix, Rival(0, 0) if here == ids else of(0, event.anchor_tokens)
+        return prefix, Rival(0, 0) if old_ids == ids else of(0, event.anchor_tokens)
 
     def _count_known(self, anchor: str, chunk_ids: Sequence[str]) -> int:
         """How many of the first chunks a prefix cache has, which forgets nothing; from now on it has all."""
@@ -282,25 +282,25 @@ class Lives:
                 life = self._lives[name] = Life(name)
             life.add(event, self.count)
             if len(self._lives) - 1 == self._most:
-                del self._lives[min(self._lives.values(), key=attrgetter("told")).name]
+                del self._lives[min(self._lives.values(), key=attrgetter("last_event")).name]
 
     def since(self, count: int = 0) -> list[dict[str, Any]]:
         """Documents of those that were told something after ``count`` events, in the order of their birth."""
         with self._lock:
-            return [life.to_document() for life in self._lives.values() if life.told > count]
+            return [life.to_document() for life in self._lives.values() if life.last_event > count]
 
 
 def lives(events: Iterable[Event]) -> list[Life]:
     """The lives that events tell, in the order in which they begin."""
-    told = Lives()
+    listener = Lives()
     for event in events:
-        told(event)
-    return list(told._lives.values())
+        listener(event)
+    return list(listener._lives.values())
 
 
 def _label(slot: Slot, event: Event) -> str:
     """A chunk's label, with the beginning of its text unless that is in there."""
-    said = event.texts.get(slot.chunk_id, "")
-    if said[:20] in slot.label:
+    text = event.texts.get(slot.chunk_id, "")
+    if text[:20] in slot.label:
         return slot.label
-    return said if said.startswith(slot.label) else f"{slot.label}: {said}"
+    return text if text.startswith(slot.label) else f"{slot.label}: {text}"
