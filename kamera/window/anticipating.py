@@ -39,12 +39,12 @@ def anticipate(window: Contents) -> None:
         0 if last is None else _leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
     )
     if not count:
-        if window._ahead is not None:
-            window._ahead.take()
+        if window._preparation is not None:
+            window._preparation.take()
         return
     stage = replace(window._stage, live=window._backbone.live(holds=True))
-    window._ahead = window._ahead or Ahead(window._backbone)
-    window._ahead.begin(partial(_depart, count, state, stage, policy))
+    window._preparation = window._preparation or Ahead(window._backbone)
+    window._preparation.begin(partial(_depart, count, state, stage, policy))
 
 
 def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
@@ -68,18 +68,18 @@ def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, p
 
 def _depart(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -> Ready[Departure] | None:
     """The window after a departure; None if no forward is needed."""
-    named = NamedRequest(Slide(count))
+    named_request = NamedRequest(Slide(count))
     try:
         with stage.former.operation():
-            plan = stage.plan(named, state, policy)
+            plan = stage.plan(named_request, state, policy)
             if not plan.cost.tokens:
                 return None
-            done = carry_out(named, state, stage, policy, Tally(), plan)
-            stage.show(done.state, Tally())
-            hand_over(stage, done.state, slots_to_audit(done.plan, done.state), policy.audit)
+            outcome = carry_out(named_request, state, stage, policy, Tally(), plan)
+            stage.show(outcome.state, Tally())
+            hand_over(stage, outcome.state, slots_to_audit(outcome.plan, outcome.state), policy.audit)
     except KameraError as error:
         logger.info("a window's next departure was not prepared: %s", error)
         return None
     old = Holdings.of(stage.former.anchor, state, stage.former.backbone.live())
-    own = Holdings.of(stage.former.anchor, done.state, stage.live).memory([old]).own
-    return Ready(Departure(state, count, done.state, stage), own)
+    own = Holdings.of(stage.former.anchor, outcome.state, stage.live).memory([old]).own
+    return Ready(Departure(state, count, outcome.state, stage), own)

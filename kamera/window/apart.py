@@ -63,11 +63,11 @@ def prefill_apart(stage: Stage, old: Former, state: WindowState) -> WindowState:
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
     suspect = replace(state, seats=replace(state.seats, seats=tuple(map(_suspect, state.seats.seats))))
-    policy, unbounded = ReusePolicy.exact(), replace(stage, max_tokens=None)
+    policy, wide_stage = ReusePolicy.exact(), replace(stage, max_tokens=None)
     with stage.former.operation():
-        again = carry_out(NamedRequest(Restore()), suspect, unbounded, policy, Tally()).state
-    there = tuple([replace(seat, archived=seat.source.canonical) for seat in again.seats.seats])
-    return replace(again, seats=replace(again.seats, seats=there))
+        again = carry_out(NamedRequest(Restore()), suspect, wide_stage, policy, Tally()).state
+    seats = tuple([replace(seat, archived=seat.source.canonical) for seat in again.seats.seats])
+    return replace(again, seats=replace(again.seats, seats=seats))
 
 
 def _suspect(seat: Seat) -> Seat:

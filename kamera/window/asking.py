@@ -46,8 +46,8 @@ def last_run(plan: Plan) -> Prefill | None:
 
     The question shares a forward with them: what comes after it is later work.
     """
-    acting = [step for step in plan.steps if not (isinstance(step, Archive | Harvest) and step.later)]
-    run = runs_of(acting)[-1] if acting else []
+    steps = [step for step in plan.steps if not (isinstance(step, Archive | Harvest) and step.later)]
+    run = runs_of(steps)[-1] if steps else []
     first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
     if not isinstance(first, Prefill) or len(prefills) < len(run):
         return None
@@ -146,8 +146,8 @@ class Asker:
         backbone = self._backbone
         parts = [self.question_ids(question), answer]
         reopen = self._anchor.reopen
-        said = isinstance(question, str) or as_messages(question) is not None
-        if said and reopen:
+        is_spoken = isinstance(question, str) or as_messages(question) is not None
+        if is_spoken and reopen:
             closing = backbone.builder.tokenize(reopen)
             # generate stops at the token that closes a turn, with which reopening begins
             if answer.shape[0] and int(answer[-1]) == int(closing[0]):

@@ -17,7 +17,7 @@ from kamera.ops import PatchBudget
 from kamera.store import ChunkStore, certificate_folders
 from kamera.trust import Certificate, Grounds, Permit, ReusePolicy, Terms, permit_of, terms_of
 
-_said: set[str] = set()
+_old_warnings: set[str] = set()
 """Warnings that this process has given: any number of windows of one backbone give them once."""
 
 
@@ -33,21 +33,21 @@ def choose_terms(
     `UncertifiedBackbone`, once per process and reason, of guarantees that are asked for and withheld.
     """
     if certificate is not None:
-        given = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
-        why = given.unusable(grounds_of(backbone, policy.budget))
+        own = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
+        why = own.unusable(grounds_of(backbone, policy.budget))
         if why is not None:
             raise CertificateMismatch(
-                f"the certificate of {given.model} does not serve here: {why}; run kamera certify again, or "
+                f"the certificate of {own.model} does not serve here: {why}; run kamera certify again, or "
                 "leave it out"
             )
-        permit = Permit(given, "", given.unsafe)
+        permit = Permit(own, "", own.unsafe)
     elif not policy.certified or policy.minimum == "exact":
         return Terms(policy, replace(policy, tolerance=None))
     else:
         permit = find_certificate(grounds_of(backbone, policy.budget), folders(store))
     terms = terms_of(policy, permit, backbone.facts.kind, _command(backbone, policy.budget))
-    if terms.warning and terms.warning not in _said:
-        _said.add(terms.warning)
+    if terms.warning and terms.warning not in _old_warnings:
+        _old_warnings.add(terms.warning)
         warnings.warn(terms.warning, UncertifiedBackbone, stacklevel=3)
     return terms
 
@@ -79,9 +79,9 @@ def home() -> Path | None:
 
     None for a user without a home (a container's).
     """
-    said = os.environ.get("KAMERA_CERTIFICATES")
-    if said:
-        return Path(said)
+    folder = os.environ.get("KAMERA_CERTIFICATES")
+    if folder:
+        return Path(folder)
     try:
         return platformdirs.user_data_path("kamera", appauthor=False) / "certificates"
     except RuntimeError:
@@ -89,9 +89,9 @@ def home() -> Path | None:
 
 
 def _command(backbone: Engine, budget: PatchBudget) -> str:
-    named = backbone.facts
+    facts = backbone.facts
     # the fingerprint includes the dtype; by default the command takes the checkpoint's
-    command = f"kamera certify {named.checkpoint or 'MODEL'} --dtype {named.dtype}"
+    command = f"kamera certify {facts.checkpoint or 'MODEL'} --dtype {facts.dtype}"
     command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
     if budget.share != ReusePolicy.patch_bytes:
         command += f" --patch-bytes {budget.share or 0:g}"

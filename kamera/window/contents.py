@@ -42,9 +42,9 @@ def serial(
     """An operation that waits until those of other threads on the same window are over."""
 
     @functools.wraps(operation)
-    def alone(self: Owner, /, *args: Given.args, **named: Given.kwargs) -> Result:
+    def alone(self: Owner, /, *args: Given.args, **keywords: Given.kwargs) -> Result:
         with self._lock, self._account.now(self._backbone):
-            return operation(self, *args, **named)
+            return operation(self, *args, **keywords)
 
     return alone
 
@@ -72,8 +72,8 @@ class Contents:
     _family: weakref.WeakSet[Contents]  # it and its forks
     _listeners: tuple[Listener, ...]
     _name: str = ""  # in events
-    _ahead: Ahead[Departure] | None = None  # from the first `anticipate` on
-    _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
+    _preparation: Ahead[Departure] | None = None  # from the first `anticipate` on
+    _slots: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
     _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
     @property
@@ -88,10 +88,10 @@ class Contents:
     def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, with their places and guarantees."""
         state = self._state
-        if self._shown is None or self._shown[0] is not state:
+        if self._slots is None or self._slots[0] is not state:
             anchor, size = self._former.anchor.length, self._backbone.facts.bytes_per_token
-            self._shown = (state, state.slots(anchor, size))
-        return self._shown[1]
+            self._slots = (state, state.slots(anchor, size))
+        return self._slots[1]
 
     def usage(self) -> Usage:
         """The model work of this window since its construction, now and later; a fork counts its own.
@@ -112,7 +112,7 @@ class Contents:
         self._listeners = (*self._listeners, listener)
 
         def end() -> None:
-            self._listeners = tuple(heard for heard in self._listeners if heard is not listener)
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
 
         return end
 
@@ -128,10 +128,10 @@ class Contents:
             self._former.anchor.identity.check(self._backbone)
             self._go_apart()
             with self._former.operation():
-                named = self._names().of(request)
-                served = self._terms.served if policy is None else policy_of(policy)
-                plan = self._stage.plan(named, self._state, served)
-        self._plans = (*self._plans[-PLANS + 1 :], (plan, named))
+                named_request = self._names().of(request)
+                own_policy = self._terms.served if policy is None else policy_of(policy)
+                plan = self._stage.plan(named_request, self._state, own_policy)
+        self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
         return plan
 
     def plan_slide(self, n: int = 1) -> Plan:
@@ -209,11 +209,11 @@ class Contents:
     def _holdings(self) -> Holdings:
         return Holdings.of(self._former.anchor, self._state, self._stage.live)
 
-    def _texts(self, known: Collection[str]) -> dict[str, str]:
+    def _texts(self, old_ids: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
-        new = [facts for facts in self._state.facts if facts.chunk_id not in known]
-        said = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
-        return {name: " ".join(text.split()) for name, text in said.items() if text and not text.isspace()}
+        new = [facts for facts in self._state.facts if facts.chunk_id not in old_ids]
+        texts = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        return {name: " ".join(text.split()) for name, text in texts.items() if text and not text.isspace()}
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
         if not self._listeners:
@@ -248,22 +248,22 @@ class Contents:
         One that this window made in its present state is taken as it is; any other is made again under the
         window's own policy, and compared.
         """
-        now = self._state.seats
-        for made, named in self._plans:
-            if made is plan and plan.before is now:
-                return made, named
+        seats = self._state.seats
+        for own_plan, named_request in self._plans:
+            if own_plan is plan and plan.before is seats:
+                return own_plan, named_request
         what = f"the plan of {plan.operation} was made for another state of a window"
-        if len(plan.before.seats) != len(now.seats):
+        if len(plan.before.seats) != len(seats.seats):
             raise StalePlan(
-                f"{what}, of {len(plan.before.seats)} chunks; this one has {len(now.seats)}: plan anew"
+                f"{what}, of {len(plan.before.seats)} chunks; this one has {len(seats.seats)}: plan anew"
             )
         if plan.policy != self._terms.served:
             raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
-        named = self._names().again(plan.request, chunks)
-        again = self._stage.plan(named, self._state, self._terms.served)
+        named_request = self._names().again(plan.request, chunks)
+        again = self._stage.plan(named_request, self._state, self._terms.served)
         if again.outline() != plan.outline():
             raise StalePlan(f"{what}, or of its store: plan anew")
-        return again, named
+        return again, named_request
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""

@@ -66,17 +66,17 @@ class RowPlaces:
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
         """Spots of chunks one after another behind the anchor."""
-        start, found = self.start, list[Spot]()
+        start, spots = self.start, list[Spot]()
         at = start
         for chunk_id in chunk_ids:
-            length, known = len(self.chunks[chunk_id].ids), self.outlines.get(chunk_id)
-            if known is None:
-                found.append(Spot(at, tuple(here + length - 1 for here in at)))
-                at = tuple(here + length for here in at)
+            length, outline = len(self.chunks[chunk_id].ids), self.outlines.get(chunk_id)
+            if outline is None:
+                spots.append(Spot(at, tuple(place + length - 1 for place in at)))
+                at = tuple(place + length for place in at)
             else:
-                found.append(Spot(known.low, known.high).shift([*map(sub, at, start)]))
-                at = tuple(map(add, at, known.advance))
-        return found
+                spots.append(Spot(outline.low, outline.high).shift([*map(sub, at, start)]))
+                at = tuple(map(add, at, outline.advance))
+        return spots
 
     def form(self, chunk_id: str) -> None:
         """No chunk shares a forward: the engine makes its own batches."""
@@ -100,5 +100,5 @@ def prompt_chunk(chunk: Chunk, content: Content | Chunk) -> PromptChunk:
 
 def segment(chunk: Chunk, picture: Image.Image | None) -> PromptChunk:
     """A chunk of a conversation, whose messages name its picture by its place alone."""
-    shown = prompt_chunk(chunk, chunk if picture is None else picture)
-    return replace(shown, parts=tuple({"type": part["type"]} for part in shown.parts))
+    prompt = prompt_chunk(chunk, chunk if picture is None else picture)
+    return replace(prompt, parts=tuple({"type": part["type"]} for part in prompt.parts))

@@ -176,5 +176,5 @@ def well_formed(where: Path) -> Iterator[None]:
     except KameraError:
         raise
     except _MALFORMED as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
-        raise CorruptChunk(f"{str(where)!r} is malformed ({said}): remove it") from None
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise CorruptChunk(f"{str(where)!r} is malformed ({text}): remove it") from None

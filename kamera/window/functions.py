@@ -87,15 +87,15 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
     """
     state = window._state
     index = state.index(slot)
-    seat, whole = state.seats.seats[index], state.residents[index]
-    borders = [*pairwise([0, *at, whole.facts.length])]
+    seat, resident = state.seats.seats[index], state.residents[index]
+    borders = [*pairwise([0, *at, resident.facts.length])]
     if any(start >= stop for start, stop in borders):
-        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {whole.facts.length}")
-    if not _is_plain(seat, whole):
+        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {resident.facts.length}")
+    if not _is_plain(seat, resident):
         return (window.slots[index],)
-    label, parts = whole.facts.label, list[Facts]()
+    label, parts = resident.facts.label, list[Facts]()
     for start, stop in borders:
-        ids = whole.facts.encoded.input_ids[start:stop]
+        ids = resident.facts.encoded.input_ids[start:stop]
         chunk = window._backbone.chunk_from_tensors(ids, label=label)
         parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
     window._state, window._plans = _cut(state, index, parts, window._stage.spots), ()
@@ -181,21 +181,21 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
 def _is_plain(seat: Seat, resident: Resident) -> bool:
     """True for a text that shows the KV of its prefill."""
     facts, copy, source = resident.facts, resident.copy, seat.source
-    text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
-    prefilled = copy.patch is None and seat.clean is None and not source.canonical
-    return text and prefilled and not isinstance(copy.kv, CodedKV)
+    is_text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
+    is_prefilled = copy.patch is None and seat.clean is None and not source.canonical
+    return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
 
 
 def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
     row, copy, start = state.seats.seats, state.residents[index].copy, 0
     seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
-    behind = seat.source.antecedents
+    antecedents = seat.source.antecedents
     for part in facts:
         stop = start + part.length
         places = copy.positions[:, start:stop]
         home = spots.spot(part, places)
-        source = replace(seat.source, home=home, antecedents=behind)
+        source = replace(seat.source, home=home, antecedents=antecedents)
         new = replace(
             seat,
             chunk_id=part.chunk_id,
@@ -207,17 +207,17 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -
         )
         parts.append(new)
         tensors[new.number] = Resident(part, Copy(kv_slice(copy.kv, start, stop), places))
-        behind, start = (*behind, part.chunk_id), stop
-    named = [part.chunk_id for part in facts]
-    others = [_with_parts(other, seat.chunk_id, named) for other in row[index + 1 :]]
+        antecedents, start = (*antecedents, part.chunk_id), stop
+    part_ids = [part.chunk_id for part in facts]
+    others = [_with_parts(other, seat.chunk_id, part_ids) for other in row[index + 1 :]]
     del tensors[seat.number]
     return WindowState(replace(state.seats, seats=(*row[:index], *parts, *others)), tensors)
 
 
-def _with_parts(seat: Seat, whole: str, parts: Sequence[str]) -> Seat:
+def _with_parts(seat: Seat, whole_id: str, parts: Sequence[str]) -> Seat:
     """A chunk whose antecedents name the parts in place of the whole: the tokens are the same."""
     source = seat.source
-    if whole not in source.antecedents:
+    if whole_id not in source.antecedents:
         return seat
-    behind = tuple(n for name in source.antecedents for n in (parts if name == whole else (name,)))
-    return replace(seat, source=replace(source, antecedents=behind))
+    antecedents = tuple(n for name in source.antecedents for n in (parts if name == whole_id else (name,)))
+    return replace(seat, source=replace(source, antecedents=antecedents))

@@ -54,15 +54,15 @@ class Holdings:
     def of(cls, anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
         """The blocks of an anchor, a state and a live cache."""
         room = _storages(kv_tensors(live.tensors))
-        held = [anchor.input_ids, anchor.positions, *kv_tensors(anchor.kv)]
-        given: list[torch.Tensor] = []
+        tensors = [anchor.input_ids, anchor.positions, *kv_tensors(anchor.kv)]
+        inputs: list[torch.Tensor] = []
         for resident in (*state.residents, *(() if state.said is None else (state.said,))):
             for copy in (resident.copy, resident.clean):
-                held.extend(() if copy is None else _parts(copy))
+                tensors.extend(() if copy is None else _parts(copy))
             encoded = resident.facts.encoded
-            given += [encoded.input_ids, *encoded.position_inputs.values(), *encoded.tensors.values()]
-        copies = {k: n for k, n in _storages(held).items() if k not in room}
-        rest = {k: n for k, n in _storages(given).items() if k not in room and k not in copies}
+            inputs += [encoded.input_ids, *encoded.position_inputs.values(), *encoded.tensors.values()]
+        copies = {k: n for k, n in _storages(tensors).items() if k not in room}
+        rest = {k: n for k, n in _storages(inputs).items() if k not in room and k not in copies}
         return cls(room, copies, rest)
 
     def memory(self, others: Iterable[Holdings]) -> WindowMemory:

@@ -91,15 +91,15 @@ class Names:
 
         Raises UnknownChunk for a newcomer that is not among them.
         """
-        given = {chunk.id: chunk for chunk in chunks}
+        chunks_by_id = {chunk.id: chunk for chunk in chunks}
 
         def chunk_of(newcomer: Newcomer) -> Chunk:
-            if newcomer.chunk_id not in given:
+            if newcomer.chunk_id not in chunks_by_id:
                 raise UnknownChunk(
                     f"the plan brings chunk {newcomer.chunk_id[:12]}, which this window was not given: "
                     "run it with chunks=[…]"
                 )
-            return given[newcomer.chunk_id]
+            return chunks_by_id[newcomer.chunk_id]
 
         match request:
             case Append(content=Newcomer() as newcomer):
@@ -108,11 +108,11 @@ class Names:
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order):
                 slots = self._state.slots(0, 0)
-                wanted = list[Slot | Chunk]()
+                items = list[Slot | Chunk]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
-                    wanted.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
-                return self.of(dataclasses.replace(request, order=wanted, among=chunks))
+                    items.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
+                return self.of(dataclasses.replace(request, order=items, among=chunks))
             case _:
                 return self.of(request)
 
@@ -152,17 +152,17 @@ class Names:
     def _arrange(self, request: Arrange) -> NamedRequest:
         if request.on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {quote(request.on_leave)} is none of keep, repair, exact")
-        there = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
-        if len(there) != len(set(there.values())):
+        old_indices = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
+        if len(old_indices) != len(set(old_indices.values())):
             raise InvalidPermutation("arrange names a slot twice: give each slot once")
-        here = texts(self._state.facts, request.among)
-        change = next((i for i in range(len(request.order)) if there.get(i) != i), len(request.order))
-        gaps = Gaps(self._state, list(there.values())) if request.on_leave == "keep" else None
+        known_texts = texts(self._state.facts, request.among)
+        change = next((i for i in range(len(request.order)) if old_indices.get(i) != i), len(request.order))
+        gaps = Gaps(self._state, list(old_indices.values())) if request.on_leave == "keep" else None
         arrivals: dict[str, _Arrival] = {}
         items: list[int | Newcomer] = []
         for i, item in enumerate(request.order):
-            if i in there:
-                items.append(there[i])
+            if i in old_indices:
+                items.append(old_indices[i])
                 if gaps is not None:
                     gaps.advance()
                 continue
@@ -170,7 +170,7 @@ class Names:
             newcomer = Newcomer(chunk.id, chunk.num_tokens)
             if chunk.id not in arrivals:
                 same = head_at(chunk, self._state, i) if i == change and not chunk.inputs else ()
-                heads = tuple(dict([*same, *heads_of(chunk, here)]).items())
+                heads = tuple(dict([*same, *heads_of(chunk, known_texts)]).items())
                 facts = self._here(chunk.id) or self._former.find(chunk)
                 arrivals[chunk.id] = _Arrival(chunk, facts, heads)
                 newcomer = arrivals[chunk.id].newcomer

@@ -29,15 +29,15 @@ class Offers:
         anchor = "" if base is None else base.context.anchor
         # First the patch behind these chunks in their present order; then the one behind survivors of the
         # same lineage, which is no worse than a forward now.
-        for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
-            patched = self._patch_offer(chunk, behind, anchor)
-            if patched is not None and at_least(guarantee_named(patched.formed), enough):
-                return patched
+        for names in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
+            offer = self._patch_offer(chunk, names, anchor)
+            if offer is not None and at_least(guarantee_named(offer.formed), enough):
+                return offer
         if base is not None:
             return None
         if self.policy.samples:
-            for behind in dict.fromkeys((before.lineage, antecedents)):
-                row = self._row(chunk, behind, "sampled")
+            for names in dict.fromkeys((before.lineage, antecedents)):
+                row = self._row(chunk, names, "sampled")
                 if row is not None and at_least(guarantee_named(row.formed), enough):
                     return self._offer("sampled", row)
         if self.policy.admits("orbit"):
@@ -53,14 +53,14 @@ class Offers:
                     return replace(self._offer("near", row), note=note, sample=None)
         return None
 
-    def _patch_offer(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
+    def _patch_offer(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], anchor: str) -> Offer | None:
         """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
         note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
-        row, tolerance = self._row(chunk, behind, "exact", anchor), self.policy.tolerance
+        row, tolerance = self._row(chunk, antecedents, "exact", anchor), self.policy.tolerance
         if tolerance is None:
-            formed = self.formed_behind(chunk, behind, anchor)
-            made = None if row is None or row.formed != formed else row.created
-            return formed and Offer("patched", behind, "exact", formed, note, anchor, created=made)
+            formed = self.formed_behind(chunk, antecedents, anchor)
+            created = None if row is None or row.formed != formed else row.created
+            return formed and Offer("patched", antecedents, "exact", formed, note, anchor, created=created)
         # a patch that the plan itself forms has yet to be proved
         if row is None or row.proof is None or not row.proof.holds_at(tolerance):
             return None
@@ -88,5 +88,5 @@ class Offers:
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
     ) -> Guarantee | None:
         """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
-        stored = self.find(chunk, antecedents, base)
-        return stored.formed if stored is not None and stored.serves else None
+        patch = self.find(chunk, antecedents, base)
+        return patch.formed if patch is not None and patch.serves else None

@@ -35,11 +35,11 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
     """
     former, chunks = stage.former, list[dict[str, Any]]()
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
-    for i, (facts, kept) in enumerate(zip(state.facts, state.residents, strict=True)):
-        copies = {"copy": kept.copy} | ({} if kept.clean is None else {"clean": kept.clean})
-        told = {k: _put_copy(tensors, f"{i:05d}/{k}", former, facts, copy) for k, copy in copies.items()}
+    for i, (facts, resident) in enumerate(zip(state.facts, state.residents, strict=True)):
+        copies = {"copy": resident.copy} | ({} if resident.clean is None else {"clean": resident.clean})
+        headers = {k: _put_copy(tensors, f"{i:05d}/{k}", former, facts, copy) for k, copy in copies.items()}
         tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in facts.encoded.tensors.items()}
-        chunks.append({"label": facts.label, "copies": told})
+        chunks.append({"label": facts.label, "copies": headers})
     document = {
         "version": WINDOW.version,
         "fingerprint": former.context.fingerprint,
@@ -67,14 +67,14 @@ def load_window(
     exact if its guarantee is no longer certified.
     """
     where = path / WINDOW.name
-    document, tensors, found = WINDOW.read(path)
-    if digest not in (None, found):
+    document, tensors, own_digest = WINDOW.read(path)
+    if digest not in (None, own_digest):
         raise CorruptChunk(f"{str(where)!r} is another window than the one that was saved there")
     with well_formed(where):
         made_by, tenant = str(document["fingerprint"]), document["tenant"]
         policy = ReusePolicy(**document["policy"])
         max_tokens = document["max_tokens"]
-        begun = (tensors["anchor/ids"], document["tail"], document["reopen"])
+        anchor_parts = (tensors["anchor/ids"], document["tail"], document["reopen"])
     if made_by != backbone.fingerprint:
         raise IncompatibleChunk(
             f"the window at {str(path)!r} was made by backbone {made_by[:12]}, this is "
@@ -86,15 +86,15 @@ def load_window(
             f"{store.tenant!r}: open the store with that tenant"
         )
     losses = Losses()
-    anchor = anchor_of(backbone, *begun, store, losses, later=True)
+    anchor = anchor_of(backbone, *anchor_parts, store, losses, later=True)
     terms = choose_terms(backbone, store, policy, certificate)
-    served = terms.served
-    stage = stage_of(backbone, store, anchor, served, losses, max_tokens)
+    own_policy = terms.served
+    stage = stage_of(backbone, store, anchor, own_policy, losses, max_tokens)
     former = stage.former
     with well_formed(where):
         seats = converter().structure(document["seats"], Seats)
-        held = former.catalogue.holds  # the store may be another than the one they were archived in
-        row = [replace(s, archived=s.archived and held(s.chunk_id), number=new_number()) for s in seats.seats]
+        has = former.catalogue.holds  # the store may be another than the one they were archived in
+        row = [replace(s, archived=s.archived and has(s.chunk_id), number=new_number()) for s in seats.seats]
         pairs = enumerate(zip(document["chunks"], row, strict=True))
         residents = {
             seat.number: _get_resident(tensors, f"{i:05d}", chunk, seat, stage) for i, (chunk, seat) in pairs
@@ -104,7 +104,7 @@ def load_window(
         state = WindowState(replace(seats, seats=tuple(row)), residents)
     if terms.withheld:
         with former.operation():
-            state = carry_out(NamedRequest(Restore()), state, stage, served, Tally()).state
+            state = carry_out(NamedRequest(Restore()), state, stage, own_policy, Tally()).state
     return terms, stage, state
 
 
@@ -112,8 +112,8 @@ def _put_copy(tensors: Tensors, name: str, former: Former, facts: Facts, copy: C
     """The headers of a copy's KV and patch as the store writes them; their tensors go under ``name``."""
     own, encoded = former.context, facts.encoded
     context = own if isinstance(copy.kv, CodedKV) else replace(own, kv="as-is")
-    given = (facts.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
-    records: dict[str, CanonicalRecord | PatchRecord] = {"kv": CanonicalRecord(*given)}
+    values = (facts.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
+    records: dict[str, CanonicalRecord | PatchRecord] = {"kv": CanonicalRecord(*values)}
     if copy.patch is not None:
         records["patch"] = PatchRecord(facts.chunk_id, context, (), "exact", copy.patch, "exact")
     for record in records.values():
@@ -125,17 +125,17 @@ def _get_resident(
     tensors: Tensors, name: str, chunk: Mapping[str, Any], seat: Seat, stage: Stage
 ) -> Resident:
     embeds, copies = _under(tensors, f"{name}/embeds/"), dict[str, Copy]()
-    for shown, source in {"copy": seat.source, "clean": seat.clean}.items():
+    for role, source in {"copy": seat.source, "clean": seat.clean}.items():
         if source is None:
             continue
-        headers, own = chunk["copies"][shown], _under(tensors, f"{name}/{shown}/")
+        headers, own = chunk["copies"][role], _under(tensors, f"{name}/{role}/")
         record = CanonicalRecord.from_parts(headers["kv"], own)
         patch = PatchRecord.from_parts(headers["patch"], own).patch if source.patch else None
         facts = Facts(seat.chunk_id, Encoded(record.input_ids, record.inputs, embeds), chunk["label"])
         if (record.tokens, stage.spots.spot(facts, record.positions)) != (seat.length, source.home):
-            raise ValueError(f"the {shown} of chunk {seat.chunk_id[:12]} was not computed where it is said")
+            raise ValueError(f"the {role} of chunk {seat.chunk_id[:12]} was not computed where it is said")
         kv = stage.former.backbone.place(record.kv)
-        copies[shown] = Copy(kv, record.positions, patch, source.lossy)
+        copies[role] = Copy(kv, record.positions, patch, source.lossy)
     return Resident(facts, copies["copy"], copies.get("clean"))
 
 

@@ -44,7 +44,7 @@ class Placer:
     late_seats: dict[str, Seat] = field(default_factory=dict)  # chunks whose canonicals later work computes
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _new_ids: set[str] = field(default_factory=set)
-    _handed_over: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
+    _first_ids: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
     _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
@@ -99,18 +99,18 @@ class Placer:
             seat = self._prefill(chunk, before, spot, number=number, leading=home, reason=why)
             if home is not None:
                 self.late_steps.append(Archive(seat.number, later=True))
-                self._handed_over.add(seat.chunk_id)
+                self._first_ids.add(seat.chunk_id)
                 seat = replace(seat, archived=True)
         elif source is not None:
             seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
             self.steps.append(Place(seat, 0 if source.patch and source.patch.base else self._compute(chunk)))
         else:
             archived, reason = archived if old is None else old.archived, self._reason(chunk, before)
-            sampled = self._sample(chunk, before, spot, archived, number, reason)
-            seat = sampled or self._prefill(
+            sample = self._sample(chunk, before, spot, archived, number, reason)
+            seat = sample or self._prefill(
                 chunk, before, spot, archived=archived, number=number, reason=reason
             )
-            if sampled or self.policy.on_miss == "form":
+            if sample or self.policy.on_miss == "form":
                 self._miss(seat)
         return seat if old is None or old.clean is None else self.switch(seat, False)
 
@@ -353,7 +353,7 @@ class Placer:
         """The cost of the canonicals that are left to later work: those of one form run in one forward."""
         canonical_ids = self._new_ids | self.limits.pending
         seats = [seat for seat in self.late_seats.values() if seat.chunk_id not in canonical_ids]
-        tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._handed_over) for s in seats]
+        tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._first_ids) for s in seats]
         run_seats = [seat for seat, count in zip(seats, tokens, strict=True) if count]
         form = self.limits.places.form
         groups = in_groups((form(s.chunk_id), s.length, s) for s in run_seats) if run_seats[1:] else run_seats

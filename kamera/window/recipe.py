@@ -57,21 +57,21 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
         if _is_kept(former, seat, resident.shown)
     }
     own, anchor = replace(former.context, probe=str(former.context.probe)), former.anchor.input_ids
-    told = RecipeFacts(own, tuple(anchor.tolist()), ids, former.budget.rank, contents)
-    return recipe(state.seats, former.catalogue, told)
+    recipe_facts = RecipeFacts(own, tuple(anchor.tolist()), ids, former.budget.rank, contents)
+    return recipe(state.seats, former.catalogue, recipe_facts)
 
 
 def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
     if not copy.content:
         return False
-    named = (seat.chunk_id, seat.shown.antecedents, "conditioned", copy.content)
-    return former.store.has(replace(former.context, kv="as-is"), *named)
+    key = (seat.chunk_id, seat.shown.antecedents, "conditioned", copy.content)
+    return former.store.has(replace(former.context, kv="as-is"), *key)
 
 
-def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, told: RecipeFacts) -> Part:
-    shown, spot = seat.shown, seat.spot.shift(back)
-    place = (start, spot.low, shown.home.distance(spot), worth, shown.antecedents)
-    return Part(seat.chunk_id, told.ids[seat.chunk_id], *place, *_rows_of(seat, rows, told))
+def _part(seat: Seat, worth: Guarantee, start: int, back: Offset, rows: Catalogue, info: RecipeFacts) -> Part:
+    source, spot = seat.shown, seat.spot.shift(back)
+    place = (start, spot.low, source.home.distance(spot), worth, source.antecedents)
+    return Part(seat.chunk_id, info.ids[seat.chunk_id], *place, *_rows_of(seat, rows, info))
 
 
 def _is_canonical(seat: Seat, own: Context) -> bool:
@@ -79,15 +79,15 @@ def _is_canonical(seat: Seat, own: Context) -> bool:
     return seat.shown.canonical and seat.shown.lossy == own.lossy
 
 
-def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | None, RowKey | None, str]:
+def _rows_of(seat: Seat, rows: Catalogue, info: RecipeFacts) -> tuple[RowKey | None, RowKey | None, str]:
     """The rows of the KV that a seat shows, and of its patch; or why it has none."""
-    own, shown, chunk_id = told.context, seat.shown, seat.chunk_id
+    own, source, chunk_id = info.context, seat.shown, seat.chunk_id
     if not _is_canonical(seat, own):
-        content = told.contents.get(seat.number)
+        content = info.contents.get(seat.number)
         if content is None:
-            return None, None, _HERE.format(told.remedy)
-        return RowKey.of(own, "conditioned", chunk_id, shown.antecedents, content), None, ""
-    patch = shown.patch
+            return None, None, _HERE.format(info.remedy)
+        return RowKey.of(own, "conditioned", chunk_id, source.antecedents, content), None, ""
+    patch = source.patch
     kv = RowKey.of(own, "canonical", chunk_id, anchor="" if patch is None else patch.base)
     if kv.context.anchor == own.anchor and not rows.has_canonical(chunk_id):
         return None, None, "its canonical is not stored yet, or no longer: window.flush(), or append it again"
@@ -96,7 +96,7 @@ def _rows_of(seat: Seat, rows: Catalogue, told: RecipeFacts) -> tuple[RowKey | N
     row = rows.patch(chunk_id, patch.antecedents, patch.kind, patch.base)
     if row is None or row.formed != patch.formed or patch.created not in (None, row.created):
         return None, None, "its patch has left the store, or is another by now: recall it"
-    stamp = patch.formed, row.created, told.rank if patch.proof is None else None
+    stamp = patch.formed, row.created, info.rank if patch.proof is None else None
     return kv, RowKey.of(own, patch.kind, chunk_id, patch.antecedents, patch.base, *stamp), ""
 
 
@@ -118,5 +118,5 @@ def stored_state(former: Former, state: WindowState) -> WindowState:
 def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
     sample = seat.shown.sample
     record = canonical_of(former, resident.facts, resident.shown)
-    told = {"formed": seat.formed, **({} if sample is None else sample.to_info())}
-    return conditioned(replace(record, info={**record.info, **told}), seat.shown.antecedents)
+    own_info = {"formed": seat.formed, **({} if sample is None else sample.to_info())}
+    return conditioned(replace(record, info={**record.info, **own_info}), seat.shown.antecedents)

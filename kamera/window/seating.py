@@ -30,9 +30,9 @@ def choose_frame(
     home = (0,) * len(state.frame)
     if not staying:
         return home, []
-    here = spots[: len(staying)]
+    own_spots = spots[: len(staying)]
     extent = max(map(max, [spot.high for spot in spots]))
-    offsets = [spot.offset(seat.spot) for seat, spot in zip(staying, here, strict=True)]
+    offsets = [spot.offset(seat.spot) for seat, spot in zip(staying, own_spots, strict=True)]
     together = offsets[0]
     as_one = together is not None and set(offsets) == {together} and min(together) >= 0
     if together is not None and as_one and not far(limits, together, extent):
@@ -43,7 +43,7 @@ def choose_frame(
             votes[offset] += seat.length
     frame = votes.most_common(1)[0][0]
     frame = home if min(frame) < 0 or far(limits, frame, extent) else frame
-    return frame, [seat.at(spot.shift(frame)) for seat, spot in zip(staying, here, strict=True)]
+    return frame, [seat.at(spot.shift(frame)) for seat, spot in zip(staying, own_spots, strict=True)]
 
 
 def far(limits: Limits, frame: Offset, extent: int) -> bool:
@@ -58,17 +58,17 @@ def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
     """The number of oldest chunks that leave for ``chunk``; WindowFull for one larger than the window."""
     if limits.max_tokens is None:
         return 0
-    free = limits.max_tokens - limits.anchor
-    if chunk.length > free:
+    room = limits.max_tokens - limits.anchor
+    if chunk.length > room:
         raise WindowFull(
-            f"chunk {chunk.chunk_id[:12]} has {chunk.length} tokens, the window has room for {free} "
+            f"chunk {chunk.chunk_id[:12]} has {chunk.length} tokens, the window has room for {room} "
             f"(max_tokens={limits.max_tokens}, anchor {limits.anchor}): raise max_tokens "
             "or cut the chunk smaller"
         )
-    free -= chunk.length + sum(s.length for s in state.seats)
+    room -= chunk.length + sum(s.length for s in state.seats)
     n = 0
-    while free < 0:
-        free += state.seats[n].length
+    while room < 0:
+        room += state.seats[n].length
         n += 1
     return n
 

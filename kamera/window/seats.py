@@ -102,8 +102,8 @@ class Source:
 
     def with_patch(self, patch: Offer) -> Source:
         """The same KV, conditioned."""
-        behind, sample = patch.antecedents, patch.sample
-        return replace(self, guarantee=patch.guarantee, antecedents=behind, patch=patch, sample=sample)
+        antecedents, sample = patch.antecedents, patch.sample
+        return replace(self, guarantee=patch.guarantee, antecedents=antecedents, patch=patch, sample=sample)
 
     @cached_property
     def antecedent_ids(self) -> tuple[str, ...]:
@@ -150,10 +150,10 @@ class Seat:
         Home is right behind the anchor: it attended to the anchor from there. Decoded from codes it is
         patched there: nothing is missing, but it is not quite equal.
         """
-        shown = self.shown
-        if shown.canonical and not shown.patch:
-            at_home = leading and self.spot == shown.home.shift(frame)
-            return ("patched" if shown.lossy else "exact") if at_home else "blind"
+        source = self.shown
+        if source.canonical and not source.patch:
+            at_home = leading and self.spot == source.home.shift(frame)
+            return ("patched" if source.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
     def relabel(self, guarantee: Guarantee) -> Seat:
@@ -191,20 +191,20 @@ class Seats:
         """The same seats with ``said`` behind them. What is known of them is not found anew."""
         if said is self.said:
             return self
-        made = replace(self, said=said)
-        made.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
-        return made
+        seats = replace(self, said=said)
+        seats.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
+        return seats
 
     def with_seat(self, seat: Seat) -> Seats:
         """The seats with one more at the tail. What is known of the others is not found anew."""
-        made, known = Seats((*self.seats, seat), self.frame), self.__dict__
-        if "chunk_ids" in known:
-            made.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
-        if "worths" in known:
-            made.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
-        if "lineage" in known:
-            made.__dict__["lineage"] = (*self.lineage, _name(seat, self.lineage))
-        return made
+        seats, cache = Seats((*self.seats, seat), self.frame), self.__dict__
+        if "chunk_ids" in cache:
+            seats.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
+        if "worths" in cache:
+            seats.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
+        if "lineage" in cache:
+            seats.__dict__["lineage"] = (*self.lineage, _name(seat, self.lineage))
+        return seats
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:
@@ -231,10 +231,10 @@ class Seats:
 
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
     """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
-    shown = seat.shown
-    if shown.sample is not None and shown.sample.base:  # traces of other antecedents may be left in it
-        return survivor(seat.chunk_id, digest("kamera.sample.v1", shown.lineage, shown.sample.base)[:32])
-    return seat.chunk_id if shown.antecedents == before else survivor(seat.chunk_id, shown.lineage)
+    source = seat.shown
+    if source.sample is not None and source.sample.base:  # traces of other antecedents may be left in it
+        return survivor(seat.chunk_id, digest("kamera.sample.v1", source.lineage, source.sample.base)[:32])
+    return seat.chunk_id if source.antecedents == before else survivor(seat.chunk_id, source.lineage)
 
 
 GLUE = 64
@@ -273,8 +273,8 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     if seat.source.antecedents == before.lineage:
         return seat
     survivor = survivor_of(seat)
-    knew = set(seat.source.antecedent_ids)
-    if all(chunk_id in knew for chunk_id in before.chunk_ids):
+    known_ids = set(seat.source.antecedent_ids)
+    if all(chunk_id in known_ids for chunk_id in before.chunk_ids):
         return survivor
     return survivor.relabel(weakest((survivor.guarantee, "near")))
 

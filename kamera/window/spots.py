@@ -58,15 +58,15 @@ class Spots:
 
     def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
         """Spots of chunks one after another behind the anchor; those that stood so before are known."""
-        known = self._row
-        pairs = enumerate(zip(known, chunks, strict=False))
-        same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(known), len(chunks)))
+        last = self._row
+        pairs = enumerate(zip(last, chunks, strict=False))
+        same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(last), len(chunks)))
         near = chunks[max(0, same - 1) :]  # neighbours may not touch
         extents = self.backbone.extents.of_all([(c.chunk_id, c.encoded) for c in near])
         if extents is None:
-            whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
-            return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]
-        row = list(known[:same])
+            positions = compact_positions(self.backbone, self.anchor.input_ids, chunks)
+            return [self.spot(facts, p) for facts, p in zip(chunks, positions, strict=True)]
+        row = list(last[:same])
         at = row[-1].end if row else (self.anchor.length,) * self.backbone.axes
         for facts, extent in zip(chunks[same:], extents[len(extents) - len(chunks) + same :], strict=True):
             low, advance = self._sum(facts.chunk_id, extent)
@@ -75,28 +75,28 @@ class Spots:
             row.append(_PlaceInRow(facts.chunk_id, spot, at))
         if len(row) > 1:  # a chunk alone is asked for between rows
             self._row = tuple(row)
-        return [stood.spot for stood in row]
+        return [place.spot for place in row]
 
     # -- inside --------------------------------------------------------------------------------
 
     def _pattern(self, facts: Facts, shape: str) -> _Pattern:
         key = (facts.chunk_id, shape)
-        held = self._patterns.get(key)
-        if held is None:
+        pattern = self._patterns.get(key)
+        if pattern is None:
             assert not shape, "a shape is remembered when a spot of it is made"
             (alone,) = compact_positions(self.backbone, self.anchor.input_ids, [facts])
-            held = _remember(self._patterns, key, _pattern_of(alone - alone.amin(1)[:, None]))
-        return held
+            pattern = _remember(self._patterns, key, _pattern_of(alone - alone.amin(1)[:, None]))
+        return pattern
 
     def _sum(self, chunk_id: str, extent: Extent) -> tuple[Offset, Offset]:
         """Where a chunk's lowest positions are from the start of its span, and where the next span begins."""
-        held = self._sums.get(chunk_id)
-        if held is None:
+        low_and_advance = self._sums.get(chunk_id)
+        if low_and_advance is None:
             low, axes = extent.positions.amin(1), self.backbone.axes
             _remember(self._patterns, (chunk_id, ""), _pattern_of(extent.positions - low[:, None]))
-            held = tuple(low.tolist()), tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
-            _remember(self._sums, chunk_id, held)
-        return held
+            low_and_advance = tuple(low.tolist()), tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
+            _remember(self._sums, chunk_id, low_and_advance)
+        return low_and_advance
 
 
 def _pattern_of(pattern: torch.Tensor) -> _Pattern:
@@ -107,8 +107,8 @@ def _spot(low: Sequence[int], pattern: _Pattern, shape: str) -> Spot:
     return Spot(tuple(low), tuple(map(add, low, pattern.high)), shape)
 
 
-def _remember(held: OrderedDict, key: object, value: object):  # type: ignore[no-untyped-def,type-arg]
-    held[key] = value
-    while len(held) > _MOST:
-        held.popitem(last=False)
+def _remember(cache: OrderedDict, key: object, value: object):  # type: ignore[no-untyped-def,type-arg]
+    cache[key] = value
+    while len(cache) > _MOST:
+        cache.popitem(last=False)
     return value

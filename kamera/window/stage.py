@@ -54,16 +54,16 @@ class Stage:
         if prover is None:
             return
         prover.remember(ids)
-        doubted = []
+        indices = []
         for i, seat in enumerate(seats.seats):
-            proof, behind = seat.source.proof, seat.source.antecedents
-            if proof is None or behind != seats.chunk_ids[:i]:
+            proof, antecedents = seat.source.proof, seat.source.antecedents
+            if proof is None or antecedents != seats.chunk_ids[:i]:
                 continue
-            if prover.doubts(ids, seat.chunk_id, behind, proof):
-                doubted.append(i)
+            if prover.doubts(ids, seat.chunk_id, antecedents, proof):
+                indices.append(i)
         queue, name = later_of(former.backbone), ("proved again", former.context)
-        if doubted and not queue.busy(name):
-            again = partial(prove_again, former, state.facts, doubted)
+        if indices and not queue.busy(name):
+            again = partial(prove_again, former, state.facts, indices)
             queue.add(again, Worth.AUDIT, name=name)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:

@@ -141,21 +141,21 @@ class WindowState:
         """The public view, in order."""
         start, out, worths = anchor_length, [], self.seats.worths
         for i, seat in enumerate(self.seats.seats):
-            shown, sample, patch = seat.shown, seat.shown.sample, self.residents[i].shown.patch
+            source, sample, patch = seat.shown, seat.shown.sample, self.residents[i].shown.patch
             out.append(
                 Slot(
                     chunk_id=seat.chunk_id,
                     start=start,
                     length=seat.length,
                     guarantee=worths[i],
-                    antecedents=shown.antecedent_ids,
-                    rank=patch.rank if patch is not None else 0 if shown.canonical and i else None,
+                    antecedents=source.antecedent_ids,
+                    rank=patch.rank if patch is not None else 0 if source.canonical and i else None,
                     bytes=seat.length * bytes_per_token,
                     number=seat.number,
                     position=seat.spot.low[0] - self.seats.frame[0],
                     conditioned=seat.clean is None,
                     label=self.facts[i].label,
-                    proof=shown.proof,
+                    proof=source.proof,
                     share=None if sample is None else sample.tokens / seat.length,
                     error=None if sample is None else sample.error,
                 )
@@ -185,15 +185,15 @@ class WindowState:
 def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
     """Whole numbers out of any sequence of them (a list, an array). Raises InvalidPermutation for others."""
     try:
-        given = list(permutation)
+        items = list(permutation)
     except TypeError:
         raise InvalidPermutation(f"{quote(permutation)} is no permutation: give a list of indices") from None
-    found = []
-    for i in given:
+    numbers = []
+    for i in items:
         try:
             if isinstance(i, bool) or isinstance(permutation, bytes):
                 raise TypeError
-            found.append(operator.index(i))
+            numbers.append(operator.index(i))
         except TypeError:
             raise InvalidPermutation(f"{quote(i)} in a permutation is no index: give whole numbers") from None
-    return found
+    return numbers

@@ -191,9 +191,9 @@ def runs_of(steps: Iterable[Step]) -> list[list[Step]]:
             groups.append([step])
         else:
             between = groups[at + 1 :]
-            placed = [group for group in between if isinstance(group[0], Place)]
-            groups[at] += [*(group[0] for group in placed), step]
-            groups[at + 1 :] = [group for group in between if group not in placed]
+            places = [group for group in between if isinstance(group[0], Place)]
+            groups[at] += [*(group[0] for group in places), step]
+            groups[at + 1 :] = [group for group in between if group not in places]
     return groups
 
 
@@ -208,9 +208,9 @@ class Cost:
 
 def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
     """What the steps of an operation run before later work, with its vision encodes."""
-    running = [step for step in steps if step.tokens]
-    joined = sum(isinstance(step, Prefill | Sample) and step.joined for step in running)
-    return Cost(len(running) - joined, sum(step.tokens for step in running), encodes)
+    run_steps = [step for step in steps if step.tokens]
+    joined_count = sum(isinstance(step, Prefill | Sample) and step.joined for step in run_steps)
+    return Cost(len(run_steps) - joined_count, sum(step.tokens for step in run_steps), encodes)
 
 
 @dataclass(frozen=True)
@@ -293,13 +293,13 @@ def _renumber(value: Any, numbers: dict[int, int]) -> Any:
 @cache
 def converter() -> cattrs.Converter:
     """Turns the values of plans into JSON types and back."""
-    made = make_converter(forbid_extra_keys=True)
-    made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
-    made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+    json_converter = make_converter(forbid_extra_keys=True)
+    json_converter.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
+    json_converter.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
 
     def name(value: Any, _: object = None) -> int | Newcomer:
         """A slot by its index, or a chunk that comes."""
-        return value if isinstance(value, int) else made.structure(value, Newcomer)
+        return value if isinstance(value, int) else json_converter.structure(value, Newcomer)
 
     def names(values: Any, _: object = None) -> tuple[int | Newcomer, ...]:
         return tuple(name(value) for value in values)
@@ -307,14 +307,14 @@ def converter() -> cattrs.Converter:
     def none(_: Any, __: object) -> tuple[()]:
         return ()
 
-    given: dict[type, tuple[str, Any]] = {
+    fields: dict[type, tuple[str, Any]] = {
         Append: ("content", name),
         Recall: ("chunk", name),
         Evict: ("slot", name),
         Condition: ("slot", name),
     }
-    for kind, (field, hook) in [*given.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
-        made.register_structure_hook_func(partial(eq, get_type_hints(kind)[field]), hook)
-    configure_tagged_union(Request, made)
-    configure_tagged_union(Step, made)
-    return made
+    for kind, (field, hook) in [*fields.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
+        json_converter.register_structure_hook_func(partial(eq, get_type_hints(kind)[field]), hook)
+    configure_tagged_union(Request, json_converter)
+    configure_tagged_union(Step, json_converter)
+    return json_converter

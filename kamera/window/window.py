@@ -160,17 +160,17 @@ class KameraWindow(Contents):
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `Arrange`."""
-        here = self.slots
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(here):
-            raise ValueError(f"index {quote(index)} of a window of {len(here)}: give 0..{len(here)}")
-        order = [*here[:index], content, *here[index:]]
+        slots = self.slots
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(slots):
+            raise ValueError(f"index {quote(index)} of a window of {len(slots)}: give 0..{len(slots)}")
+        order = [*slots[:index], content, *slots[index:]]
         return self._answer(requests.Arrange(order, on_leave, operation="insert"))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
-        index, here = self._state.index(slot), self.slots
-        order = [*here[:index], content, *here[index + 1 :]]
+        index, slots = self._state.index(slot), self.slots
+        order = [*slots[:index], content, *slots[index + 1 :]]
         return self._answer(requests.Arrange(order, on_leave, operation="replace"))[0]
 
     @serial
@@ -192,7 +192,7 @@ class KameraWindow(Contents):
         """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
-        branch._account, branch._notes, branch._ahead = Account(), [], None
+        branch._account, branch._notes, branch._preparation = Account(), [], None
         branch._name = ""
         live = self._backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
@@ -315,8 +315,8 @@ class KameraWindow(Contents):
         window = cls.__new__(cls)
         window._begin(trace)
         with window._account.now(engine):
-            opened = load_window(Path(path), engine, store, certificate, digest)
-            window._terms, window._stage, window._state = opened
+            parts = load_window(Path(path), engine, store, certificate, digest)
+            window._terms, window._stage, window._state = parts
             window._stage.show(window._state, Tally())
             hand_over(window._stage, window._state, range(len(window)), window._terms.served.audit)
         return window
@@ -335,30 +335,34 @@ class KameraWindow(Contents):
         An error leaves the present state.
         """
         with self._counting() as tally:
-            former, given = self._former, None
+            former, own_plan = self._former, None
             if isinstance(request, Lookalike):
                 chunk_id = most_alike(former, self._state.seats.chunk_ids, request, tally)
                 request = Recall(chunk_id, request.move)
             if isinstance(request, Plan):
-                given, named = self._own(request, chunks)
+                own_plan, named_request = self._own(request, chunks)
             else:
-                named = self._names().of(request)
-            policy = self._terms.served if given is None else given.policy
-            ahead = None if self._ahead is None else self._ahead.take()
+                named_request = self._names().of(request)
+            policy = self._terms.served if own_plan is None else own_plan.policy
+            departure = None if self._preparation is None else self._preparation.take()
             start, stage = self._state, self._stage
-            if given is None and ahead is not None and fits(ahead, named.request, stage, start, policy):
-                start, stage = ahead.state, ahead.stage
-            done = carry_out(named, start, stage, policy, tally, given, inquiry)
-            plan, state, answer = done
+            if (
+                own_plan is None
+                and departure is not None
+                and fits(departure, named_request.request, stage, start, policy)
+            ):
+                start, stage = departure.state, departure.stage
+            outcome = carry_out(named_request, start, stage, policy, tally, own_plan, inquiry)
+            plan, state, answer = outcome
             stage.show(state, tally)
             hand_over(stage, state, slots_to_audit(plan, state), self._terms.served.audit)
             tally.count_time("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
-        after = {slot.number: slot for slot in self.slots}
-        evicted = tuple(slot for slot in old if slot.number not in after)
-        slot = None if plan.arrived is None else after[plan.arrived]
+        new_slots = {slot.number: slot for slot in self.slots}
+        evicted = tuple(slot for slot in old if slot.number not in new_slots)
+        slot = None if plan.arrived is None else new_slots[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
-        self._tell(plan, report, old, named.pictures)
+        self._tell(plan, report, old, named_request.pictures)
         return report, answer
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
@@ -373,8 +377,8 @@ class KameraWindow(Contents):
     def _without(self, index: int, policy: ReusePolicy) -> Asker:
         stage = replace(self._stage, live=self._backbone.live(), max_tokens=None)
         with stage.former.operation():
-            named = NamedRequest(Without(index))
-            return Asker(stage, carry_out(named, self._state, stage, policy, Tally()).state)
+            named_request = NamedRequest(Without(index))
+            return Asker(stage, carry_out(named_request, self._state, stage, policy, Tally()).state)
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""

@@ -19,8 +19,8 @@ def page(events: Iterable[Event], *, title: str = "A window's life", live: bool 
     ``live``: it goes on, by the server-sent events of ``events`` beside it: a `document` in JSON of the lives
     that went on.
     """
-    told = document([life.to_document() for life in lives(events)]) | {"title": title, "live": live}
-    data = f'<script type="application/json" id="data">{embed_json(told)}</script>'
+    content = document([life.to_document() for life in lives(events)]) | {"title": title, "live": live}
+    data = f'<script type="application/json" id="data">{embed_json(content)}</script>'
     return whole(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
 
 

@@ -49,9 +49,9 @@ class Page:
     async def _tell(self, lives: Lives) -> AsyncIterator[ServerSentEvent]:
         count = -1
         while not self.stopping:
-            if (now := lives.count) != count:
+            if (new_count := lives.count) != count:
                 yield ServerSentEvent(await anyio.to_thread.run_sync(_text, lives, count))
-                count = now
+                count = new_count
             await anyio.sleep(PAUSE)
 
 
@@ -60,11 +60,11 @@ class PageServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, shown: Page) -> None:
         super().__init__(config)
-        self._shown = shown
+        self._page = shown
 
     async def shutdown(self, sockets: object = None) -> None:
         """As uvicorn's."""
-        self._shown.stopping = True
+        self._page.stopping = True
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
