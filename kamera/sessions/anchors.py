@@ -41,9 +41,9 @@ def conversations_of(backbone: Engine) -> Conversations:
 class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
-    The last ``held`` system prompts are kept. ``conversations`` render them, and ``branches`` are the turns
-    that they may go on from; by default those of these sessions alone. Threads may share one. ``listener``
-    hears all windows. Raises ProcessorRequired for a backbone without a chat template.
+    The last ``prompt_limit`` system prompts are kept. ``conversations`` render them, and ``branches`` are the
+    turns that they may go on from; by default those of these sessions alone. Threads may share one.
+    ``listener`` hears all windows. Raises ProcessorRequired for a backbone without a chat template.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Anchors:
         policy: ReusePolicy | None = None,
         conversations: Conversations | None = None,
         branches: Branches | None = None,
-        held: int = 1,
+        prompt_limit: int = 1,
         listener: Listener | None = None,
     ) -> None:
         check_policy(policy)
@@ -64,10 +64,10 @@ class Anchors:
         self.conversations = conversations or conversations_of(backbone)
         self.branches = branches or Branches()
         self.calls = call_form(backbone)
-        self.prefilled = 0
+        self.prefill_count = 0
         self.max_tokens = max_tokens
         self.policy = policy
-        self._held = held
+        self._prompt_limit = prompt_limit
         self._listener = listener
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
@@ -77,22 +77,22 @@ class Anchors:
 
         That is none if they were at hand.
         """
-        name, spent = tensor_digest(ids), Spent()
+        name, opening = tensor_digest(ids), Spent()
         with self._lock:
             if name not in self._windows:
-                started = time.perf_counter()
+                start_time = time.perf_counter()
                 with self.backbone.measure() as work:  # none where the store has the prompt
                     self._windows[name] = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
                     self.hear(self._windows[name])
-                seconds = time.perf_counter() - started
-                spent = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
-                self.prefilled += spent.forwards
+                seconds = time.perf_counter() - start_time
+                opening = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
+                self.prefill_count += opening.forwards
             self._windows.move_to_end(name)
-            while len(self._windows) > self._held:
+            while len(self._windows) > self._prompt_limit:
                 self._windows.popitem(last=False)
-            return self._windows[name].fork(), spent
+            return self._windows[name].fork(), opening
 
     def hear(self, window: KameraWindow) -> None:
         """Listen to a window, and to its forks."""

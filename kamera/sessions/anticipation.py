@@ -31,7 +31,7 @@ from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
 
-_HELD = 8
+_REMEMBERED_TURNS = 8
 """Turns that a session remembers until the next anticipation."""
 
 _TURNS = 16
@@ -43,31 +43,31 @@ class Anticipation:
 
     def __init__(self, engine: Engine) -> None:
         self._queue = later_of(engine)
-        self._ahead: Ahead[State] = Ahead(engine)
+        self._preparation: Ahead[State] = Ahead(engine)
         self._lock = forks.Lock()
         # turns that nobody has learned from yet: the history before, and the one that the client gave
-        self._told: deque[tuple[Sequence[Message], Sequence[Message]]] = deque(maxlen=_HELD)
+        self._turns: deque[tuple[Sequence[Message], Sequence[Message]]] = deque(maxlen=_REMEMBERED_TURNS)
         self._client = Client()
 
-    def remember(self, before: Sequence[Message], given: Sequence[Message]) -> None:
-        """Remember a turn: the history ``before`` it, and the one that the client gave."""
+    def remember(self, old_history: Sequence[Message], new_history: Sequence[Message]) -> None:
+        """Remember a turn: the ``old_history``, and the ``new_history`` that the client gave."""
         with self._lock:
-            self._told.append((before, given))
+            self._turns.append((old_history, new_history))
 
     def begin(self, state: State, anchors: Anchors, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
         # a session that is gone needs nothing prepared, and its window is not held for that
-        mine, seen = weakref.ref(self), weakref.ref(state)
+        own_reference, state_reference = weakref.ref(self), weakref.ref(state)
 
         def make() -> Ready[State] | None:
-            found, here = seen(), mine()
-            if found is None or here is None:
+            live_state, anticipation = state_reference(), own_reference()
+            if live_state is None or anticipation is None:
                 return None
-            client = here._learn()
-            del here
+            client = anticipation._learn()
+            del anticipation
             try:
-                for coming in foreseen(found, client, manner.edit_policy):
-                    ready = prepare_window(found, coming, anchors, manner)
+                for next_history in foreseen(live_state, client, manner.edit_policy):
+                    ready = prepare_window(live_state, next_history, anchors, manner)
                     if ready is not None:
                         return Ready(ready, anchors.memory(ready.window).own)
             except (KameraError, ValueError) as error:
@@ -75,19 +75,19 @@ class Anticipation:
             return None
 
         anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
-        self._ahead.begin(make)
+        self._preparation.begin(make)
 
     def take(self) -> State | None:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
-        return self._ahead.take()
+        return self._preparation.take()
 
     def _learn(self) -> Client:
         """What is known of the client after the turns that were answered."""
         with self._lock:
-            told = [*self._told]
-            self._told.clear()
-        for before, given in told:  # later work is one thread: no other learns meanwhile
-            self._client = self._client.learn(before, given)
+            turns = [*self._turns]
+            self._turns.clear()
+        for old_history, new_history in turns:  # later work is one thread: no other learns meanwhile
+            self._client = self._client.learn(old_history, new_history)
         return self._client
 
 
@@ -97,16 +97,16 @@ def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterato
     if not history or history[-1].get("role") != "assistant":
         return
     if policy is not None:
-        for coming in _stand_ins(history):
-            messages = apply_policy(policy, [*history, *coming], state.turn)
-            tail = [message.get("role") for message in messages[-len(coming) :]]
-            if tail == [message.get("role") for message in coming]:
-                yield Foreseen(messages, len(messages) - len(coming))
+        for stand_ins in _stand_ins(history):
+            messages = apply_policy(policy, [*history, *stand_ins], state.turn)
+            tail = [message.get("role") for message in messages[-len(stand_ins) :]]
+            if tail == [message.get("role") for message in stand_ins]:
+                yield Foreseen(messages, len(messages) - len(stand_ins))
         return
-    for coming in _stand_ins([*client.unedited, history[-1]]) if client.rule else ():
-        ruled = client.next(history[-1], coming)
-        if ruled is not None:
-            yield ruled
+    for stand_ins in _stand_ins([*client.unedited, history[-1]]) if client.rule else ():
+        next_history = client.next(history[-1], stand_ins)
+        if next_history is not None:
+            yield next_history
 
 
 def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manner: Manner) -> State | None:
@@ -114,19 +114,19 @@ def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manne
 
     ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
     """
-    before = state.layout
-    if not isinstance(state.window, KameraWindow) or before is None:
+    layout = state.layout
+    if not isinstance(state.window, KameraWindow) or layout is None:
         return None
     messages = next_history.messages
     prompt = prompt_of_messages(
         anchors.conversations.render(messages, tools=manner.tools), next_history.known
     )
-    if anchor_ids(before.prompt) != anchor_ids(prompt) or prefix_tokens(before, prompt) == end_of(before):
+    if anchor_ids(layout.prompt) != anchor_ids(prompt) or prefix_tokens(layout, prompt) == end_of(layout):
         return None
     window = anchors.fork(state.window, apart=True)
-    prompt = prompt.cut_as(before.prompt)
+    prompt = prompt.cut_as(layout.prompt)
     media = media_of(anchors, messages)
-    choice, _ = choose(anchors, window, before, prompt, media, [manner.mode], manner.reuse)
+    choice, _ = choose(anchors, window, layout, prompt, media, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
 

@@ -21,15 +21,16 @@ MOST = 1 << 28
 
 @dataclass(frozen=True)
 class PastTurn:
-    """What was asked behind the turn ``before``, and the answer, its last message.
+    """What was asked behind the turn ``previous_id``, and the answer, its last message.
 
-    ``system`` are the conversation's system messages then. One that left keeps its place, without messages.
+    ``system`` are the conversation's system messages then. One that ``has_left`` keeps its place, without
+    messages.
     """
 
-    before: str | None
+    previous_id: str | None
     system: History
     messages: History
-    left: bool = False
+    has_left: bool = False
 
 
 class Branches:
@@ -45,11 +46,11 @@ class Branches:
 
         A turn that was asked again, and answered the same, goes on from none.
         """
-        first, told = first_said(history), before[first_said(before) :]
+        first, base = first_said(history), before[first_said(before) :]
         with self._lock:
-            if last is None or not self._is_whole(last) or not same(history[first:-1][: len(told)], told):
-                last, told = None, ()
-            self._put(name, PastTurn(last, history[:first], history[first + len(told) :]))
+            if last is None or not self._is_whole(last) or not same(history[first:-1][: len(base)], base):
+                last, base = None, ()
+            self._put(name, PastTurn(last, history[:first], history[first + len(base) :]))
             while self._size > self._most and len(self._turns) > 1:
                 self._size -= _weight(self._turns.popitem(last=False)[1].messages)
 
@@ -57,7 +58,7 @@ class Branches:
         """The messages up to a turn. Raises UnknownTurn for one that left, or is not kept."""
         with self._lock:
             turn = self._turns.get(name)
-            if turn is None or turn.left or not self._is_whole(name):
+            if turn is None or turn.has_left or not self._is_whole(name):
                 raise UnknownTurn(
                     f"no turn {quote(name)} here: it was deleted, or is not kept; send the whole history"
                 )
@@ -72,7 +73,7 @@ class Branches:
         """Let a turn end with ``answer``, as its client knows it: with its calls apart, say."""
         with self._lock:
             turn = self._turns.get(name)
-            if turn is not None and not turn.left:
+            if turn is not None and not turn.has_left:
                 self._put(name, replace(turn, messages=(*turn.messages[:-1], dict(answer))))
 
     def leave(self, name: str) -> None:
@@ -81,14 +82,14 @@ class Branches:
             turn = self._turns.get(name)
             if turn is None:
                 raise UnknownTurn(f"no turn {quote(name)} here: it is not kept, or never was")
-            self._put(name, PastTurn(turn.before, turn.system, (), left=True))
+            self._put(name, PastTurn(turn.previous_id, turn.system, (), has_left=True))
 
     def goes_through(self, last: str | None, name: str) -> bool:
         """True if the turn ``last`` is ``name``, or one behind it."""
         with self._lock:
             while last is not None and last != name:
                 turn = self._turns.get(last)
-                last = None if turn is None else turn.before
+                last = None if turn is None else turn.previous_id
             return last is not None
 
     # -- inside --------------------------------------------------------------------------------
@@ -104,50 +105,50 @@ class Branches:
         at: str | None = name
         while at is not None and at in self._turns:
             self._turns.move_to_end(at)
-            at = self._turns[at].before
+            at = self._turns[at].previous_id
         return at is None
 
     def _join(self, name: str) -> History:
         parts, at = list[History](), self._turns[name]
         while True:
             parts.append(at.messages)
-            if at.before is None:
+            if at.previous_id is None:
                 break
-            at = self._turns[at.before]
+            at = self._turns[at.previous_id]
         return (*self._turns[name].system, *(message for part in reversed(parts) for message in part))
 
 
 def whole_history(
-    before: History,
+    old_history: History,
     messages: str | Message | Sequence[Message] | None,
     append: bool = False,
     *,
     branches: bool = False,
 ) -> History:
-    """The history ``before`` with new messages behind it, or the whole one given; as `ChatSession.send` says.
+    """The ``old_history`` with new messages behind it, or the whole one given; as `ChatSession.send` says.
 
     One that ``branches`` has a system message that new ones begin with in place of its own. Raises ValueError
     for what is no message.
     """
     if messages is None:
-        return before
+        return old_history
     if isinstance(messages, str):
-        return (*before, {"role": "user", "content": messages})
+        return (*old_history, {"role": "user", "content": messages})
     if isinstance(messages, Mapping):
         check_messages([messages])
-        return (*before, copy_message(messages))
+        return (*old_history, copy_message(messages))
     check_messages(messages)
-    given = tuple(copy_message(message) for message in messages)
-    if branches and given and given[0]["role"] == "system":
-        own = int(bool(before) and before[0]["role"] == "system")
-        return (given[0], *before[own:], *given[1:])
-    return (*before, *given) if append or branches else given
+    new_messages = tuple(copy_message(message) for message in messages)
+    if branches and new_messages and new_messages[0]["role"] == "system":
+        system_count = int(bool(old_history) and old_history[0]["role"] == "system")
+        return (new_messages[0], *old_history[system_count:], *new_messages[1:])
+    return (*old_history, *new_messages) if append or branches else new_messages
 
 
 def first_said(messages: Sequence[Message]) -> int:
     """Index of the first message that is no system message."""
-    found = (i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer"))
-    return next(found, len(messages))
+    indices = (i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer"))
+    return next(indices, len(messages))
 
 
 def _weight(value: Any) -> int:

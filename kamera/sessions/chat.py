@@ -75,9 +75,9 @@ class ChatSession:
         trace: str | Path | None = None,
         engine: Completes | None = None,
     ) -> None:
-        told = None if trace is None else Trace(trace, session=secrets.token_hex(4))
+        listener = None if trace is None else Trace(trace, session=secrets.token_hex(4))
         anchors = anchors_over(
-            engine, backbone.engine, store, max_tokens=max_tokens, policy=policy, listener=told
+            engine, backbone.engine, store, max_tokens=max_tokens, policy=policy, listener=listener
         )
         if uncached or reuse:
             check_own(anchors, "uncached and reuse")
@@ -89,7 +89,7 @@ class ChatSession:
         self.state = state  # the window in it is written to by no turn: each works on a branch
         self._anchors, self._conversations = anchors, anchors.conversations
         self._lock, self._account = forks.Lock(), Account()
-        self._ahead = Anticipation(self.backbone)
+        self._anticipation = Anticipation(self.backbone)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -152,33 +152,33 @@ class ChatSession:
         stream = stream or Stream()
         stream.begin(self.backbone, logprobs)
         options = answer_options(self._anchors, stream, options, seed, logprobs)
-        with self._change() as seen:
+        with self._change() as old_state:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
-                base.check_seen(seen, history)
+                base.check_seen(old_state, history)
             return self._answer(base, history, scratch, stream, options)
 
     def _answer(
         self, base: State, history: History, scratch: Sequence[Message], stream: Stream, options: Any
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
-        shaped, tools = self._shape(history), self.manner.tools
+        shaped_history, tools = self._shape(history), self.manner.tools
         try:
-            state, report, text = self._show(shaped, base, None if scratch else options)
+            state, report, text = self._show(shaped_history, base, None if scratch else options)
             branch = state
             if scratch:  # on a branch, which ends with the answer
-                branch, extra, text = self._show([*shaped, *scratch], state, options)
+                branch, extra, text = self._show([*shaped_history, *scratch], state, options)
                 report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
             if not self.manner.uncached or stream.steps:
                 raise
-            inputs = self._conversations.whole([*shaped, *scratch], tools=tools)
+            inputs = self._conversations.whole([*shaped_history, *scratch], tools=tools)
             text, report = answer_plainly(self.backbone, inputs, error, **options)
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
         text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
-        self._ahead.remember(base.messages, history)
+        self._anticipation.remember(base.messages, history)
         self.state = state = state.after_turn((*history, message))
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=stream.seconds)
@@ -199,12 +199,12 @@ class ChatSession:
         """
         with self._change():
             self._anchors.branches.leave(turn_id)
-            left, state = self._anchors.branches.now(self.state.last), self.state
-            if left is not None and len(left) < len(state.messages):
+            history, state = self._anchors.branches.now(self.state.last), self.state
+            if history is not None and len(history) < len(state.messages):
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
-                    state = self._show(self._shape(left)).state
-                self.state = state.after_change(messages=left)
+                    state = self._show(self._shape(history)).state
+                self.state = state.after_change(messages=history)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -215,13 +215,13 @@ class ChatSession:
         """
         check_own(self._anchors, "logits")
         with self._change():
-            shaped = self._shape(whole_history(self.state.messages, messages, append))
+            history = self._shape(whole_history(self.state.messages, messages, append))
             try:
-                state = self._show(shaped).state
+                state = self._show(history).state
             except UNCACHEABLE:
                 if not self.manner.uncached:
                     raise
-                return self.backbone.plain.logits(self._conversations.whole(shaped, tools=self.manner.tools))
+                return self.backbone.plain.logits(self._conversations.whole(history, tools=self.manner.tools))
             assert isinstance(state.window, KameraWindow), "it holds the prompt"
             logits = state.window.next_token_logits(state.question)
             self.state = state
@@ -238,7 +238,7 @@ class ChatSession:
             if isinstance(self._anchors, EngineAnchors):
                 self._anchors.prepare(self.state.window)
             else:
-                self._ahead.begin(self.state, self._anchors, self.manner)
+                self._anticipation.begin(self.state, self._anchors, self.manner)
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
@@ -248,8 +248,8 @@ class ChatSession:
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
-        with self._change() as seen:
-            self.state.check_seen(seen)
+        with self._change() as old_state:
+            self.state.check_seen(old_state)
             parts = self._conversations, self.state.messages, directives
             history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
@@ -288,12 +288,12 @@ class ChatSession:
         ForeignObject for one that was saved under another secret than the store's, StoreVersionError for one
         of another format, IncompatibleChunk for another model or tenant.
         """
-        saved = read_document(Path(path), store)
-        anchors = Anchors(backbone.engine, store, max_tokens=saved.max_tokens, policy=saved.policy)
-        manner = Manner(saved.tools, saved.mode, edit_policy, saved.uncached, reuse)
+        document = read_document(Path(path), store)
+        anchors = Anchors(backbone.engine, store, max_tokens=document.max_tokens, policy=document.policy)
+        manner = Manner(document.tools, document.mode, edit_policy, document.uncached, reuse)
         session = open_session(anchors, manner)
         with session._account.now(session.backbone):
-            session.state = load_session(Path(path), saved, anchors)
+            session.state = load_session(Path(path), document, anchors)
         return session
 
     # -- inside --------------------------------------------------------------------------------
@@ -304,17 +304,17 @@ class ChatSession:
 
         Raises ValueError inside of another change of the same thread, whose state would replace this one's.
         """
-        seen = self.state
+        old_state = self.state
         if self._lock.mine:
             raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
         with self._account.now(self.backbone), self._lock:
-            yield seen
+            yield old_state
 
     def _behind(self, turn_id: str) -> State:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""
         history = self._anchors.branches.history(turn_id)
-        borrowed = self.state.borrowed or turn_id != self.state.last
-        return replace(self.state, messages=history, last=turn_id, borrowed=borrowed)
+        is_borrowed = self.state.is_borrowed or turn_id != self.state.last
+        return replace(self.state, messages=history, last=turn_id, is_borrowed=is_borrowed)
 
     def _shape(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
@@ -322,15 +322,18 @@ class ChatSession:
 
     def _show(
         self,
-        shaped: Sequence[Message],
+        shaped_history: Sequence[Message],
         old: State | None = None,
         options: Options | None = None,
         modes: Sequence[str] = (),
     ) -> Shown:
-        """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        old, modes = replace(old or self.state, ahead=self._ahead.take()), modes or [self.manner.mode]
+        """A state whose window holds the prompt of a history; ``old`` (the present one) is unchanged."""
+        old, modes = (
+            replace(old or self.state, next_state=self._anticipation.take()),
+            modes or [self.manner.mode],
+        )
         with self.backbone.identity.steady():
-            return show(old, shaped, modes, self._anchors, self.manner, options)
+            return show(old, shaped_history, modes, self._anchors, self.manner, options)
 
 
 def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:

@@ -29,10 +29,10 @@ class Clocks:
         first = messages[0].get("content") if messages and messages[0].get("role") == "system" else None
         if not isinstance(first, str) or not (numbers := re.findall(r"\d+", first)):
             return
-        seen = self._forms.setdefault(digest(tenant, re.sub(r"\d+", "0", first)), set())
-        if len(seen) < _CHANGES:
-            seen.add(digest(*numbers))
-            if len(seen) == _CHANGES:
+        number_digests = self._forms.setdefault(digest(tenant, re.sub(r"\d+", "0", first)), set())
+        if len(number_digests) < _CHANGES:
+            number_digests.add(digest(*numbers))
+            if len(number_digests) == _CHANGES:
                 logger.warning(
                     "the system prompt changes in its numbers alone from request to request (%s): all behind "
                     "it is prefilled each time; put a clock or counter into the last message",

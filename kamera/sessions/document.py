@@ -115,18 +115,18 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
     for a damaged, malformed or displaced one, ForeignObject for one that was not written with the store's
     secret, StoreVersionError for one of another format.
     """
-    where, told = path / SESSION.name, SESSION.read(path).document
+    where, json_value = path / SESSION.name, SESSION.read(path).document
     with well_formed(where):
-        mark = told.pop("signature")
-        document = _parse_document({k: value for k, value in told.items() if k != "version"})
-        if _text(document.to_json()) != _text(told):  # a value of another type, or an entry of no field
+        mark = json_value.pop("signature")
+        document = _parse_document({k: value for k, value in json_value.items() if k != "version"})
+        if _text(document.to_json()) != _text(json_value):  # a value of another type, or an entry of no field
             raise ValueError("this version writes another document")
     if name is not None and document.id != name:
         raise CorruptChunk(
             f"{str(where)!r} is the session {document.id!r}, not {name!r}: it was copied there, remove it"
         )
     ours = store is not None and store.tenant == document.tenant  # else refused by its tenant
-    if ours and store is not None and sign_document(told, store).document["signature"] != mark:
+    if ours and store is not None and sign_document(json_value, store).document["signature"] != mark:
         raise ForeignObject(
             f"{str(where)!r} was not written under this store's secret: open the store with the one it had"
         )
@@ -138,14 +138,14 @@ def lock_folder(path: Path) -> Iterator[None]:
     """Hold the lock of the directory at ``path``, made if it is not there. Raises OSError."""
     while True:
         path.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as locks:
             try:
-                before = os.stat(path)
-                held.enter_context(files.locked(path))
-                after = os.stat(path)
+                old_stat = os.stat(path)
+                locks.enter_context(files.locked(path))
+                new_stat = os.stat(path)
             except FileNotFoundError:  # removed meanwhile
                 continue
-            if (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino):
+            if (old_stat.st_dev, old_stat.st_ino) == (new_stat.st_dev, new_stat.st_ino):
                 yield
                 return
 
@@ -155,18 +155,18 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, allow_nan=False).encode()
 
 
-def _parse_document(told: Any) -> Document:
+def _parse_document(json_value: Any) -> Document:
     try:
-        return _converter().structure(told, Document)
+        return _converter().structure(json_value, Document)
     except cattrs.errors.CattrsError as error:
         raise ValueError(str(error)) from None
 
 
 @cache
 def _converter() -> cattrs.Converter:
-    made = cattrs.Converter(detailed_validation=False)
-    made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
-    made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
-    made.register_unstructure_hook(torch.Tensor, torch.Tensor.tolist)
-    made.register_structure_hook(torch.Tensor, lambda ids, _: torch.tensor(ids, dtype=torch.int64))
-    return made
+    converter = cattrs.Converter(detailed_validation=False)
+    converter.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
+    converter.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+    converter.register_unstructure_hook(torch.Tensor, torch.Tensor.tolist)
+    converter.register_structure_hook(torch.Tensor, lambda ids, _: torch.tensor(ids, dtype=torch.int64))
+    return converter

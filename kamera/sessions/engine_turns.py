@@ -35,7 +35,7 @@ from kamera.window import ANSWER, Dialogue, EngineSlot, EngineWindow
 
 logger = logging.getLogger(__name__)
 
-_TAKEN = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
+_OPTION_NAMES = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
 
 
 class Opening(Conversations):
@@ -72,9 +72,9 @@ class EngineAnchors(Anchors):
 
     def open(self, ids: torch.Tensor) -> tuple[EngineWindow, Spent]:
         """A window without chunks, whose anchor the engine computes with the first prompt."""
-        given: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens, "system": ids}
-        named = self.backbone.fingerprint
-        return EngineWindow(self.engine, self.backbone, self.store, fingerprint=named, **given), Spent()
+        options: dict[str, Any] = {"policy": self.policy, "max_tokens": self.max_tokens, "system": ids}
+        name = self.backbone.fingerprint
+        return EngineWindow(self.engine, self.backbone, self.store, fingerprint=name, **options), Spent()
 
     def prepare(self, window: SessionWindow | None) -> None:
         """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
@@ -97,10 +97,10 @@ def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, 
     return EngineAnchors(engine, backbone, store, **options)
 
 
-def check_own(anchors: Anchors, wanted: str) -> None:
+def check_own(anchors: Anchors, feature: str) -> None:
     """Raise UnsupportedByEngine for what takes a model and a live cache, over an engine."""
     if isinstance(anchors, EngineAnchors):
-        raise UnsupportedByEngine(f"{wanted}: model and KV are an engine's; use a session without one")
+        raise UnsupportedByEngine(f"{feature}: model and KV are an engine's; use a session without one")
 
 
 def answer_options(
@@ -109,15 +109,15 @@ def answer_options(
     """Options of an answer that ``stream`` follows. Raises UnsupportedByEngine for those that one lacks."""
     if not isinstance(anchors, EngineAnchors):
         return generate_options(anchors.backbone, stream, options, seed, logprobs)
-    other = [name for name in options if name not in _TAKEN] + ["logprobs"] * (logprobs is not None)
+    other = [name for name in options if name not in _OPTION_NAMES] + ["logprobs"] * (logprobs is not None)
     if other:
         raise UnsupportedByEngine(
-            f"{', '.join(other)}: an engine's answer takes {', '.join(_TAKEN)} and seed"
+            f"{', '.join(other)}: an engine's answer takes {', '.join(_OPTION_NAMES)} and seed"
         )
     draws = options.get("do_sample", seed is not None)
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
-    drawn = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
-    sampling = EngineSampling(temperature, stop=stream.stop, **drawn)
+    fields = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
+    sampling = EngineSampling(temperature, stop=stream.stop, **fields)
     tokens = options.get("max_new_tokens") or ANSWER
     return {"max_new_tokens": tokens, "stream": stream, "sampling": sampling}
 
@@ -129,7 +129,7 @@ def show_by_engine(
     modes: Sequence[str],
     dialogue: Dialogue,
     options: Options | None,
-    started: float,
+    start_time: float,
 ) -> tuple[Layout, TurnReport, str | None]:
     """Bring an engine's window to a prompt, by rows alone; with ``options`` the engine answers.
 
@@ -144,21 +144,21 @@ def show_by_engine(
     pictures = {i.id: i.picture for i in order.items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
     window.arrange(order.items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
-    done, answer, seconds = None, None, time.perf_counter() - started
+    reply, answer, seconds = None, None, time.perf_counter() - start_time
     if options is not None:
-        done = _answer(window, dialogue, options)
-        answer = anchors.backbone.builder.detokenize(torch.tensor(done.token_ids, dtype=torch.int64)) or ""
-    report = _report(slots, window, orders.prompt, done, seconds=seconds, mode=mode_of(on_leave))
+        reply = _answer(window, dialogue, options)
+        answer = anchors.backbone.builder.detokenize(torch.tensor(reply.token_ids, dtype=torch.int64)) or ""
+    report = _report(slots, window, orders.prompt, reply, seconds=seconds, mode=mode_of(on_leave))
     return order.layout, report, answer
 
 
 def _answer(window: EngineWindow, dialogue: Dialogue, options: Options) -> EngineCompletion:
     """The engine's answer, as it was watched; what it ran is on the accounts of the call."""
     prompt = window.prompt(dialogue, options["max_new_tokens"], options["sampling"])
-    done = join_pieces(_watch(window.engine.stream(prompt), options["stream"]))
+    reply = join_pieces(_watch(window.engine.stream(prompt), options["stream"]))
     for account in open_accounts():
-        account.add(done.cost)
-    return done
+        account.add(reply.cost)
+    return reply
 
 
 def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[EngineCompletion]:
@@ -179,33 +179,33 @@ def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[Engin
 
 
 def _report(
-    before: Sequence[EngineSlot],
+    old_slots: Sequence[EngineSlot],
     window: EngineWindow,
     prompt: Rendered,
-    done: EngineCompletion | None,
+    reply: EngineCompletion | None,
     **fields: Any,
 ) -> TurnReport:
     """The report of a turn: what the engine computed, as it says, or is expected to without an answer.
 
     What was not computed counts as patched or turned where the store supplies it so, else as kept.
     """
-    was = {slot.start: (slot.chunk_id, slot.antecedents) for slot in before}
-    new = [s for s in window.slots if was.get(s.start) != (s.chunk_id, s.antecedents)]
-    supplied = sum(s.length for s in window.slots if s.origin != "computed")
-    cached, notes = supplied, list[str]()
-    if done is not None and done.prompt_tokens:
-        cached = done.cached_tokens
-        if done.prompt_tokens != prompt.num_tokens:
-            notes = [f"the engine counts {done.prompt_tokens} tokens in a prompt of {prompt.num_tokens}"]
-    patched = min(cached, sum(s.length for s in new if s.origin == "stored"))
-    turned = min(cached - patched, sum(s.length for s in new if s.origin in ("canonical", "survivor")))
+    old_chunks = {slot.start: (slot.chunk_id, slot.antecedents) for slot in old_slots}
+    new = [s for s in window.slots if old_chunks.get(s.start) != (s.chunk_id, s.antecedents)]
+    supplied_tokens = sum(s.length for s in window.slots if s.origin != "computed")
+    cached_tokens, notes = supplied_tokens, list[str]()
+    if reply is not None and reply.prompt_tokens:
+        cached_tokens = reply.cached_tokens
+        if reply.prompt_tokens != prompt.num_tokens:
+            notes = [f"the engine counts {reply.prompt_tokens} tokens in a prompt of {prompt.num_tokens}"]
+    patched = min(cached_tokens, sum(s.length for s in new if s.origin == "stored"))
+    turned = min(cached_tokens - patched, sum(s.length for s in new if s.origin in ("canonical", "survivor")))
     return TurnReport(
-        kept=cached - patched - turned,
+        kept=cached_tokens - patched - turned,
         turned=turned,
         patched=patched,
-        prefilled=prompt.num_tokens - cached,
-        forwards=int(done is not None),
-        tokens_recomputed=0 if done is None else prompt.num_tokens - cached,
+        prefilled=prompt.num_tokens - cached_tokens,
+        forwards=int(reply is not None),
+        tokens_recomputed=0 if reply is None else prompt.num_tokens - cached_tokens,
         vision_encodes=0,  # the engine does not say
         guarantee=weakest(slot.guarantee for slot in window.slots),
         notes=tuple(notes),
@@ -213,9 +213,9 @@ def _report(
     )
 
 
-def engine_messages(shaped: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+def engine_messages(shaped_history: Sequence[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as an engine takes them, their pictures apart."""
-    return tuple({**message, "content": _content(message.get("content"))} for message in shaped)
+    return tuple({**message, "content": _content(message.get("content"))} for message in shaped_history)
 
 
 def _content(content: Any) -> Any:

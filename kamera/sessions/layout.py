@@ -61,48 +61,48 @@ def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
 
 def last_said(prompt: Rendered) -> set[str]:
     """Ids of the segments of the last answer in the prompt."""
-    said = [s for s in prompt.segments if s.role == "assistant"]
-    return {s.id for s in said if s.messages == said[-1].messages}
+    answer_segments = [s for s in prompt.segments if s.role == "assistant"]
+    return {s.id for s in answer_segments if s.messages == answer_segments[-1].messages}
 
 
-def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
+def cuts(old_layout: Layout, prompt: Rendered) -> dict[int, list[int]]:
     """Tokens before which the chunk in a slot is to be cut, so that parts of it stand in ``prompt``."""
-    old = before.prompt.segments
-    same = common_prefix(before.prompt.segment_ids(), prompt.segment_ids())
-    if not before.runs or same >= before.runs[-1][1]:
+    old = old_layout.prompt.segments
+    same = common_prefix(old_layout.prompt.segment_ids(), prompt.segment_ids())
+    if not old_layout.runs or same >= old_layout.runs[-1][1]:
         return {}
-    there, found = _there(before, prompt), dict[int, list[int]]()
-    for slot, (start, stop) in enumerate(before.runs):
+    new_indices, slot_cuts = _there(old_layout, prompt), dict[int, list[int]]()
+    for slot, (start, stop) in enumerate(old_layout.runs):
         borders, index = [], start
         while index < stop:
-            index += max(1, _equal(before, prompt, (index, stop), there.get(index)))
+            index += max(1, _equal(old_layout, prompt, (index, stop), new_indices.get(index)))
             borders.append(index)
-        if len(borders) > 1 and any(i in there for i in range(start, stop)):
-            found[slot] = [old[i].start - old[start].start for i in borders[:-1]]
-    return found
+        if len(borders) > 1 and any(i in new_indices for i in range(start, stop)):
+            slot_cuts[slot] = [old[i].start - old[start].start for i in borders[:-1]]
+    return slot_cuts
 
 
-def keep_head(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     """Leave in ``window`` what ``prompt`` begins with, as far as it knows nothing else; the layout of that.
 
     What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
     slots there may be one more: the head of a text that ``prompt`` goes on otherwise.
     """
-    old, stop = before.prompt.segments, question(prompt)
-    same = common_prefix(before.prompt.segment_ids(), prompt.segment_ids())
+    old, stop = layout.prompt.segments, question(prompt)
+    same = common_prefix(layout.prompt.segment_ids(), prompt.segment_ids())
     same = min(same, sum([segment.start < stop for segment in prompt.segments]))
-    for slot, (start, end) in enumerate(before.runs):
+    for slot, (start, end) in enumerate(layout.runs):
         at = [] if not start < same < end else [old[same].start - old[start].start]
         if at and len(cut(window, slot, at)) > 1:
-            before = cut_at(before, slot, at)
+            layout = cut_at(layout, slot, at)
     clean = first_that_knows_more(window.slots)
-    count = stay = min(sum([end <= same for _, end in before.runs]), clean)
-    if count < clean and old[before.runs[count][0]].media is None:
-        shared = common_prefix(before.prompt.ids.tolist(), prompt.ids.tolist())
-        equal, last = shared - old[before.runs[count][0]].start, window.slots[count]
+    count = stay = min(sum([end <= same for _, end in layout.runs]), clean)
+    if count < clean and old[layout.runs[count][0]].media is None:
+        shared_tokens = common_prefix(layout.prompt.ids.tolist(), prompt.ids.tolist())
+        equal, last = shared_tokens - old[layout.runs[count][0]].start, window.slots[count]
         stay += equal >= last.length or (equal > 0 and len(cut(window, last, [equal])) > 1)
     window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
-    return Layout(before.prompt, before.runs[:count])
+    return Layout(layout.prompt, layout.runs[:count])
 
 
 def cut_at(layout: Layout, slot: int, at: Sequence[int]) -> Layout:
@@ -139,28 +139,28 @@ def prompt_of_messages(prompt: Rendered, messages: int) -> Rendered:
     return replace(prompt, segments=prompt.segments[:stop], stable=prompt.segments[stop].start)
 
 
-def _there(before: Layout, prompt: Rendered) -> dict[int, int]:
+def _there(old_layout: Layout, prompt: Rendered) -> dict[int, int]:
     """Indices in the new prompt of the segments that it has, too."""
-    change = difference(before.prompt, prompt)
+    change = difference(old_layout.prompt, prompt)
     return dict((*change.kept, *change.moved))
 
 
-def _equal(before: Layout, prompt: Rendered, run: Run, there: int | None) -> int:
-    """Number of segments of a run, from its first on, that the new prompt has one after another at ``there``.
+def _equal(old_layout: Layout, prompt: Rendered, run: Run, new_index: int | None) -> int:
+    """Number of segments of a run, from its first on, that the new prompt has in a row at ``new_index``.
 
     By their ids: of equal tags a difference may name any.
     """
-    if there is None:
+    if new_index is None:
         return 0
-    old, new = before.prompt.segments[run[0] : run[1]], prompt.segments[there:]
+    old, new = old_layout.prompt.segments[run[0] : run[1]], prompt.segments[new_index:]
     return common_prefix([s.id for s in old], [s.id for s in new[: len(old)]])
 
 
-def standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
+def standing(old_layout: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     """Slot and end of each run that stands in ``prompt`` too, by its first segment there."""
-    there, found = _there(before, prompt), {}
-    for slot, run in enumerate(before.runs):
-        at = there.get(run[0])
-        if at is not None and _equal(before, prompt, run, at) == run[1] - run[0]:
-            found[at] = (slot, at + run[1] - run[0])
-    return found
+    new_indices, slots_and_ends = _there(old_layout, prompt), {}
+    for slot, run in enumerate(old_layout.runs):
+        at = new_indices.get(run[0])
+        if at is not None and _equal(old_layout, prompt, run, at) == run[1] - run[0]:
+            slots_and_ends[at] = (slot, at + run[1] - run[0])
+    return slots_and_ends

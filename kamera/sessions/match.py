@@ -16,7 +16,7 @@ from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, 
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
 
-_saved = attrgetter("saved")
+_saved_tokens = attrgetter("saved_tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Match:
 
     name: str | None = None
     how: Literal["by_owner", "by_prefix", "by_edit", "by_head"] | None = None
-    saved: int = 0
+    saved_tokens: int = 0
     too_little: int = 0
     tainted: int = 0
 
@@ -72,51 +72,51 @@ def best_match(
     prompt's beginning, in KV that knows nothing else, is lent to a new one, if that saves more.
     """
     head, least, tainted = best_head(prompt, sessions), max(min_tokens, 1), 0
-    best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved=-1))
-    for name, held in sessions.items():
-        if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
+    best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved_tokens=-1))
+    for name, session in sessions.items():
+        if anchor_ids(session.layout.prompt) != anchor_ids(prompt):
             continue
-        there = prompt.cut_as(held.layout.prompt)
-        prefix, size = _prefix(held.layout, there)
-        knows = held.guarantee not in OF_THE_PROMPT
-        if knows or (prefix < size and held.on_leave == "keep"):
-            if tails & held.tails and _goes_on(held.layout.prompt, there):
+        cut_prompt = prompt.cut_as(session.layout.prompt)
+        prefix, size = _prefix(session.layout, cut_prompt)
+        knows = session.guarantee not in OF_THE_PROMPT
+        if knows or (prefix < size and session.on_leave == "keep"):
+            if tails & session.tails and _goes_on(session.layout.prompt, cut_prompt):
                 return Match(name, "by_owner")
             tainted += 1
         elif prefix == size:
-            best["prefix"] = max(best["prefix"], Match(name, "by_prefix", prefix), key=_saved)
+            best["prefix"] = max(best["prefix"], Match(name, "by_prefix", prefix), key=_saved_tokens)
         else:
-            both = _common(held.layout, there)
-            edit = prefix if held.on_leave == "exact" else both
-            best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved)
-            best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved)
+            both = _common(session.layout, cut_prompt)
+            edit = prefix if session.on_leave == "exact" else both
+            best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved_tokens)
+            best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved_tokens)
     for way, enough in (("prefix", 1), ("edit", least), ("alike", least)):
-        if best[way].saved >= max(enough, head.saved):
+        if best[way].saved_tokens >= max(enough, head.saved_tokens):
             return replace(best[way], tainted=tainted)
-    if head.saved >= least:
+    if head.saved_tokens >= least:
         return replace(head, tainted=tainted)
-    found = any(one.name is not None for one in best.values())
-    return Match(too_little=int(found), tainted=tainted)
+    has_match = any(one.name is not None for one in best.values())
+    return Match(too_little=int(has_match), tainted=tainted)
 
 
 def best_head(prompt: Rendered, sessions: Mapping[str, Candidate]) -> Match:
     """The session that has the most of a prompt's beginning in KV that knows nothing else."""
     best = Match()
-    for name, held in sessions.items():
-        if anchor_ids(held.layout.prompt) == anchor_ids(prompt):
-            saved, _ = _prefix(held.layout, prompt.cut_as(held.layout.prompt), held.clean)
-            best = Match(name, "by_head", saved) if saved > best.saved else best
+    for name, session in sessions.items():
+        if anchor_ids(session.layout.prompt) == anchor_ids(prompt):
+            saved_tokens, _ = _prefix(session.layout, prompt.cut_as(session.layout.prompt), session.clean)
+            best = Match(name, "by_head", saved_tokens) if saved_tokens > best.saved_tokens else best
     return best
 
 
-def _goes_on(before: Rendered, prompt: Rendered) -> bool:
+def _goes_on(old_prompt: Rendered, prompt: Rendered) -> bool:
     """True if a prompt has nothing of its own in front of its last answer but short texts: placeholders."""
-    said = [i for i, segment in enumerate(prompt.segments) if segment.role == "assistant"]
-    last = said[-1] if said else 0
+    answer_indices = [i for i, segment in enumerate(prompt.segments) if segment.role == "assistant"]
+    last = answer_indices[-1] if answer_indices else 0
     while last > 0 and prompt.segments[last - 1].role == "assistant":
         last -= 1
-    known = set(before.segment_ids())
-    return all(s.id in known or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
+    old_ids = set(old_prompt.segment_ids())
+    return all(s.id in old_ids or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
 
 
 def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[int, int]:
@@ -127,8 +127,8 @@ def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[
     segments, anchor = layout.prompt.segments, anchor_segments(prompt)
     last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
     same = min(last, common_prefix(layout.prompt.segment_ids(), prompt.segment_ids()))
-    shared, whole = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
-    return shared, whole
+    shared_tokens, window_tokens = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
+    return shared_tokens, window_tokens
 
 
 def _common(layout: Layout, prompt: Rendered) -> int:
@@ -146,14 +146,14 @@ def _common(layout: Layout, prompt: Rendered) -> int:
 class Entry:
     """A session, a flag that a request is writing it, and the tails that its last answer alone has.
 
-    ``named``: its client gave the id, and is known by it, not by tails.
+    ``has_client_id``: its client gave the id, and is known by it, not by tails.
     """
 
     session: ChatSession
     busy: bool = False
     bytes: int = 0
     tails: frozenset[str] = frozenset()
-    named: bool = False
+    has_client_id: bool = False
 
 
 Entries = OrderedDict[tuple[str, str], Entry]
@@ -162,12 +162,12 @@ Entries = OrderedDict[tuple[str, str], Entry]
 
 def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]:
     """Sessions that a prompt with tools of ``kind`` may go to, the last used first."""
-    found: dict[str, Candidate] = {}
+    sessions: dict[str, Candidate] = {}
     for (whose, name), entry in reversed(entries.items()):
         if whose == tenant and entry.session.manner.kind == kind:
-            held = candidate(entry.session, frozenset() if entry.named else entry.tails)
-            found |= {} if held is None else {name: held}
-    return found
+            session_candidate = candidate(entry.session, frozenset() if entry.has_client_id else entry.tails)
+            sessions |= {} if session_candidate is None else {name: session_candidate}
+    return sessions
 
 
 def trim(entries: Entries, most: int, most_bytes: int | None) -> dict[str, int]:

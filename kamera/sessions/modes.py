@@ -50,8 +50,8 @@ class Manner:
 
 def tools_digest(tools: Sequence[Any] | None) -> str:
     """A digest of tools as the template sees them; the same in every process."""
-    seen = None if tools is None else [tool_schema(tool) for tool in tools]
-    return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
+    schemas = None if tools is None else [tool_schema(tool) for tool in tools]
+    return digest("kamera.pool.tools.v1", json.dumps(schemas, default=repr))
 
 
 def mode_of(on_leave: OnLeave) -> Applied:
@@ -76,25 +76,25 @@ OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
 
 def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
     """Index of the first slot whose KV may be conditioned on content outside of the window."""
-    found = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
-    return next(found, len(slots))
+    indices = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
+    return next(indices, len(slots))
 
 
 def worth_to_others(window: KameraWindow | EngineWindow) -> Guarantee:
     """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
-    here = {slot.guarantee for slot in window.slots}
-    return weakest({*here, "survivor"} if "sampled" in here else here)
+    guarantees = {slot.guarantee for slot in window.slots}
+    return weakest({*guarantees, "survivor"} if "sampled" in guarantees else guarantees)
 
 
-def choices(modes: Sequence[str], minimum: Guarantee, apart: bool = False) -> tuple[OnLeave, ...]:
+def choices(modes: Sequence[str], minimum: Guarantee, separate_segments: bool = False) -> tuple[OnLeave, ...]:
     """The treatments from which an edit under ``modes`` and a policy's ``minimum`` chooses.
 
     The strictest of several holds for all, since segments behind one edit are also behind the earlier ones.
-    ``apart``: auto does not choose "exact", which prefills segments joined, so that none of them is found
-    again elsewhere.
+    ``separate_segments``: auto does not choose "exact", which prefills segments joined, so that none of them
+    is found again elsewhere.
     """
     if minimum == "exact":
         return ("exact",)
     least = max((_STRICTNESS.index(_ON_LEAVE[mode]) for mode in modes if mode != "auto"), default=0)
-    most = _STRICTNESS.index("repair" if apart else "exact") if "auto" in modes else least
+    most = _STRICTNESS.index("repair" if separate_segments else "exact") if "auto" in modes else least
     return _STRICTNESS[least : max(least, most) + 1]

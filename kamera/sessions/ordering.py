@@ -48,39 +48,39 @@ class Choice(NamedTuple):
 
 @dataclass
 class Orders:
-    """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``before``.
+    """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``old_layout``.
 
-    ``media`` are the prompt's pictures and clips, by digest. Each segment is to stand ``apart``, or glue is
-    one run with a text. A text that came before (an extent of ``again``) stands as the chunk that it was. The
-    window ``samples``. A new chunk is made once.
+    ``media`` are the prompt's pictures and clips, by digest. With ``separate_segments`` each is to stand
+    apart, else glue is one run with a text. A text that came before (an extent of ``repeats``) stands as the
+    chunk that it was. The window ``samples``. A new chunk is made once.
     """
 
     anchors: Anchors
     prompt: Rendered
-    before: Layout | None
+    old_layout: Layout | None
     slots: Sequence[Slot | EngineSlot]
     media: Mapping[str, ProcessedMedia]
-    again: Collection[Extent] = ()
-    apart: bool = False
+    repeats: Collection[Extent] = ()
+    separate_segments: bool = False
     samples: bool = False
-    _made: dict[Run, Chunk] = field(default_factory=dict)
+    _chunks: dict[Run, Chunk] = field(default_factory=dict)
 
     def under(self, on_leave: OnLeave) -> Order:
         """What the window shall hold."""
         pieces = self._pieces(on_leave)
         new = [run for run, slot in pieces if slot is None]
         for run in new:
-            if run not in self._made:
-                self._made[run] = self._chunk(run)
-        recurring = dict.fromkeys(self._made[run].id for run in new if self._extent(run) in self.again)
-        items = [self._made[run] if slot is None else self.slots[slot] for run, slot in pieces]
+            if run not in self._chunks:
+                self._chunks[run] = self._chunk(run)
+        recurring = dict.fromkeys(self._chunks[run].id for run in new if self._extent(run) in self.repeats)
+        items = [self._chunks[run] if slot is None else self.slots[slot] for run, slot in pieces]
         return Order(items, tuple(recurring), Layout(self.prompt, tuple([run for run, _ in pieces])))
 
     # -- inside --------------------------------------------------------------------------------
 
     @lazy
     def _standing(self) -> dict[int, tuple[int, int]]:
-        return {} if self.before is None else standing(self.before, self.prompt)
+        return {} if self.old_layout is None else standing(self.old_layout, self.prompt)
 
     def _pieces(self, on_leave: OnLeave) -> list[Piece]:
         """The runs between anchor and question.
@@ -98,11 +98,11 @@ class Orders:
         same = next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
         front, pieces = pieces[:same], pieces[same:]
         if on_leave == "exact":
-            return [*front, *self._glue(self._split(pieces), again=0, longest=LONGEST)]
+            return [*front, *self._glue(self._split(pieces), shortest=0, longest=LONGEST)]
         pieces = self._close(pieces)
-        if not self.apart:
-            again = 0 if on_leave != "repair" else SHORTEST_KEPT if self.samples else GLUE
-            pieces = self._glue(pieces, again=again, longest=GLUE - 1)
+        if not self.separate_segments:
+            shortest = 0 if on_leave != "repair" else SHORTEST_KEPT if self.samples else GLUE
+            pieces = self._glue(pieces, shortest=shortest, longest=GLUE - 1)
         return [*front, *pieces]
 
     def _split(self, pieces: list[Piece]) -> list[Piece]:
@@ -118,29 +118,29 @@ class Orders:
 
         Behind a text that came before they have no slot either.
         """
-        opened = {start for start, _ in self.prompt.turns}
-        tags = {(start, stop) for start, stop in self.prompt.tags if start not in opened}
+        turn_starts = {start for start, _ in self.prompt.turns}
+        tags = {(start, stop) for start, stop in self.prompt.tags if start not in turn_starts}
         out = list[Piece]()
         for (start, stop), slot in pieces:
             is_tag = stop == start + 1 and self._extent((start, stop)) in tags
             if is_tag and out and out[-1][1] is None and self._is_text((start - 1, start)):
-                came = self._extent((start - 1, start)) in self.again
-                begin = start if came else out.pop()[0][0]
+                is_recurring = self._extent((start - 1, start)) in self.repeats
+                begin = start if is_recurring else out.pop()[0][0]
                 slot, start = None, begin
             out.append(((start, stop), slot))
         return out
 
-    def _glue(self, pieces: list[Piece], *, again: int, longest: int) -> list[Piece]:
+    def _glue(self, pieces: list[Piece], *, shortest: int, longest: int) -> list[Piece]:
         """Texts of at most ``longest`` tokens in one run with the text before, if both are prefilled anyway.
 
-        A text in a slot is, if it has less than ``again`` tokens: nothing can serve it. Runs have
+        A text in a slot is, if it has less than ``shortest`` tokens: nothing can serve it. Runs have
         at most `LONGEST` tokens.
         """
         out = list[Piece]()
         is_open = False  # whether what comes next may join the last run
         for run, slot in pieces:
             tokens, text = self._tokens(run), self._is_text(run)
-            free = text and (slot is None or tokens < again)
+            free = text and (slot is None or tokens < shortest)
             whole = (out[-1][0][0], run[1]) if is_open else run
             if is_open and free and tokens <= longest and self._tokens(whole) <= LONGEST:
                 out[-1] = (whole, None)
@@ -162,18 +162,18 @@ class Orders:
     def _chunk(self, run: Run) -> Chunk:
         first, (start, stop) = self.prompt.segments[run[0]], self._extent(run)
         backbone = self.anchors.backbone
-        shown = None if first.media is None else self.media[first.media]
-        inputs, accepted = {} if shown is None else shown.inputs, set(backbone.builder.accepted)
-        given = {name: value for name, value in inputs.items() if name in accepted}
-        picture = None if shown is None else shown.picture
+        medium = None if first.media is None else self.media[first.media]
+        inputs, accepted_names = {} if medium is None else medium.inputs, set(backbone.builder.accepted)
+        tensors = {name: value for name, value in inputs.items() if name in accepted_names}
+        picture = None if medium is None else medium.picture
         return backbone.chunk_from_tensors(
-            self.prompt.ids[start:stop], label=first.role, picture=picture, **given
+            self.prompt.ids[start:stop], label=first.role, picture=picture, **tensors
         )
 
 
 def cheapest(
     window: KameraWindow,
-    among: Sequence[OnLeave],
+    treatments: Sequence[OnLeave],
     orders: Orders,
     policy: ReusePolicy,
 ) -> Choice:
@@ -183,9 +183,9 @@ def cheapest(
     are finer than those of "exact". Where chunks are appended only, no treatment applies, and one plan is
     made. Raises PolicyRefused if no treatment can be carried out.
     """
-    found: list[tuple[tuple[int, int, int], Choice]] = []
+    costed_choices: list[tuple[tuple[int, int, int], Choice]] = []
     refusal: PolicyRefused | None = None
-    for on_leave in sorted(among, key=_TIES.index):
+    for on_leave in sorted(treatments, key=_TIES.index):
         order = orders.under(on_leave)
         try:
             request = Arrange(order.items, on_leave, archive=False, recurring=order.recurring)
@@ -193,13 +193,13 @@ def cheapest(
         except PolicyRefused as error:
             refusal = error
             continue
-        if len(among) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
+        if len(treatments) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, terms_in_force(window).served.minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
-            found.append((cost, Choice(on_leave, order, plan)))
-    if not found:
+            costed_choices.append((cost, Choice(on_leave, order, plan)))
+    if not costed_choices:
         assert refusal is not None, "exact KV is always admitted"
         raise refusal
-    return min(found, key=itemgetter(0))[1]
+    return min(costed_choices, key=itemgetter(0))[1]

@@ -93,8 +93,8 @@ class Incoming:
         if self.whole is None:
             return None
         try:
-            shaped = self.manner.apply_policy(self.whole, 0)
-            return self.anchors.conversations.render(shaped, tools=self.manner.tools)
+            shaped_history = self.manner.apply_policy(self.whole, 0)
+            return self.anchors.conversations.render(shaped_history, tools=self.manner.tools)
         except (KameraError, ValueError):
             return None
 
@@ -131,8 +131,8 @@ def _places(tail: str) -> list[int]:
 def _text(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
     """An answer, whether its calls are text or apart, and their arguments a text or not."""
     text, calls = form.parse(text_of(message), tools)
-    named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
-    return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
+    functions = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
+    return f"{text.strip()}\0{json.dumps(functions, sort_keys=True, default=str)}"
 
 
 def _plain(function: Any) -> Any:

@@ -37,19 +37,19 @@ _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
 
 def save_session(
-    path: Path, state: State, anchors: Anchors, manner: Manner, name: str | None, *, apart: bool = False
+    path: Path, state: State, anchors: Anchors, manner: Manner, name: str | None, *, strict: bool = False
 ) -> Document:
     """Write a session to the directory ``path``, whose lock is held; ``name`` is its id in a pool.
 
     Raises SessionConflict, and writes nothing, if the session saved there has gone on without this one:
-    changes of its own came after those that both share. ``apart``: also if they share none.
+    changes of its own came after those that both share. ``strict``: also if they share none.
     """
     files: dict[str, bytes] = {}
-    window, saved = state.window, None
+    window, saved_window = state.window, None
     if window is not None and state.layout is not None:
         folder = f"{_WINDOW}{secrets.token_hex(8)}"
         minimum = terms_in_force(window).served.minimum
-        saved = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
+        saved_window = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
     document = Document(
         id=name,
         fingerprint=anchors.backbone.fingerprint,
@@ -64,22 +64,22 @@ def save_session(
         changes=state.changes,
         last=state.last,
         ids=state.ids,
-        window=saved,
+        window=saved_window,
     )
     sign_document(document.to_json(), anchors.store)  # raises before anything is written
     try:
         SESSION.check_folder(path)
-        _check_order(path, state, name, apart)
+        _check_order(path, state, name, strict)
         (path / MEDIA).mkdir(exist_ok=True)
         for file, content in files.items():
             if not (path / MEDIA / file).exists():
                 with published(path / MEDIA / file, 0o666) as picture:
                     picture.write(content)
-        if isinstance(window, KameraWindow) and saved is not None:
-            saved = replace(saved, sha256=window.save(path / saved.folder))
-        document = replace(document, window=saved)
+        if isinstance(window, KameraWindow) and saved_window is not None:
+            saved_window = replace(saved_window, sha256=window.save(path / saved_window.folder))
+        document = replace(document, window=saved_window)
         SESSION.publish(path, sign_document(document.to_json(), anchors.store))
-        _clear(path, None if saved is None else saved.folder, set(files))
+        _clear(path, None if saved_window is None else saved_window.folder, set(files))
         return document
     except OSError as error:
         raise StoreError(f"the session cannot be saved at {str(path)!r}: {error}") from None
@@ -91,10 +91,10 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     ``messages_only``: without window and layout, so that the next turn renders all of it.
     """
     backbone, store, branches = anchors.backbone, anchors.store, anchors.branches
-    for field, here in (("fingerprint", backbone.fingerprint), ("tenant", store.tenant)):
-        if (there := getattr(document, field)) != here:
+    for field, ours in (("fingerprint", backbone.fingerprint), ("tenant", store.tenant)):
+        if (value := getattr(document, field)) != ours:
             raise IncompatibleChunk(
-                f"the session at {str(path)!r} is of {field} {there[:12]!r}, this is {here[:12]!r}: load it "
+                f"the session at {str(path)!r} is of {field} {value[:12]!r}, this is {ours[:12]!r}: load it "
                 "with the model and the tenant that made it"
             )
     with well_formed(path / SESSION.name):
@@ -104,16 +104,16 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
         branches.keep(state.last, None, (), messages)  # of another process
     if messages_only:
         return state
-    state, saved = replace(state, ids=document.ids), document.window
-    if saved is None:
+    state, saved_window = replace(state, ids=document.ids), document.window
+    if saved_window is None:
         return state
-    window = KameraWindow.load(path / saved.folder, backbone, store, digest=saved.sha256)
-    segments = saved.layout.prompt.segments
-    lengths = [segments[last - 1].stop - segments[first].start for first, last in saved.layout.runs]
+    window = KameraWindow.load(path / saved_window.folder, backbone, store, digest=saved_window.sha256)
+    segments = saved_window.layout.prompt.segments
+    lengths = [segments[last - 1].stop - segments[first].start for first, last in saved_window.layout.runs]
     if lengths != [slot.length for slot in window.slots]:
         raise CorruptChunk(f"{str(path / SESSION.name)!r} and its window are of different sessions")
     anchors.hear(window)
-    return replace(state, layout=saved.layout, window=window)
+    return replace(state, layout=saved_window.layout, window=window)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -171,12 +171,12 @@ def _get_message(message: dict[str, Any], media: Path) -> dict[str, Any]:
 def _get_item(item: Any, media: Path) -> Any:
     if not isinstance(item, dict) or item.get("type") not in ("image", "video"):
         return item
-    told = item["kamera"]
+    fields = item["kamera"]
     if item["type"] == "image":
-        return {"type": "image", "image": _get_picture(told["file"], media)}
-    frames = tuple(_get_picture(name, media) for name in told["frames"])
-    indices, seconds = tuple(told["indices"]), tuple(told["seconds"])
-    return {"type": "video", "video": Clip(frames, indices, seconds, told["fps"], told["total_frames"])}
+        return {"type": "image", "image": _get_picture(fields["file"], media)}
+    frames = tuple(_get_picture(name, media) for name in fields["frames"])
+    indices, seconds = tuple(fields["indices"]), tuple(fields["seconds"])
+    return {"type": "video", "video": Clip(frames, indices, seconds, fields["fps"], fields["total_frames"])}
 
 
 def _get_picture(name: str, media: Path) -> Image.Image:
@@ -195,20 +195,20 @@ def _get_picture(name: str, media: Path) -> Image.Image:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _check_order(path: Path, state: State, name: str | None, apart: bool) -> None:
+def _check_order(path: Path, state: State, name: str | None, strict: bool) -> None:
     """Raise SessionConflict if the session saved there has gone on without ``state``.
 
     What is damaged or displaced is no session. Raises StoreVersionError for one of another format.
     """
     try:
-        there = read_document(path, name=name)
+        document = read_document(path, name=name)
     except (CorruptChunk, StoreError):
         return
-    if not there.changes or there.changes[-1] in state.changes:
+    if not document.changes or document.changes[-1] in state.changes:
         return
-    if apart or set(there.changes) & set(state.changes):
+    if strict or set(document.changes) & set(state.changes):
         raise SessionConflict(
-            f"the session at {str(path)!r} was continued elsewhere: {there.turn} answers are there, "
+            f"the session at {str(path)!r} was continued elsewhere: {document.turn} answers are there, "
             f"{state.turn} others here; load it again, or save this branch in another directory"
         )
 

@@ -100,10 +100,10 @@ class SessionPool:
         self._store = store
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
         self._traces, self._branches, self._engine = trace, {} if branches is None else branches, engine
-        given = {"max_tokens": max_tokens, "policy": policy, "held": SYSTEM_PROMPTS}
-        self._windows: dict[str, Any] = {**given, "conversations": conversations_of(self.backbone)}
+        options = {"max_tokens": max_tokens, "policy": policy, "prompt_limit": SYSTEM_PROMPTS}
+        self._windows: dict[str, Any] = {**options, "conversations": conversations_of(self.backbone)}
         self._tenants: dict[str, Anchors] = {}
-        self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
+        self._saves = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()
         self._entries = Entries()  # the last used one at the end
@@ -139,24 +139,24 @@ class SessionPool:
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.now(self.backbone):
             manner = replace(self._manner, tools=tools)
-            asked = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
-            return self._send(asked, options)
+            incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
+            return self._send(incoming, options)
 
-    def _send(self, asked: Incoming, options: dict[str, Any]) -> Turn:
-        name, entry = self._reserve(asked)
+    def _send(self, incoming: Incoming, options: dict[str, Any]) -> Turn:
+        name, entry = self._reserve(incoming)
         try:
             with turn_of(name):
-                turn = entry.session.send(asked.messages, **options)
+                turn = entry.session.send(incoming.messages, **options)
         except BaseException:
             with self._lock:
                 self._counts["failed"] += 1
                 entry.busy = False
                 if not entry.session.state.changes:
-                    self._entries.pop((asked.tenant, name), None)  # it was opened for this request
+                    self._entries.pop((incoming.tenant, name), None)  # it was opened for this request
             raise
         if self.anticipates:
             entry.session.anticipate()
-        self._publish((asked.tenant, name), entry, turn, asked.hint)
+        self._publish((incoming.tenant, name), entry, turn, incoming.hint)
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -170,8 +170,8 @@ class SessionPool:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
         with self._account.now(self.backbone):
-            if session is None and self._saved is not None:
-                session = self._saved.load(session_id, self._anchors_of(whose), self._manner)
+            if session is None and self._saves is not None:
+                session = self._saves.load(session_id, self._anchors_of(whose), self._manner)
         if session is None:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
@@ -187,11 +187,11 @@ class SessionPool:
         branches = self._anchors_of(whose).branches
         with self._lock:
             own = [(name, entry) for (of, name), entry in self._entries.items() if of == whose]
-            found = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
-        if any(entry.busy for _, entry in found):
+            entries = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
+        if any(entry.busy for _, entry in entries):
             raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
         branches.leave(turn_id)
-        for name, _ in found:
+        for name, _ in entries:
             with self._change(name, whose) as session:
                 session.delete(turn_id)
 
@@ -206,10 +206,10 @@ class SessionPool:
         """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""
         whose = tenant_of(self._store, tenant)
         with self._lock:
-            held = self._entries.pop((whose, session_id), None) is not None
-        if self._saved is not None:
-            held = self._saved.remove(whose, session_id) or held
-        if not held:
+            is_removed = self._entries.pop((whose, session_id), None) is not None
+        if self._saves is not None:
+            is_removed = self._saves.remove(whose, session_id) or is_removed
+        if not is_removed:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: it may have been evicted")
 
     def flush(self) -> None:
@@ -219,8 +219,8 @@ class SessionPool:
         one that another process had continued.
         """
         later_of(self.backbone).flush()
-        if self._saved is not None:
-            self._saved.flush()
+        if self._saves is not None:
+            self._saves.flush()
 
     def usage(self) -> Usage:
         """The model work of all sessions of this pool, now and later. After `flush` it equals hooks."""
@@ -228,14 +228,14 @@ class SessionPool:
 
     def list_saved(self, tenant: str | None = None) -> list[str]:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
-        return [] if self._saved is None else self._saved.names(tenant_of(self._store, tenant))
+        return [] if self._saves is None else self._saves.names(tenant_of(self._store, tenant))
 
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
         with self._lock:
-            counts = {**self._counts, "anchors": sum(a.prefilled for a in [*self._tenants.values()])}
+            counts = {**self._counts, "anchors": sum(a.prefill_count for a in [*self._tenants.values()])}
         counts["dropped"] = later_of(self.backbone).dropped
-        return PoolMetrics(**counts | ({} if self._saved is None else self._saved.counts))
+        return PoolMetrics(**counts | ({} if self._saves is None else self._saves.counts))
 
     def __len__(self) -> int:
         """Number of sessions, busy ones included."""
@@ -253,16 +253,16 @@ class SessionPool:
                 f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
             )
         listener = None if self._traces is None else Telling(self._traces, tenant)
-        own = {"branches": self._branches.setdefault(tenant, Branches()), "listener": listener}
-        made = anchors_over(self._engine, self.backbone, store, **self._windows, **own)
-        return self._tenants.setdefault(tenant, made)
+        tenant_options = {"branches": self._branches.setdefault(tenant, Branches()), "listener": listener}
+        anchors = anchors_over(self._engine, self.backbone, store, **self._windows, **tenant_options)
+        return self._tenants.setdefault(tenant, anchors)
 
     @contextmanager
     def _change(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
         """A session, reserved for a change that is then published. Raises UnknownSession, SessionConflict."""
-        whose, changed = tenant_of(self._store, tenant), self.session(session_id, tenant)
+        whose, session = tenant_of(self._store, tenant), self.session(session_id, tenant)
         with self._lock:
-            entry = self._entries.setdefault((whose, session_id), Entry(changed))
+            entry = self._entries.setdefault((whose, session_id), Entry(session))
             if entry.busy:
                 raise SessionConflict(
                     f"session {quote(session_id)} is in the midst of an answer: edit it after that"
@@ -274,54 +274,54 @@ class SessionPool:
         finally:
             self._publish((whose, session_id), entry, None, "")
 
-    def _reserve(self, asked: Incoming) -> tuple[str, Entry]:
+    def _reserve(self, incoming: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
-        tenant, session_id = asked.tenant, asked.session_id
-        _ = asked.manner.kind  # tools without a digest are refused before anything is reserved
-        prompt, tails = asked.prompt, asked.tails  # made before the lock is held
-        if asked.whole is not None:
-            self._clocks.see(tenant, asked.whole)
-        read = self._resume(asked)
+        tenant, session_id = incoming.tenant, incoming.session_id
+        _ = incoming.manner.kind  # tools without a digest are refused before anything is reserved
+        prompt, tails = incoming.prompt, incoming.tails  # made before the lock is held
+        if incoming.whole is not None:
+            self._clocks.see(tenant, incoming.whole)
+        id_and_session = self._resume(incoming)
         with self._lock:
             self._counts["requests"] += 1
-            if read is not None:
+            if id_and_session is not None:
                 self._counts["resumed"] += 1
-                self._entries.setdefault((tenant, read[0]), Entry(read[1]))
-            found = None if session_id is None else self._entries.get((tenant, session_id))
-            if found is not None:
+                self._entries.setdefault((tenant, id_and_session[0]), Entry(id_and_session[1]))
+            entry = None if session_id is None else self._entries.get((tenant, session_id))
+            if entry is not None:
                 self._counts["by_id"] += 1
             elif session_id is not None:
                 self._counts["unknown"] += 1
-                if asked.whole is None:
+                if incoming.whole is None:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
-            held, lent = session_id, False
-            if found is None and prompt is not None:
-                match = self._match(asked, prompt, tails)
-                held, lent = match.name, match.how == "by_head"
-                found = None if held is None else self._entries[tenant, held]
-            name = session_id or held or secrets.token_hex(8)
-            if found is None or found.busy or lent or name != held:  # another session answers
+            matched_id, is_lent = session_id, False
+            if entry is None and prompt is not None:
+                match = self._match(incoming, prompt, tails)
+                matched_id, is_lent = match.name, match.how == "by_head"
+                entry = None if matched_id is None else self._entries[tenant, matched_id]
+            name = session_id or matched_id or secrets.token_hex(8)
+            if entry is None or entry.busy or is_lent or name != matched_id:  # another session answers
                 state = None
-                if found is not None:
-                    state = found.session.state.lend() if lent else found.session.state
-                    name = secrets.token_hex(8) if name == held else name
-                    self._counts["forked"] += found.busy and not lent
-                self._counts["opened"] += found is None
-                session = open_session(asked.anchors, asked.manner, state)
-                found = self._entries[tenant, name] = Entry(session)
-            found.busy, found.session.manner = True, asked.manner
-            found.named = found.named or session_id is not None
-            return name, found
+                if entry is not None:
+                    state = entry.session.state.lend() if is_lent else entry.session.state
+                    name = secrets.token_hex(8) if name == matched_id else name
+                    self._counts["forked"] += entry.busy and not is_lent
+                self._counts["opened"] += entry is None
+                session = open_session(incoming.anchors, incoming.manner, state)
+                entry = self._entries[tenant, name] = Entry(session)
+            entry.busy, entry.session.manner = True, incoming.manner
+            entry.has_client_id = entry.has_client_id or session_id is not None
+            return name, entry
 
-    def _match(self, asked: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
-        sessions = candidates(self._entries, asked.tenant, asked.manner.kind)
-        if asked.after is None:
+    def _match(self, incoming: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
+        sessions = candidates(self._entries, incoming.tenant, incoming.manner.kind)
+        if incoming.after is None:
             match = best_match(prompt, sessions, self.min_tokens, tails)
         else:
-            last = {self._entries[asked.tenant, name].session.state.last: name for name in sessions}
-            name = last.get(asked.after)
+            last = {self._entries[incoming.tenant, name].session.state.last: name for name in sessions}
+            name = last.get(incoming.after)
             match = best_head(prompt, sessions) if name is None else Match(name, "by_owner")
         self._counts["too_little"] += match.too_little
         self._counts["tainted"] += match.tainted
@@ -329,25 +329,25 @@ class SessionPool:
             self._counts[match.how] += 1
         return match
 
-    def _resume(self, asked: Incoming) -> tuple[str, ChatSession] | None:
+    def _resume(self, incoming: Incoming) -> tuple[str, ChatSession] | None:
         """The saved session that a request goes to, if that is better than any in memory; its id."""
-        if self._saved is None:
+        if self._saves is None:
             return None
-        tenant, name, prompt = asked.tenant, asked.session_id, asked.prompt
-        anchors, manner = asked.anchors, asked.manner
+        tenant, name, prompt = incoming.tenant, incoming.session_id, incoming.prompt
+        anchors, manner = incoming.anchors, incoming.manner
         self._let_go(tenant, name)
         with self._lock:
-            known = {name for whose, name in self._entries if whose == tenant}
-            held = candidates(self._entries, tenant, manner.kind)
-        if name in known:
+            memory_ids = {name for whose, name in self._entries if whose == tenant}
+            sessions = candidates(self._entries, tenant, manner.kind)
+        if name in memory_ids:
             return None
         try:
-            session = None if name is None else self._saved.load(name, anchors, manner)
-            if session is None and prompt is not None and asked.after is None:
-                there = self._saved.candidates(anchors, manner)
-                there = {name: saved for name, saved in there.items() if name not in known}
-                name = best_match(prompt, held | there, self.min_tokens).name
-                session = self._saved.load(name, anchors, manner) if name in there else None
+            session = None if name is None else self._saves.load(name, anchors, manner)
+            if session is None and prompt is not None and incoming.after is None:
+                saves = self._saves.candidates(anchors, manner)
+                saves = {name: save for name, save in saves.items() if name not in memory_ids}
+                name = best_match(prompt, sessions | saves, self.min_tokens).name
+                session = self._saves.load(name, anchors, manner) if name in saves else None
         except KameraError:
             if prompt is None:
                 raise
@@ -356,13 +356,13 @@ class SessionPool:
 
     def _let_go(self, tenant: str, session_id: str | None) -> None:
         """Forget sessions that another process has continued: all that was said here is on the disk, too."""
-        if self._saved is None:
+        if self._saves is None:
             return
         with self._lock:
             mine = [(k, e) for k, e in self._entries.items() if k[0] == tenant and session_id in (None, k[1])]
         for key, entry in mine:
             state = entry.session.state
-            if self._saved.is_overtaken(*key, state.changes):
+            if self._saves.is_overtaken(*key, state.changes):
                 with self._lock:
                     if self._entries.get(key) is entry and not entry.busy and entry.session.state is state:
                         del self._entries[key]
@@ -374,8 +374,8 @@ class SessionPool:
         tails = tails_of((key[0], manner.kind, hint), anchor, state.messages, anchors.calls, manner.tools)
         try:
             entry.bytes = 0 if self.max_bytes is None else anchors.memory(state.window).total
-            if self._saved is not None:  # while it is reserved: saves of one session keep their order
-                self._saved.save(*key, entry.session.fork(), anchors)
+            if self._saves is not None:  # while it is reserved: saves of one session keep their order
+                self._saves.save(*key, entry.session.fork(), anchors)
         finally:
             with self._lock:
                 entry.busy = False
@@ -386,7 +386,7 @@ class SessionPool:
                     self._counts.update(turn_counts(turn.report))
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)
-                dropped = key not in self._entries
+                is_dropped = key not in self._entries
                 self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
-        if dropped and self._saved is not None:
-            self._saved.remove(*key)
+        if is_dropped and self._saves is not None:
+            self._saves.remove(*key)

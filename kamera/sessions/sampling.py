@@ -29,16 +29,16 @@ class Seeded:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores ``[rows, vocabulary]`` of which one in each row is left."""
-        kept = scores.float().cpu() / self._temperature
-        if 0 < self._top_k < kept.shape[-1]:
-            kept = kept.masked_fill(kept < kept.topk(self._top_k).values[:, -1:], -torch.inf)
+        logits = scores.float().cpu() / self._temperature
+        if 0 < self._top_k < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(self._top_k).values[:, -1:], -torch.inf)
         if self._top_p < 1.0:
-            ordered, places = kept.softmax(-1).sort(descending=True)
-            late = ordered.cumsum(-1) - ordered >= self._top_p
+            probabilities, places = logits.softmax(-1).sort(descending=True)
+            late = probabilities.cumsum(-1) - probabilities >= self._top_p
             late[:, 0] = False
-            kept = kept.masked_fill(torch.zeros_like(late).scatter(-1, places, late), -torch.inf)
-        drawn = torch.multinomial(kept.softmax(-1), 1, generator=self._draws).to(scores.device)
-        return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+            logits = logits.masked_fill(torch.zeros_like(late).scatter(-1, places, late), -torch.inf)
+        tokens = torch.multinomial(logits.softmax(-1), 1, generator=self._draws).to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, 0.0)
 
 
 def generate_options(
@@ -78,7 +78,7 @@ def with_seed(options: dict[str, Any], seed: int | None) -> dict[str, Any]:
     if seed is None:
         return options
     names = ("temperature", "top_k", "top_p")
-    drawn = Seeded(seed, **{name: options[name] for name in names if options.get(name) is not None})
+    sampler = Seeded(seed, **{name: options[name] for name in names if options.get(name) is not None})
     if not options.get("do_sample", True):
         return options
     if options.get("temperature") == 0:
@@ -87,5 +87,5 @@ def with_seed(options: dict[str, Any], seed: int | None) -> dict[str, Any]:
     return {
         **rest,
         "do_sample": False,
-        "logits_processor": [*(rest.get("logits_processor") or ()), drawn],
+        "logits_processor": [*(rest.get("logits_processor") or ()), sampler],
     }

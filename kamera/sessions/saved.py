@@ -70,8 +70,8 @@ class SavedSessions:
         """True if the saved session has all of ``changes``, and others after them."""
         path, last = self._path(tenant, name), changes[-1] if changes else None
         with self._lock:
-            writing = self._pending.get(path)
-        if last is None or (writing is not None and not writing.done()):
+            future = self._pending.get(path)
+        if last is None or (future is not None and not future.done()):
             return False
         header = self._header_in(path.name)
         return header is not None and last in header.changes[:-1]
@@ -82,8 +82,8 @@ class SavedSessions:
         SessionConflict for one that was continued elsewhere: it is saved, under another id.
         """
         with self._lock:
-            waiting = list(self._pending.values())
-        for future in waiting:
+            futures = list(self._pending.values())
+        for future in futures:
             future.result()
         with self._lock:
             failures, self._failures = self._failures, []
@@ -108,13 +108,13 @@ class SavedSessions:
         store, kind = anchors.store, manner.kind
         own = (anchors.backbone.fingerprint, store.tenant, anchors.policy, anchors.max_tokens, kind)
         samples = anchors.policy is not None and anchors.policy.samples
-        found = {}
-        for one in self._read_headers():
-            same = (one.fingerprint, one.tenant, one.policy, one.max_tokens, one.kind) == own
-            if same and one.id is not None and one.window is not None:
-                on_leave = laxest(manner.mode, one.window.minimum, samples)
-                found[one.id] = Candidate(one.window.layout, one.window.guarantee, on_leave)
-        return found
+        sessions = {}
+        for header in self._read_headers():
+            same = (header.fingerprint, header.tenant, header.policy, header.max_tokens, header.kind) == own
+            if same and header.id is not None and header.window is not None:
+                on_leave = laxest(manner.mode, header.window.minimum, samples)
+                sessions[header.id] = Candidate(header.window.layout, header.window.guarantee, on_leave)
+        return sessions
 
     def load(self, name: str, anchors: Anchors, manner: Manner) -> ChatSession | None:
         """A saved session, which answers in a pool's ``manner`` with its own tools; None if there is none.
@@ -129,18 +129,18 @@ class SavedSessions:
             return None
         try:
             with files.locked(path):
-                saved = read_document(path, anchors.store, name)
-                whole = (saved.policy, saved.max_tokens) == (anchors.policy, anchors.max_tokens)
+                document = read_document(path, anchors.store, name)
+                whole = (document.policy, document.max_tokens) == (anchors.policy, anchors.max_tokens)
                 try:
-                    state = load_session(path, saved, anchors, messages_only=not whole)
+                    state = load_session(path, document, anchors, messages_only=not whole)
                 except IncompatibleChunk:
                     raise
                 except KameraError as error:
                     _log.warning("the window of saved session %s is left out: %s", path.name, error)
-                    state = load_session(path, saved, anchors, messages_only=True)
+                    state = load_session(path, document, anchors, messages_only=True)
         except OSError as error:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
-        return open_session(anchors, replace(manner, tools=saved.tools), state)
+        return open_session(anchors, replace(manner, tools=document.tools), state)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class SavedSessions:
     def _write(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
             with lock_folder(path):
-                saved = save_session(path, session.state, anchors, session.manner, name, apart=True)
-                self._note_header(path, _stamp(path / SESSION.name), saved)
+                document = save_session(path, session.state, anchors, session.manner, name, strict=True)
+                self._note_header(path, _stamp(path / SESSION.name), document)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", name, error)
@@ -173,12 +173,12 @@ class SavedSessions:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
         if self.limit is None:
             return
-        found = {}
+        times_and_sizes = {}
         for where in self.root.glob(f"*/{SESSION.name}"):
             with contextlib.suppress(FileNotFoundError):  # another process removed it, here and below
-                found[where.parent] = _stamp(where)[2], _size(where.parent)
-        total = sum(size for _, size in found.values())
-        for path, (_, size) in sorted(found.items(), key=itemgetter(1)):
+                times_and_sizes[where.parent] = _stamp(where)[2], _size(where.parent)
+        total = sum(size for _, size in times_and_sizes.values())
+        for path, (_, size) in sorted(times_and_sizes.items(), key=itemgetter(1)):
             if total <= self.limit:
                 break
             if path != latest:
@@ -193,10 +193,10 @@ class SavedSessions:
         if not self.root.is_dir():
             return []
         names = os.listdir(self.root)
-        found = [self._header_in(folder) for folder in names]
+        headers = [self._header_in(folder) for folder in names]
         with self._lock:
             self._headers = {folder: self._headers[folder] for folder in names if folder in self._headers}
-        return [header for header in found if header is not None]
+        return [header for header in headers if header is not None]
 
     def _header_in(self, folder: str) -> Document | None:
         """The header of one directory; None if no session can be read there, which is logged once."""
@@ -205,9 +205,9 @@ class SavedSessions:
             stamp = _stamp(path / SESSION.name)
         except OSError:
             return None
-        before = self._headers.get(folder)
-        if before is not None and before[0] == stamp:
-            return before[1]
+        old_entry = self._headers.get(folder)
+        if old_entry is not None and old_entry[0] == stamp:
+            return old_entry[1]
         try:
             header = read_document(path)
             if header.id is not None and self._path(header.tenant, header.id) != path:

@@ -52,10 +52,10 @@ class State:
     ``changes`` are the ids of the changes that made it, in order: answers and edits. Of two states of a
     session one goes on from the other if it has the other's last change.
 
-    ``last`` is the turn whose history these messages are; None once edited. Of a ``borrowed`` window the
-    next prompt uses only what it begins with: the rest is another conversation's, or a later turn's.
+    ``last`` is the turn whose history these messages are; None once edited. Of a window that ``is_borrowed``
+    the next prompt uses only what it begins with: the rest is another conversation's, or a later turn's.
 
-    ``ahead`` is what was prepared for the next prompt, of a state that is about to be changed.
+    ``next_state`` is what was prepared for the next prompt, of a state that is about to be changed.
     """
 
     messages: History = ()
@@ -66,16 +66,16 @@ class State:
     admissions: tuple[Admission, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
-    borrowed: bool = False
-    ahead: State | None = None
+    is_borrowed: bool = False
+    next_state: State | None = None
 
     def start_of(self, prompt: Rendered) -> tuple[State, int]:
         """This state, or what was prepared, if that has more of the prompt in place; and how many tokens."""
-        ahead = self.ahead
-        if ahead is None or ahead.layout is None or self.layout is None or self.borrowed:
+        next_state = self.next_state
+        if next_state is None or next_state.layout is None or self.layout is None or self.is_borrowed:
             return self, 0
-        more = prefix_tokens(ahead.layout, prompt) - prefix_tokens(self.layout, prompt)
-        return (ahead, more) if more > 0 else (self, 0)
+        more = prefix_tokens(next_state.layout, prompt) - prefix_tokens(self.layout, prompt)
+        return (next_state, more) if more > 0 else (self, 0)
 
     def after_change(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
@@ -88,12 +88,12 @@ class State:
 
     def lend(self) -> State:
         """A new conversation, which may use what its first prompt and this one's window begin with."""
-        return State(layout=self.layout, window=self.window, borrowed=True)
+        return State(layout=self.layout, window=self.window, is_borrowed=True)
 
-    def check_seen(self, seen: State, history: Sequence[Message] = ()) -> None:
-        """Raise SessionConflict if this went on from ``seen``, and ``history`` does not begin with that."""
+    def check_seen(self, old_state: State, history: Sequence[Message] = ()) -> None:
+        """Raise SessionConflict if this went on from ``old_state``, and ``history`` begins otherwise."""
         count = len(self.messages)
-        if self.changes == seen.changes or (count and same(history[:count], self.messages)):
+        if self.changes == old_state.changes or (count and same(history[:count], self.messages)):
             return
         raise SessionConflict(
             f"another thread changed this session meanwhile, it has {count} messages now: look at "
@@ -128,33 +128,34 @@ def show(
     With ``options`` the prompt is answered. The strictest of ``modes`` applies to segments after a change.
     Raises the errors of `Conversations.render` and of the window.
     """
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     prompt = anchors.conversations.render(messages, tools=manner.tools)
     start, anticipated = old.start_of(prompt)
-    before, window, opening = start.layout, start.window, Spent()
-    anew = old.borrowed and isinstance(anchors, EngineAnchors)  # it shares by itself what prompts begin with
-    if window is None or before is None or anew or anchor_ids(before.prompt) != anchor_ids(prompt):
-        before = None
+    base, window, opening = start.layout, start.window, Spent()
+    # an engine shares by itself what prompts begin with
+    opens_window = old.is_borrowed and isinstance(anchors, EngineAnchors)
+    if window is None or base is None or opens_window or anchor_ids(base.prompt) != anchor_ids(prompt):
+        base = None
         window, opening = anchors.open(anchor_tokens(prompt))
     else:
-        window, prompt = anchors.fork(window), prompt.cut_as(before.prompt)
+        window, prompt = anchors.fork(window), prompt.cut_as(base.prompt)
     media = media_of(anchors, messages)
     if isinstance(window, EngineWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
-        orders = Orders(anchors, prompt, before, window.slots, media)
-        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, started)
+        orders = Orders(anchors, prompt, base, window.slots, media)
+        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, start_time)
     else:
-        given = (before, prompt, media, modes, manner.reuse, old.borrowed)
-        choice, found = choose(anchors, window, *given)
+        arguments = (base, prompt, media, modes, manner.reuse, old.is_borrowed)
+        choice, recut_prompt = choose(anchors, window, *arguments)
         layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
-        if found is not None:
-            discovery_of(anchors.backbone, anchors.store).add(found.prompt, found.cuts)
-    if before is not None and old.layout is not None and not old.borrowed:
+        if recut_prompt is not None:
+            discovery_of(anchors.backbone, anchors.store).add(recut_prompt.prompt, recut_prompt.cuts)
+    if base is not None and old.layout is not None and not old.is_borrowed:
         report = replace(report, left=tokens_dropped(old.layout, layout.prompt))
-    if old.ahead is not None:
+    if old.next_state is not None:
         report = replace(report, anticipated=anticipated)
-    made = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
-    return Shown(replace(made, ahead=None, borrowed=False), report, answer)
+    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
+    return Shown(replace(state, next_state=None, is_borrowed=False), report, answer)
 
 
 def _carry_out(
@@ -166,8 +167,8 @@ def _carry_out(
     if options is None:
         report = window.run(plan)
     else:
-        said, report = respond(window, question_ids(order.layout.prompt), plan, **options)
-        answer = str(said)
+        response, report = respond(window, question_ids(order.layout.prompt), plan, **options)
+        answer = str(response)
     admissions = as_placed(admissions, plan, window.slots) if reuse else ()
     tokens, mode = order.layout.prompt.num_tokens, mode_of(choice.on_leave)
     return order.layout, turn_report(slots, report, window, opening, tokens, mode, admissions), answer
@@ -181,7 +182,7 @@ def answer_plainly(
     backbone: Engine, inputs: Mapping[str, torch.Tensor], reason: Exception, **options: Any
 ) -> tuple[str, TurnReport]:
     """The plain model's answer to a whole prompt that no window holds; the report is of both together."""
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     with backbone.measure() as work:
         tokens = backbone.plain.generate(inputs, **options)[0]
     report = TurnReport(
@@ -189,7 +190,7 @@ def answer_plainly(
         forwards=work.forwards,
         tokens_recomputed=work.tokens,
         vision_encodes=work.vision_encodes,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start_time,
         guarantee="exact",
         mode="forget",
         uncached=f"{type(reason).__name__}: {reason}",
@@ -200,31 +201,31 @@ def answer_plainly(
 def choose(
     anchors: Anchors,
     window: KameraWindow,
-    before: Layout | None,
+    layout: Layout | None,
     prompt: Rendered,
     media: Mapping[str, ProcessedMedia],
     modes: Sequence[str],
     reuse: bool,
-    borrowed: bool = False,
+    is_borrowed: bool = False,
 ) -> tuple[Choice, Recut | None]:
-    """The cheapest way from the layout ``before`` of a window to a prompt with this ``media``, by digest.
+    """The cheapest way from the ``layout`` of a window to a prompt with this ``media``, by digest.
 
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
-    their inside. Of a ``borrowed`` window only what the prompt begins with stays. Raises WindowFull and
-    PolicyRefused.
+    their inside. Of a window that ``is_borrowed`` only what the prompt begins with stays. Raises WindowFull
+    and PolicyRefused.
     """
-    served = terms_in_force(window).served
-    policy = strict(served) if reuse else served
-    found = _cut_anew(anchors, prompt, before) if reuse and policy.moves else None
-    prompt = prompt if found is None else found.rendered
-    if before is not None:
-        before = keep_head(window, before, prompt) if borrowed else _cut_to(window, before, prompt)
+    served_policy = terms_in_force(window).served
+    policy = strict(served_policy) if reuse else served_policy
+    recut_prompt = _cut_anew(anchors, prompt, layout) if reuse and policy.moves else None
+    prompt = prompt if recut_prompt is None else recut_prompt.rendered
+    if layout is not None:
+        layout = keep_head(window, layout, prompt) if is_borrowed else _cut_to(window, layout, prompt)
     _check_length(anchors, prompt, media)
-    again = () if found is None else found.again
-    apart, samples = stands_apart(window, reuse), served.samples
-    orders = Orders(anchors, prompt, before, window.slots, media, again, apart, samples)
-    among = choices(modes, served.minimum, reuse)
-    return cheapest(window, among, orders, policy), found
+    repeats = () if recut_prompt is None else recut_prompt.again
+    separate_segments, samples = stands_apart(window, reuse), served_policy.samples
+    orders = Orders(anchors, prompt, layout, window.slots, media, repeats, separate_segments, samples)
+    treatments = choices(modes, served_policy.minimum, reuse)
+    return cheapest(window, treatments, orders, policy), recut_prompt
 
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:
@@ -232,16 +233,16 @@ def stands_apart(window: KameraWindow, reuse: bool) -> bool:
     return reuse or terms_in_force(window).served.forms == "always"
 
 
-def _cut_anew(anchors: Anchors, prompt: Rendered, before: Layout | None) -> Recut:
+def _cut_anew(anchors: Anchors, prompt: Rendered, old_layout: Layout | None) -> Recut:
     """The prompt cut where parts of it came before in any conversation on the store.
 
     Segments that the window has, the system prompt, and the last answer, whose KV may be at hand, stay.
     """
     first = anchor_segments(prompt)
     start = prompt.segments[first].start if first < len(prompt.segments) else prompt.stable
-    own = () if before is None else before.prompt.segment_ids()
+    own_ids = () if old_layout is None else old_layout.prompt.segment_ids()
     discovery = discovery_of(anchors.backbone, anchors.store)
-    return recut(prompt, discovery, start, {*own, *last_said(prompt)})
+    return recut(prompt, discovery, start, {*own_ids, *last_said(prompt)})
 
 
 def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
@@ -249,18 +250,18 @@ def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, Process
     return {m.digest: m for m in map(anchors.conversations.media, media_items(messages))}
 
 
-def _cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     """Cut the window's texts where ``prompt`` changes their inside; the layout of its slots then.
 
     Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
     one before it is the head of a new text.
     """
     if not terms_in_force(window).served.keeps("survivor"):
-        return before
-    for slot, at in reversed(cuts(before, prompt).items()):
+        return layout
+    for slot, at in reversed(cuts(layout, prompt).items()):
         if len(cut(window, slot, at)) > 1:
-            before = cut_at(before, slot, at)
-    return before
+            layout = cut_at(layout, slot, at)
+    return layout
 
 
 def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:
@@ -269,20 +270,20 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
     limit = backbone.limits.trained
     if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
         return
-    shown = [media[s.media].inputs for s in prompt.segments if s.media is not None]
-    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.builder.accepted)]
-    joined = {name: torch.cat([one[name] for one in shown]) for name in names}
-    whole = backbone.chunk_from_tensors(prompt.ids, label="prompt", **joined)
-    used = int(backbone.positions([prompt.ids], [whole.position_inputs()]).max()) + 1
-    if used > limit:
+    media_inputs = [media[s.media].inputs for s in prompt.segments if s.media is not None]
+    names = [n for n in (media_inputs[0] if media_inputs else ()) if n in set(backbone.builder.accepted)]
+    tensors = {name: torch.cat([one[name] for one in media_inputs]) for name in names}
+    chunk = backbone.chunk_from_tensors(prompt.ids, label="prompt", **tensors)
+    count = int(backbone.positions([prompt.ids], [chunk.position_inputs()]).max()) + 1
+    if count > limit:
         raise WindowFull(
-            f"the prompt has {used} positions, this model {limit}: remove messages, or give the session an "
+            f"the prompt has {count} positions, this model {limit}: remove messages, or give the session an "
             "edit policy that does"
         )
 
 
-def tokens_dropped(before: Layout, prompt: Rendered) -> int:
+def tokens_dropped(old_layout: Layout, prompt: Rendered) -> int:
     """Tokens of the window's segments that the prompt no longer has."""
-    held = {i for start, stop in before.runs for i in range(start, stop)}
-    gone = difference(before.prompt, prompt).removed
-    return sum(before.prompt.segments[i].num_tokens for i in gone if i in held)
+    window_indices = {i for start, stop in old_layout.runs for i in range(start, stop)}
+    removed_indices = difference(old_layout.prompt, prompt).removed
+    return sum(old_layout.prompt.segments[i].num_tokens for i in removed_indices if i in window_indices)

@@ -48,14 +48,14 @@ class Stream:
         self.stopped: str | None = None
         self._calls = calls
         self.told = 0
-        self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
-        self._searched = 0
+        self._at = self._length = 0  # the first token decoded again, and its characters in the text already
+        self._search_start = 0
         self.steps = 0  # tokens of the answer up to now
         self.seconds: float | None = None  # from the request to the first token's logits
         self._engine: Engine | None = None
-        self._started, self._prompt = 0.0, 0
+        self._start_time, self._prompt = 0.0, 0
         self._most: int | None = None
-        self._noted: list[Logprob] = []
+        self._logprobs: list[Logprob] = []
         self._next: torch.Tensor | None = None  # log probabilities of the token that comes
 
     def tell(self, text: str) -> None:
@@ -68,12 +68,12 @@ class Stream:
         """Follow a request from now on, noting the ``likeliest`` tokens; ValueError for a second one."""
         if self.steps:
             raise ValueError("this stream has followed an answer: give each answer a stream of its own")
-        self._engine, self._most, self._started = engine, likeliest, time.perf_counter()
+        self._engine, self._most, self._start_time = engine, likeliest, time.perf_counter()
 
     def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are: a logits processor, in front of all that changes them."""
         if self.seconds is None:
-            self.seconds = time.perf_counter() - self._started
+            self.seconds = time.perf_counter() - self._start_time
             self._prompt = input_ids.shape[1]
         self.steps += 1
         if self._most is not None:
@@ -85,7 +85,7 @@ class Stream:
     def logprobs(self) -> tuple[Logprob, ...] | None:
         """Those of the answer, which has ended, one for each token; None if they were not asked for."""
         self._note(self.ids[-1:])
-        return None if self._most is None else tuple(self._noted)
+        return None if self._most is None else tuple(self._logprobs)
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         """True if a stop string has come, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
@@ -126,7 +126,7 @@ class Stream:
         if self._next is not None and last:
             values, places = self._next.topk(self._most or 0)
             likeliest = tuple(zip(places.tolist(), values.tolist(), strict=True))
-            self._noted.append(Logprob(last[0], float(self._next[last[0]]), likeliest))
+            self._logprobs.append(Logprob(last[0], float(self._next[last[0]]), likeliest))
             self._next = None
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -142,27 +142,27 @@ class Stream:
             return
         text = self._decode(self.ids[self._at :])
         whole = len(text) - text.endswith(_BROKEN)
-        self.text += text[self._shown : whole]
-        self._shown = max(self._shown, whole)
+        self.text += text[self._length : whole]
+        self._length = max(self._length, whole)
         if whole == len(text) and self.ids:  # the last token stays: some tokenizers join it with the next
             self._at = len(self.ids) - 1
-            self._shown = len(self._decode(self.ids[self._at :]))
+            self._length = len(self._decode(self.ids[self._at :]))
         self._cut()
 
     def _cut(self) -> None:
         """End the text before the first stop string in it."""
-        places = [(self.text.find(s, max(0, self._searched - len(s))), s) for s in self.stop]
-        self._searched = len(self.text)
-        at, found = min((place for place in places if place[0] >= 0), default=(0, None))
-        if found is not None:
-            self.text, self.stopped = self.text[:at], found
+        places = [(self.text.find(s, max(0, self._search_start - len(s))), s) for s in self.stop]
+        self._search_start = len(self.text)
+        at, stop_string = min((place for place in places if place[0] >= 0), default=(0, None))
+        if stop_string is not None:
+            self.text, self.stopped = self.text[:at], stop_string
 
     def _ready(self) -> str:
         """The text that was not told, as far as it begins neither a call nor a stop string."""
         end = len(self.text)
         for mark in () if self.stopped else self.stop:
-            begun = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
-            end = min(end, len(self.text) - max(begun, default=0))
+            lengths = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
+            end = min(end, len(self.text) - max(lengths, default=0))
         if self._calls is not None:
             end = min(self._calls.safe(self.text), len(self.text[:end].rstrip()))
         piece = self.text[self.told : max(end, self.told)]

@@ -21,11 +21,11 @@ class Telling:
 
     def __init__(self, traces: Traces, tenant: str) -> None:
         self._to = traces(tenant) if callable(traces) else Trace(traces)
-        self._before = f"{tenant}: " if tenant and not callable(traces) else ""
+        self._prefix = f"{tenant}: " if tenant and not callable(traces) else ""
 
     def __call__(self, event: Event) -> None:
         if session := _SESSION.get():  # else it is later work, which no turn may ever show
-            self._to(replace(event, session=self._before + session))
+            self._to(replace(event, session=self._prefix + session))
 
 
 @contextmanager

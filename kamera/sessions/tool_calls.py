@@ -54,8 +54,8 @@ class CallForm:
         """The text outside of calls, and the calls. What is no whole call stays text."""
         rest, calls, end = "", list[dict[str, Any]](), 0
         for start, stop, name, arguments in self.find(text, _types(tools)):
-            given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            function = {"name": name, "arguments": given}
+            body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            function = {"name": name, "arguments": body}
             calls.append({"id": self.new_id(), "type": "function", "function": function})
             rest, end = rest + text[end : max(start, end)], stop
         return self.plain(rest + text[end:]), tuple(calls)
@@ -64,8 +64,8 @@ class CallForm:
         """Characters of an answer's beginning that are part of no call, whatever comes behind them."""
         end = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
         for mark in self.marks:
-            begun = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
-            end = min(end, len(text) - next(begun, 0))
+            lengths = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
+            end = min(end, len(text) - next(lengths, 0))
         return len(text[:end].rstrip())
 
     def decode(self, engine: Engine, ids: Sequence[int]) -> str:
@@ -92,8 +92,8 @@ class _Tagged(CallForm):
         whole = r"\s*(?:<tool_call>\s*)?<function=([^>\s]+)>(.*?)</function>(?:\s*</tool_call>)?"
         one = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
         for match in re.finditer(whole, text, re.DOTALL):
-            known = types.get(match[1], {})
-            arguments = {name: _convert(value, known.get(name)) for name, value in one.findall(match[2])}
+            schemas = types.get(match[1], {})
+            arguments = {name: _convert(value, schemas.get(name)) for name, value in one.findall(match[2])}
             yield Found(match.start(), match.end(), match[1], arguments)
 
 
@@ -101,8 +101,8 @@ class _Bare(CallForm):
     """JSON objects that are the whole answer, with ``;`` between them (Llama 3)."""
 
     def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
-        before, mark, body = text.partition(self.marks[0])
-        before, body = (before.rstrip(), body) if mark else ("", text)
+        head, mark, body = text.partition(self.marks[0])
+        head, body = (head.rstrip(), body) if mark else ("", text)
         at, calls, rest = 0, [], ""
         while (begin := body.find("{", at)) >= 0:
             call, stop = _decode(body, begin)
@@ -112,7 +112,7 @@ class _Bare(CallForm):
             rest, at = rest + body[at:begin], stop
         if not (rest + body[at:]).strip("; \n"):  # nothing else is said
             for call in calls:
-                yield from _of_json(len(before), len(text), call)
+                yield from _of_json(len(head), len(text), call)
 
     def safe(self, text: str) -> int:
         return 0 if text.lstrip().startswith("{") else super().safe(text)
@@ -123,12 +123,12 @@ class _Listed(CallForm):
 
     def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         for match in re.finditer(r"\s*\[TOOL_CALLS\]\s*", text):
-            named = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*").match(text, match.end())
-            at = named.end() if named else match.end()
+            name_match = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*").match(text, match.end())
+            at = name_match.end() if name_match else match.end()
             value, stop = _decode(text, at)
-            if named and isinstance(value, dict):
-                yield Found(match.start(), stop, named[1], value)
-            for call in value if isinstance(value, list) and not named else ():
+            if name_match and isinstance(value, dict):
+                yield Found(match.start(), stop, name_match[1], value)
+            for call in value if isinstance(value, list) and not name_match else ():
                 yield from _of_json(match.start(), stop, call)
 
     def new_id(self) -> str:
@@ -175,9 +175,9 @@ def call_form(engine: Engine) -> CallForm:
         form = _Bare(("<|python_tag|>",))
     else:
         form = CallForm()
-    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    tokens: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     words = {*form.marks, *form.inner}
-    return replace(form, special={i: str(t) for i, t in added.items() if t.special and str(t) in words})
+    return replace(form, special={i: str(t) for i, t in tokens.items() if t.special and str(t) in words})
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def _convert(value: str, schema: Any) -> Any:
     word = value.strip()
     if word in ("True", "False", "None"):  # templates write Python's
         return {"True": True, "False": False, "None": None}[word]
-    found = [None] if word == "null" else _objects(word)
-    return found[0] if found else value
+    values = [None] if word == "null" else _objects(word)
+    return values[0] if values else value
 
 
 def _of_json(start: int, stop: int, call: Any) -> Iterator[Found]:

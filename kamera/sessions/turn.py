@@ -111,12 +111,12 @@ def read_answer(
     text = stream.finish(text)
     content, calls = form.parse(stream.spoken(text, form), tools)
     text = form.plain(text)
-    apart = {"content": content, "tool_calls": list(calls)} if form.special and calls else {"content": text}
-    return text, content, calls, {"role": "assistant", **apart}
+    fields = {"content": content, "tool_calls": list(calls)} if form.special and calls else {"content": text}
+    return text, content, calls, {"role": "assistant", **fields}
 
 
 def turn_report(
-    before: Sequence[Slot],
+    old_slots: Sequence[Slot],
     report: Report,
     window: KameraWindow,
     opening: Spent,
@@ -124,16 +124,16 @@ def turn_report(
     mode: Applied,
     admissions: tuple[Admission, ...] = (),
 ) -> TurnReport:
-    """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
+    """The report of an operation from the ``old_slots`` to a prompt of ``prompt`` tokens.
 
     ``opening`` is the work of prefilling the ``window``'s system prompt, whose tokens were kept if that is
     none. Those after the slots are prefilled with the question. A chunk that arrived without a forward came
     from the store: its tokens count as turned.
     """
-    was, anchor = {slot.number: slot for slot in before}, former_of(window).anchor.length
+    old_by_number, anchor = {slot.number: slot for slot in old_slots}, former_of(window).anchor.length
     kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
     for slot in report.slots:
-        old = was.get(slot.number)
+        old = old_by_number.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):
             patched += slot.length if slot.rank else 0
             sampled += 0 if slot.rank or slot.share is None else slot.length - round(slot.share * slot.length)
